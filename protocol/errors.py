@@ -1,0 +1,187 @@
+"""Kafka error codes and the exceptions that carry them.
+
+A handler raises one of these where the fact is known; it becomes a response in one place
+(`broker/api/` for a partition or topic, `broker/connection.py` for a whole request).
+Codes and names are Kafka's (https://kafka.apache.org/protocol#protocol_error_codes); only those
+that this broker answers with are listed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class KafkaError(Exception):
+    """An answer to a client other than success. `str(error)` is a sentence for a person."""
+
+    code: ClassVar[int] = -1
+
+    @property
+    def message(self) -> str:
+        return str(self) or type(self).__name__
+
+
+class UnknownServerError(KafkaError):
+    """Something failed that has no code of its own; the broker's log has the cause."""
+
+    code = -1
+
+
+class OffsetOutOfRange(KafkaError):
+    code = 1
+
+
+class CorruptMessage(KafkaError):
+    """A record batch whose framing, size or CRC is wrong."""
+
+    code = 2
+
+
+class UnknownTopicOrPartition(KafkaError):
+    code = 3
+
+
+class LeaderNotAvailable(KafkaError):
+    code = 5
+
+
+class NotLeaderOrFollower(KafkaError):
+    code = 6
+
+
+class MessageTooLarge(KafkaError):
+    code = 10
+
+
+class NetworkException(KafkaError):
+    code = 13
+
+
+class InvalidTopic(KafkaError):
+    code = 17
+
+
+class InvalidRequiredAcks(KafkaError):
+    code = 21
+
+
+class InvalidTimestamp(KafkaError):
+    code = 32
+
+
+class UnsupportedVersion(KafkaError):
+    code = 35
+
+
+class TopicAlreadyExists(KafkaError):
+    code = 36
+
+
+class InvalidPartitions(KafkaError):
+    code = 37
+
+
+class InvalidReplicationFactor(KafkaError):
+    code = 38
+
+
+class InvalidReplicaAssignment(KafkaError):
+    code = 39
+
+
+class InvalidConfig(KafkaError):
+    code = 40
+
+
+class InvalidRequest(KafkaError):
+    code = 42
+
+
+class UnsupportedForMessageFormat(KafkaError):
+    """A record batch older than format v2, which Kafka 4 no longer takes (KIP-724)."""
+
+    code = 43
+
+
+class PolicyViolation(KafkaError):
+    code = 44
+
+
+class OutOfOrderSequenceNumber(KafkaError):
+    code = 45
+
+
+class DuplicateSequenceNumber(KafkaError):
+    code = 46
+
+
+class InvalidProducerEpoch(KafkaError):
+    code = 47
+
+
+class KafkaStorageError(KafkaError):
+    """The engine refused an insert (a full disk, for one); nothing of it was stored."""
+
+    code = 56
+
+
+class UnknownProducerId(KafkaError):
+    code = 59
+
+
+class FetchSessionIdNotFound(KafkaError):
+    code = 70
+
+
+class InvalidFetchSessionEpoch(KafkaError):
+    code = 71
+
+
+class FencedLeaderEpoch(KafkaError):
+    code = 74
+
+
+class UnknownLeaderEpoch(KafkaError):
+    code = 75
+
+
+class UnsupportedCompressionType(KafkaError):
+    code = 76
+
+
+class InvalidRecord(KafkaError):
+    """A record batch whose frame is sound and whose records are not."""
+
+    code = 87
+
+
+class ThrottlingQuotaExceeded(KafkaError):
+    code = 89
+
+
+class UnknownTopicId(KafkaError):
+    code = 100
+
+
+class InconsistentTopicId(KafkaError):
+    code = 103
+
+
+class FetchSessionTopicIdError(KafkaError):
+    code = 106
+
+
+class TransactionalIdAuthorizationFailed(KafkaError):
+    code = 53
+
+
+class UnsupportedEndpointType(KafkaError):
+    code = 115
+
+
+class MismatchedEndpointType(KafkaError):
+    code = 114
+
+
+class InvalidRegularExpression(KafkaError):
+    code = 128

@@ -1,0 +1,272 @@
+"""chDB: ClickHouse inside this process, one data directory per process.
+
+The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` (the engine's
+configuration, rendered at each start) and `clickhouse/` (the engine's own files).
+
+A chDB handle runs one statement at a time and blocks its thread, with the GIL released: each lane
+of inserts has a handle and a thread of its own, and a few more serve reads. The engine must not be
+forked (https://clickhouse.com/docs/chdb): child processes are started with exec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import re
+import string
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from storage.engine import (
+    DATABASE,
+    EngineError,
+    InsertRejected,
+    Parameter,
+    Row,
+)
+from storage.parameters import parameter_texts
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Handle = Any  # chdb._chdb.connect: a native class without type stubs
+
+# Reads of one range of the log: single-threaded and below the inserts in priority (measured: a heavy
+# query beside inserts takes their p99 from 3 ms to 11 ms, with these to 4 ms), and read lazily, so
+# that a reader that has enough bytes pays for no more.
+_READ_SETTINGS = (
+    "SET max_threads = 1, os_thread_priority = 10, optimize_read_in_order = 1,"
+    " read_in_order_use_buffering = 0, max_block_size = 8192"
+)
+# A block is one part: never split, never merged with another before it is written. A view that a
+# user hangs on the log must not be able to fail an append.
+_INSERT_SETTINGS = (
+    "SET max_insert_block_size = 1000000000, min_insert_block_size_rows = 0,"
+    " min_insert_block_size_bytes = 0, async_insert = 0, insert_deduplicate = 1,"
+    " materialized_views_ignore_errors = 1, max_threads = 1, max_insert_threads = 1"
+)
+_ERROR_CODE = re.compile(r"Code: (\d+)\. ")
+_TRANSIENT_CODES = frozenset({241, 242, 252})  # MEMORY_LIMIT, TABLE_IS_READ_ONLY, TOO_MANY_PARTS
+_INSERT_ATTEMPTS = 3
+_READERS = 4
+
+
+class DataDirectoryError(Exception):
+    """The data directory cannot be used; says in one sentence what to change."""
+
+
+class EmbeddedEngine:
+    """`storage.engine.Engine` on chDB."""
+
+    def __init__(self, data_dir: Path, lanes: int, fsync: bool) -> None:
+        """Open (or make) the engine's files below `data_dir`. Raises `DataDirectoryError`."""
+        self.data_dir = data_dir
+        self._lock_fd = _lock_directory(data_dir)
+        try:
+            self._connection_string = _prepare(data_dir, fsync)
+            self._connect = _chdb_connect()
+            base = self._open(self._connection_string)
+            base.query(f"CREATE DATABASE IF NOT EXISTS {DATABASE} ENGINE = Atomic", "Null")
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+        self._base = base
+        self._lanes = [_Worker(f"insert-{n}", self.handle(_INSERT_SETTINGS)) for n in range(lanes)]
+        self._readers: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._all_readers = [
+            _Worker(f"read-{n}", self.handle(_READ_SETTINGS)) for n in range(_READERS)
+        ]
+        for reader in self._all_readers:
+            self._readers.put_nowait(reader)
+
+    def handle(self, *statements: str) -> Handle:
+        """A new connection to the engine, in the project's database, with every grant.
+
+        It runs one statement at a time. Handles are cheap (0.15 ms, measured).
+        """
+        handle = self._open(self._connection_string)
+        for statement in (f"USE {DATABASE}", *statements):
+            handle.query(statement, "Null")
+        return handle
+
+    def _open(self, connection_string: str) -> Handle:
+        try:
+            return self._connect(connection_string)
+        except RuntimeError as error:
+            raise DataDirectoryError(
+                f"the embedded ClickHouse cannot open {self.data_dir}: {error}"
+            ) from error
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        worker = self._lanes[lane]
+        statement = (
+            f"INSERT INTO {table} ({columns}) SETTINGS insert_deduplication_token = '{token}'"
+        )
+        for attempt in range(1, _INSERT_ATTEMPTS + 1):
+            try:
+                await worker.run(_insert, worker.handle, statement, block)
+                return
+            except EngineError as error:
+                # In this process nothing is in flight once the call has returned, so the outcome is
+                # known; the same token makes the repetition safe all the same.
+                if error.code not in _TRANSIENT_CODES or attempt == _INSERT_ATTEMPTS:
+                    raise InsertRejected(str(error), error.code) from error
+                log.warning("insert %s refused (attempt %d), again: %s", token, attempt, error)
+
+    async def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncIterator[bytes]:
+        reader = await self._readers.get()
+        try:
+            statement = f"{sql} SETTINGS preferred_block_size_bytes = {int(chunk_bytes)}"
+            stream = await reader.run(
+                _guarded, reader.handle.send_query, statement, "Native",
+                params=parameter_texts(params),
+            )  # fmt: skip
+            try:
+                while chunk := await reader.run(_next_chunk, reader.handle, stream):
+                    yield chunk
+            finally:
+                await reader.run(_guarded, reader.handle.streaming_cancel_query, stream)
+        finally:
+            self._readers.put_nowait(reader)
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        text = await self._run(sql, "JSONCompactEachRow", params)
+        return [json.loads(line) for line in text.splitlines()]
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self._run(sql, "Null", params)
+
+    async def _run(self, sql: str, fmt: str, params: Mapping[str, Parameter] | None) -> bytes:
+        reader = await self._readers.get()
+        try:
+            return await reader.run(_query, reader.handle, sql, fmt, parameter_texts(params))
+        finally:
+            self._readers.put_nowait(reader)
+
+    async def close(self) -> None:
+        workers = [*self._lanes, *self._all_readers]
+        for worker in workers:
+            await asyncio.to_thread(worker.close)
+        await asyncio.to_thread(self._base.close)
+        os.close(self._lock_fd)
+
+
+class _Worker:
+    """A handle and the one thread that uses it."""
+
+    def __init__(self, name: str, handle: Handle) -> None:
+        self.handle = handle
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run in the thread; a caller that is cancelled still waits for the statement to end,
+
+        because a handle that is handed on while it works would mix two statements.
+        """
+        future = asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with suppress(EngineError):
+                await future
+            raise
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)
+        self.handle.close()
+
+
+def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        match = _ERROR_CODE.search(str(error))
+        raise EngineError(str(error), int(match[1]) if match else 0) from error
+
+
+def _query(handle: Handle, sql: str, fmt: str, params: dict[str, str]) -> bytes:
+    result: bytes = _guarded(handle.query, sql, fmt, params=params).bytes()
+    return result
+
+
+def _next_chunk(handle: Handle, stream: Any) -> bytes:
+    chunk = _guarded(handle.streaming_fetch_result, stream)
+    if chunk is None or chunk.rows_read() == 0:
+        return b""
+    data: bytes = chunk.bytes()
+    return data
+
+
+def _insert(handle: Handle, statement: str, block: bytes) -> None:
+    insert = _guarded(handle.send_insert, statement, "Native")
+    try:
+        _guarded(handle.insert_append, insert, block)
+        _guarded(handle.insert_done, insert)
+    except EngineError:
+        # An insert that failed is over; cancelling it only frees the handle for the next one.
+        with suppress(RuntimeError):
+            handle.insert_cancel(insert)
+        raise
+
+
+def _lock_directory(data_dir: Path) -> int:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        fd = os.open(data_dir / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data_dir} cannot be used: {error.strerror}"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise DataDirectoryError(
+            f"the data directory {data_dir} is in use by process {owner or 'unknown'}: "
+            "stop that one or give another --data-dir"
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _prepare(data_dir: Path, fsync: bool) -> str:
+    """Write the engine's configuration and give the string that opens it."""
+    engine_dir = data_dir.resolve() / "clickhouse"
+    if re.search(r"[?&]", str(engine_dir)):
+        raise DataDirectoryError(f"the path {engine_dir} must have no '?' or '&' in it")
+    template = string.Template(files("storage").joinpath("engine_config.xml").read_text("utf-8"))
+    config = data_dir.resolve() / "engine.xml"
+    try:
+        engine_dir.mkdir(exist_ok=True)
+        config.write_text(template.substitute(fsync=int(fsync), config=config, data=engine_dir))
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data_dir} cannot be written: {error.strerror}"
+        ) from error
+    return f"{engine_dir}?config-file={config}"
+
+
+_import_lock = threading.Lock()
+
+
+def _chdb_connect() -> Callable[[str], Handle]:
+    # Imported here: it loads a library of 500 MB and opens a throw-away engine.
+    with _import_lock:
+        from chdb import _chdb
+
+    connect: Callable[[str], Handle] = _chdb.connect
+    return connect

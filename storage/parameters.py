@@ -1,0 +1,32 @@
+"""Python values as the text of ClickHouse query parameters (`{name:Type}`).
+
+ClickHouse reads a String parameter in its Escaped (TSV) form, arrays and maps in their literal form:
+https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from storage.engine import Parameter
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0"})
+
+
+def parameter_texts(params: Mapping[str, Parameter] | None) -> dict[str, str]:
+    """Every parameter in the form the engine parses back to exactly the same value."""
+    return {name: _text(value) for name, value in (params or {}).items()}
+
+
+def _text(value: Parameter) -> str:
+    if isinstance(value, str):
+        return value.translate(_ESCAPES)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_literal(k)}:{_literal(v)}" for k, v in value.items()) + "}"
+    return "[" + ",".join(_literal(item) for item in value) + "]"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.translate(_ESCAPES).replace("'", "\\'") + "'"

@@ -1,0 +1,419 @@
+"""Settings: what they are, where they come from, and what is wrong with them.
+
+A value is taken from a command line flag, else from an environment variable
+`BROKERHOUSE_<NAME>`, else from a TOML file, else it is the default. `load` reads all four,
+remembers which one it was, and raises `ConfigError` with one sentence that says what to change.
+
+Every field carries its unit and one line for a reader: `brokerhouse config`, the flags of
+`brokerhouse serve` and docs/configuration.md are made from them. What a user has no reason to
+change does not belong here.
+"""
+
+import difflib
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "BROKERHOUSE_"
+CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
+"""Names the TOML file where no `--config` flag does."""
+
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
+
+
+class ConfigError(Exception):
+    """The settings cannot be used. The message is one sentence for the person who wrote them."""
+
+
+class Address(NamedTuple):
+    """A host and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT` or `[IPV6]:PORT` as an Address. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or any(c.isspace() for c in host):
+        raise ValueError("write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
+    return Address(host, int(port))
+
+
+def _address_text(text: str) -> str:
+    return str(parse_address(text))
+
+
+def _advertised_text(text: str) -> str:
+    if parse_address(text).port == 0:
+        raise ValueError("clients cannot connect to port 0: write the port that they are to use")
+    return _address_text(text)
+
+
+AddressText = Annotated[str, AfterValidator(_address_text)]
+AdvertisedText = Annotated[str, AfterValidator(_advertised_text)]
+
+
+def _setting(default: Any, unit: str, description: str, **limits: Any) -> Any:
+    """A field with the unit that its value is counted in; `limits` are pydantic's (`ge`, `le`)."""
+    return Field(default, description=description, json_schema_extra={"unit": unit}, **limits)
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with defaults that suit one machine. Immutable."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    data_dir: Path = _setting(
+        Path("./data"), "path", "Directory that holds all data; one running broker per directory"
+    )
+    kafka: AddressText = _setting(
+        "127.0.0.1:9092", "host:port", "Where Kafka clients connect; port 0 takes a free port"
+    )
+    http: AddressText = _setting(
+        "127.0.0.1:8123", "host:port", "Where SQL is served over HTTP; port 0 takes a free port"
+    )
+    advertised: AdvertisedText | None = _setting(
+        None, "host:port", "Address that clients are told to connect to, if not the one listened on"
+    )
+    node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=2**31 - 1)
+    auto_create_topics: bool = _setting(
+        True, "true/false", "Make a topic when a client first asks for it"
+    )
+    num_partitions: int = _setting(
+        1, "partitions", "Partitions of a topic whose maker does not say", ge=1, le=10_000
+    )
+    message_max_bytes: int = _setting(
+        1_048_588,
+        "bytes",
+        "Largest record batch taken, compressed, unless a topic says otherwise",
+        ge=1,
+        le=2**31 - 1,
+    )
+    request_max_bytes: int = _setting(
+        104_857_600,
+        "bytes",
+        "Largest request read; a client that claims more is disconnected",
+        ge=1024,
+        le=2**31 - 1,
+    )
+    in_flight_max_bytes: int = _setting(
+        256 * _MIB,
+        "bytes",
+        "Requests not yet answered, all connections together; past it no more is read",
+        ge=1024,
+    )
+    max_connections: int = _setting(
+        10_000, "connections", "Kafka connections open at once; further ones are closed", ge=1
+    )
+    connections_max_idle_ms: int = _setting(
+        600_000, "ms", "A connection without a request for this long is closed", ge=1000
+    )
+    lanes: int = _setting(
+        2,
+        "lanes",
+        "Inserts that run side by side; a partition always uses the same one",
+        ge=1,
+        le=64,
+    )
+    linger_ms: int = _setting(
+        0, "ms", "Wait this long for more records before an insert starts", ge=0, le=60_000
+    )
+    block_max_bytes: int = _setting(
+        16 * _MIB, "bytes", "An insert takes no further batch once it holds this much", ge=1024
+    )
+    block_max_rows: int = _setting(
+        65_536, "records", "An insert takes no further batch once it holds this many", ge=1
+    )
+    decompressed_max_bytes: int = _setting(
+        128 * _MIB, "bytes", "Largest record batch once decompressed", ge=1024, le=2**31 - 1
+    )
+    tail_cache_bytes: int = _setting(
+        128 * _MIB, "bytes", "Latest batches kept in memory for consumers that keep up", ge=0
+    )
+    cold_cache_bytes: int = _setting(
+        64 * _MIB, "bytes", "Batches read ahead from the table for consumers further back", ge=0
+    )
+    fetch_max_bytes: int = _setting(
+        57_671_680, "bytes", "Largest answer to one fetch; one batch is always sent", ge=1024
+    )
+    fetch_sessions_max: int = _setting(
+        1000, "sessions", "Incremental fetch sessions kept (KIP-227)", ge=0
+    )
+    fsync: bool = _setting(
+        False, "true/false", "Flush every insert to the disk before it is acknowledged"
+    )
+    producer_id_expiration_ms: int = _setting(
+        86_400_000, "ms", "An idempotent producer silent for this long is forgotten", ge=1000
+    )
+    sql_user: str | None = _setting(
+        None, "name", "User who may also write through SQL", min_length=1
+    )
+    sql_password: SecretStr | None = _setting(
+        None, "secret", "Password of sql_user; better set in the environment or the file"
+    )
+    sql_anonymous: Literal["loopback", "always", "never"] = _setting(
+        "loopback",
+        "loopback/always/never",
+        "Who may read by SQL without credentials: clients on this machine, all, or nobody",
+    )
+    sql_max_queries: int = _setting(8, "queries", "SQL queries that run at once", ge=1, le=1000)
+    sql_max_memory_bytes: int = _setting(
+        4 * _GIB, "bytes", "Memory that one SQL query may use", ge=16 * _MIB
+    )
+    sql_max_threads: int = _setting(
+        1, "threads", "Threads that one SQL query may use", ge=1, le=1024
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "debug/info/warning/error", "Least severe log line that is written"
+    )
+    log_format: Literal["console", "json"] = _setting(
+        "console", "console/json", "Log lines for a person or for a machine"
+    )
+    shutdown_timeout_ms: int = _setting(
+        30_000, "ms", "A stop waits this long for requests under way", ge=0
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments alone: `load` layers the sources, so that it knows each value's origin."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_sizes_against_each_other(self) -> Self:
+        for smaller, larger in (
+            ("message_max_bytes", "request_max_bytes"),
+            ("request_max_bytes", "in_flight_max_bytes"),
+            ("message_max_bytes", "decompressed_max_bytes"),
+        ):
+            if getattr(self, larger) < getattr(self, smaller):
+                raise ValueError(
+                    f"{larger} ({getattr(self, larger)}) is smaller than {smaller} "
+                    f"({getattr(self, smaller)}): raise the first or lower the second"
+                )
+        if (self.sql_user is None) != (self.sql_password is None):
+            missing = "sql_user" if self.sql_user is None else "sql_password"
+            raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
+        return self
+
+    @property
+    def kafka_address(self) -> Address:
+        """`kafka` taken apart."""
+        return parse_address(self.kafka)
+
+    @property
+    def http_address(self) -> Address:
+        """`http` taken apart."""
+        return parse_address(self.http)
+
+    @property
+    def advertised_address(self) -> Address | None:
+        """`advertised` taken apart; None where clients are told the address listened on."""
+        return None if self.advertised is None else parse_address(self.advertised)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings, and per name the source: `flag`, `env`, the path of the file, or `default`."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting as a person sees it: `value` and `default` as text, secrets masked."""
+
+    name: str
+    value: str
+    default: str
+    unit: str
+    description: str
+    source: str
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    config_file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Configuration:
+    """The settings from all sources. `flags` that are None were not given. Raises ConfigError."""
+    environ = os.environ if environ is None else environ
+    if config_file is None and environ.get(CONFIG_FILE_ENV):
+        config_file = Path(environ[CONFIG_FILE_ENV])
+    layers: list[tuple[str, Mapping[str, object]]] = [
+        ("flag", {name: value for name, value in (flags or {}).items() if value is not None}),
+        ("env", _from_environment(environ)),
+    ]
+    if config_file is not None:
+        layers.append((str(config_file), _from_file(config_file)))
+    values: dict[str, object] = {}
+    sources = dict.fromkeys(Settings.model_fields, "default")
+    for source, layer in reversed(layers):
+        values |= layer
+        sources |= dict.fromkeys(layer, source)
+    try:
+        settings = Settings(**values)  # type: ignore[arg-type]  # checked by pydantic, value by value
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, sources)) from None
+    return Configuration(settings, sources)
+
+
+def prepare_data_dir(settings: Settings) -> Path:
+    """Makes the data directory where it is missing. ConfigError unless it can be written to."""
+    path = settings.data_dir.resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir {path} cannot be written ({error.strerror}): "
+            "name a directory that this user may write to"
+        ) from error
+    return path
+
+
+def rows(configuration: Configuration) -> Iterator[SettingRow]:
+    """Every setting in the order of the class."""
+    for name, field in Settings.model_fields.items():
+        yield SettingRow(
+            name=name,
+            value=as_text(getattr(configuration.settings, name)),
+            default=as_text(field.default),
+            unit=unit(field),
+            description=field.description or "",
+            source=configuration.sources[name],
+        )
+
+
+def environment_variable(name: str) -> str:
+    """The environment variable that sets `name`."""
+    return ENV_PREFIX + name.upper()
+
+
+def as_text(value: object) -> str:
+    """A value as the user would write it; empty where it is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def unit(field: FieldInfo) -> str:
+    """What the value of a setting is counted in."""
+    assert isinstance(field.json_schema_extra, dict), "every setting is made by _setting"
+    return str(field.json_schema_extra["unit"])
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """The BROKERHOUSE_* variables. An empty one counts as not set, as Compose files write it."""
+    values: dict[str, object] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE_ENV:
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in Settings.model_fields or not variable.isupper():
+            raise ConfigError(
+                f"environment variable {variable} sets nothing: "
+                + _suggestion(name, environment_variable)
+            )
+        if value:
+            values[name] = value
+    return values
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 text") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    for name in values:
+        if name not in Settings.model_fields:
+            raise ConfigError(f"{path} has the unknown key {name!r}: {_suggestion(name, str)}")
+    return values
+
+
+def _suggestion(name: str, spelling: Callable[[str], str]) -> str:
+    """What to do about a name that is no setting, with the nearest as the user would write it."""
+    nearest = difflib.get_close_matches(name.lower(), Settings.model_fields, n=1)
+    if nearest:
+        return f"did you mean {spelling(nearest[0])}?"
+    return "remove it, or see `brokerhouse config` for the names there are"
+
+
+def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
+    """The first thing that is wrong, where it was written, and what would be right."""
+    first = error.errors(include_url=False)[0]
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "value_error":
+            advice = str(context["error"])
+        case "int_parsing" | "int_type" | "int_from_float":
+            advice = "it must be a whole number"
+        case "bool_parsing" | "bool_type":
+            advice = "it must be true or false"
+        case "greater_than_equal":
+            advice = f"it must be at least {context['ge']}"
+        case "less_than_equal":
+            advice = f"it must be at most {context['le']}"
+        case "literal_error":
+            advice = f"it must be {context['expected']}"
+        case _:
+            advice = first["msg"][:1].lower() + first["msg"][1:]
+    if not first["loc"]:
+        return advice
+    name = str(first["loc"][0])
+    secret = Settings.model_fields[name].annotation == SecretStr | None
+    shown = "" if secret else f" = {first['input']!r}"
+    return f"{name}{shown} ({_origin(name, sources[name])}) cannot be used: {advice}"
+
+
+def _origin(name: str, source: str) -> str:
+    match source:
+        case "flag":
+            return "flag --" + name.replace("_", "-")
+        case "env":
+            return environment_variable(name)
+        case _:
+            return source

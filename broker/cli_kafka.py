@@ -1,0 +1,412 @@
+"""`brokerhouse topics` and `brokerhouse tail`: commands that speak Kafka to a running broker.
+
+They are ordinary clients (kafka-python) and know nothing of the broker's inside, so they work
+against any Kafka. Nothing here joins a group or makes a topic that was not asked for.
+"""
+
+import base64
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from broker.config import ENV_PREFIX, Address, parse_address
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+    from kafka.consumer.fetcher import ConsumerRecord
+
+CONNECT_TIMEOUT_S = 5.0
+BOOTSTRAP_TIMEOUT_MS = 10_000
+REQUEST_TIMEOUT_MS = 30_000
+POLL_TIMEOUT_MS = 1000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _to_address(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+bootstrap_option = click.option(
+    "--bootstrap",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9092",
+    envvar=ENV_PREFIX + "KAFKA",
+    callback=_to_address,
+    show_default=True,
+    show_envvar=True,
+    help="The broker to ask.",
+)
+
+
+@click.group()
+def topics() -> None:
+    """List, create, describe and delete topics."""
+
+
+@topics.command("list")
+@bootstrap_option
+def list_topics(bootstrap: Address) -> None:
+    """Print every topic with its number of partitions and its id."""
+    with admin_client(bootstrap) as admin:
+        found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
+    table = _table("topic", "partitions", "id", right={"partitions"})
+    for topic in found:
+        table.add_row(topic["name"], str(len(topic["partitions"])), str(topic.get("topic_id", "")))
+    console().print(table)
+
+
+def _to_configs(
+    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    configs = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(
+                f"write NAME=VALUE, for example retention.ms=60000, not {pair!r}"
+            )
+        configs[name] = value
+    return configs
+
+
+@topics.command("create")
+@click.argument("name")
+@click.option(
+    "--partitions", type=click.IntRange(min=1), help="As the broker is set, if not given."
+)
+@click.option(
+    "--config",
+    "configs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_to_configs,
+    help="A topic config such as retention.ms=60000; may be repeated.",
+)
+@bootstrap_option
+def create_topic(
+    name: str, partitions: int | None, configs: dict[str, str], bootstrap: Address
+) -> None:
+    """Create the topic NAME."""
+    options = {"num_partitions": partitions or -1, "configs": configs}
+    with admin_client(bootstrap) as admin:
+        [outcome] = admin.create_topics({name: options}, raise_errors=False)["topics"]
+        _raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
+        count = len(_partitions(admin, name))
+    click.echo(f"created {name} with {count} {'partition' if count == 1 else 'partitions'}")
+
+
+@topics.command("describe")
+@click.argument("name")
+@bootstrap_option
+def describe_topic(name: str, bootstrap: Address) -> None:
+    """Print the partitions of the topic NAME, the offsets they hold, and the configs set on it."""
+    from kafka import TopicPartition
+    from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+
+    with admin_client(bootstrap) as admin:
+        [topic] = _existing(admin.describe_topics([name]))
+        names = [TopicPartition(name, part["partition_index"]) for part in topic["partitions"]]
+        earliest = admin.list_partition_offsets(dict.fromkeys(names, OffsetSpec.EARLIEST))
+        latest = admin.list_partition_offsets(dict.fromkeys(names, OffsetSpec.LATEST))
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        configs = admin.describe_configs([resource])["topic"][name]
+
+    parts = _table("partition", "leader", "earliest", "latest", "records", right={"leader"})
+    for part in sorted(topic["partitions"], key=lambda part: int(part["partition_index"])):
+        key = TopicPartition(name, part["partition_index"])
+        start, end = earliest[key].offset, latest[key].offset
+        columns = (part["partition_index"], part["leader_id"], start, end, end - start)
+        parts.add_row(*map(str, columns))
+    click.echo(f"{name}  {topic.get('topic_id', '')}\n")
+    console().print(parts)
+    if configs:
+        chosen = _table("config", "value")
+        for config, entry in sorted(configs.items()):
+            chosen.add_row(config, str(entry["value"]))
+        click.echo()
+        console().print(chosen)
+
+
+@topics.command("delete")
+@click.argument("name")
+@bootstrap_option
+def delete_topic(name: str, bootstrap: Address) -> None:
+    """Delete the topic NAME and all its records."""
+    with admin_client(bootstrap) as admin:
+        [outcome] = admin.delete_topics([name], raise_errors=False)["topics"]
+        _raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
+    click.echo(f"deleted {name}")
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this one.")
+@click.option(
+    "--offset",
+    metavar="earliest|latest|N",
+    default="latest",
+    show_default=True,
+    help="Where to start; N needs --partition where there are several.",
+)
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Columns (partition:offset, time, key, value, headers), or one JSON object per line.",
+)
+@click.option("--exit-at-end", is_flag=True, help="Stop at the end there was when this started.")
+@bootstrap_option
+def tail(
+    topic: str,
+    partition: int | None,
+    offset: str,
+    output: str,
+    exit_at_end: bool,
+    bootstrap: Address,
+) -> None:
+    """Print the records of TOPIC as they come, until Ctrl-C.
+
+    In text, bytes that are no printable UTF-8 stand as backslash escapes and null as \\N; in JSON,
+    bytes that are not UTF-8 stand as {"base64": ...}.
+    """
+    if offset not in ("earliest", "latest") and not offset.isdecimal():
+        raise click.BadParameter("write earliest, latest or a number", param_hint="--offset")
+    render = {"text": record_as_text, "json": record_as_json}[output]
+    with suppress(KeyboardInterrupt):
+        with admin_client(bootstrap) as admin:
+            known = _partitions(admin, topic)
+        chosen = known if partition is None else [partition]
+        if partition is not None and partition not in known:
+            raise click.ClickException(f"topic {topic} has no partition {partition}")
+        with consumer_client(bootstrap) as consumer:
+            ends = _start(consumer, topic, chosen, offset)
+            _print_records(consumer, ends if exit_at_end else None, render)
+
+
+def record_as_text(record: "ConsumerRecord") -> str:
+    """`partition:offset`, time, key, value and headers, if any, between tabs on one line."""
+    columns = [
+        f"{record.partition}:{record.offset}",
+        _time(record.timestamp),
+        _escaped(record.key),
+        _escaped(record.value),
+    ]
+    if record.headers:
+        pairs = (f"{_escaped(key.encode())}={_escaped(value)}" for key, value in record.headers)
+        columns.append(",".join(pairs))
+    return "\t".join(columns)
+
+
+def record_as_json(record: "ConsumerRecord") -> str:
+    """The whole record as a JSON object on one line."""
+    return json.dumps(
+        {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp,
+            "key": _jsonable(record.key),
+            "value": _jsonable(record.value),
+            "headers": [[key, _jsonable(value)] for key, value in record.headers],
+        },
+        ensure_ascii=False,
+    )
+
+
+def console() -> Console:
+    """Where tables are drawn: fitted to a terminal, never folded where a program reads them."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+@contextmanager
+def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
+    """An admin client; whatever Kafka answers or fails to answer becomes one sentence."""
+    with _kafka_errors(bootstrap):
+        from kafka import KafkaAdminClient
+
+        _reach(bootstrap)
+        with KafkaAdminClient(
+            bootstrap_servers=str(bootstrap),
+            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+        ) as admin:
+            yield admin
+
+
+@contextmanager
+def consumer_client(bootstrap: Address) -> "Iterator[KafkaConsumer]":
+    """A consumer outside of any group; errors as in `admin_client`."""
+    with _kafka_errors(bootstrap):
+        from kafka import KafkaConsumer
+
+        with KafkaConsumer(
+            bootstrap_servers=str(bootstrap),
+            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            group_id=None,
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            auto_offset_reset="earliest",
+        ) as consumer:
+            yield consumer
+
+
+@contextmanager
+def _kafka_errors(bootstrap: Address) -> Iterator[None]:
+    import logging
+
+    from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError
+
+    # The client's log repeats what is reported here, at length.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        yield
+    except BrokerResponseError as error:
+        raise click.ClickException(f"{bootstrap} answered {_explained(type(error))}") from error
+    except KafkaTimeoutError as error:
+        raise click.ClickException(f"{bootstrap} does not answer as a Kafka broker") from error
+    except KafkaError as error:
+        raise click.ClickException(f"{bootstrap} failed: {error}") from error
+
+
+def _reach(bootstrap: Address) -> None:
+    """Fails at once where nothing listens; the client would go on trying."""
+    try:
+        socket.create_connection(bootstrap, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise click.ClickException(
+            f"no broker at {bootstrap} ({reason}): start one with `brokerhouse serve`, "
+            "or name another with --bootstrap"
+        ) from error
+
+
+def _existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for topic in found:
+        _raise_for(topic["error_code"], None, f"topic {topic['name']}")
+    return found
+
+
+def _partitions(admin: "KafkaAdminClient", topic: str) -> list[int]:
+    [described] = _existing(admin.describe_topics([topic]))
+    return sorted(part["partition_index"] for part in described["partitions"])
+
+
+def _raise_for(error_code: int, message: str | None, subject: str) -> None:
+    if error_code == 0:
+        return
+    from kafka.errors import UnknownTopicOrPartitionError, for_code
+
+    error = for_code(error_code)
+    if error is UnknownTopicOrPartitionError:
+        raise click.ClickException(f"{subject} does not exist")
+    raise click.ClickException(f"{subject}: {message or _explained(error)}")
+
+
+def _explained(error: type[Any]) -> str:
+    return f"{error.message}: {error.description}"
+
+
+def _start(
+    consumer: "KafkaConsumer", topic: str, partitions: list[int], offset: str
+) -> "Mapping[TopicPartition, int]":
+    """Assigns and seeks. Returns the end offset of each partition as it is now."""
+    from kafka import TopicPartition
+
+    assigned = [TopicPartition(topic, partition) for partition in partitions]
+    consumer.assign(assigned)
+    starts: Mapping[TopicPartition, int] = consumer.beginning_offsets(assigned)
+    ends: Mapping[TopicPartition, int] = consumer.end_offsets(assigned)
+    if offset.isdecimal():
+        if len(assigned) > 1:
+            raise click.ClickException(
+                f"topic {topic} has {len(assigned)} partitions: an offset needs --partition"
+            )
+        [only] = assigned
+        if not starts[only] <= int(offset) <= ends[only]:
+            raise click.ClickException(
+                f"offset {offset} is outside of partition {only.partition} of {topic}, "
+                f"which goes from {starts[only]} to {ends[only]}"
+            )
+        consumer.seek(only, int(offset))
+    else:
+        for each in assigned:
+            consumer.seek(each, (starts if offset == "earliest" else ends)[each])
+    return ends
+
+
+def _print_records(
+    consumer: "KafkaConsumer",
+    ends: "Mapping[TopicPartition, int] | None",
+    render: "Callable[[ConsumerRecord], str]",
+) -> None:
+    """Prints as records come, for ever or until every partition stands at its end in `ends`."""
+    while ends is None or any(consumer.position(part) < end for part, end in ends.items()):
+        for part, records in consumer.poll(timeout_ms=POLL_TIMEOUT_MS).items():
+            for record in records:
+                if ends is None or record.offset < ends[part]:
+                    sys.stdout.write(render(record) + "\n")
+        sys.stdout.flush()
+
+
+def _table(*headings: str, right: set[str] = frozenset()) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table
+
+
+def _time(timestamp_ms: int) -> str:
+    """ISO 8601 in UTC; the number itself where it is no time (Kafka takes any int64)."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return str(timestamp_ms)
+    if timestamp_ms < 0:
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def _escaped(data: bytes | None) -> str:
+    """Bytes as one printable line: a record must not be able to drive the reader's terminal."""
+    if data is None:
+        return "\\N"
+    text = data.decode("utf-8", "surrogateescape")
+    return text if text.isprintable() and "\\" not in text else "".join(map(_escape, text))
+
+
+def _escape(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def _jsonable(data: bytes | None) -> str | dict[str, str] | None:
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}

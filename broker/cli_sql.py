@@ -1,0 +1,164 @@
+"""`brokerhouse sql`: one query over HTTP, and its answer as a table, or byte for byte.
+
+Talks ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http), so it works
+against any ClickHouse. Nothing holds a whole answer: bytes are passed on as they come, and a table
+on a terminal stops after MAX_TABLE_ROWS.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import aiohttp
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from yarl import URL
+
+from broker.config import ENV_PREFIX
+
+MAX_TABLE_ROWS = 1000
+CONNECT_TIMEOUT_S = 5.0
+TABLE_FORMAT = "TabSeparatedWithNamesAndTypes"
+PIPE_FORMAT = "TabSeparatedWithNames"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where SQL goes, and as whom."""
+
+    url: URL
+    user: str | None
+    password: str | None
+
+    def headers(self) -> dict[str, str]:
+        credentials = {"X-ClickHouse-User": self.user, "X-ClickHouse-Key": self.password}
+        return {name: value for name, value in credentials.items() if value is not None}
+
+
+def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> URL:
+    try:
+        url = URL(text if "://" in text else f"http://{text}")
+    except ValueError as error:
+        raise click.BadParameter(f"write a URL or HOST:PORT, not {text!r}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise click.BadParameter(f"write a URL or HOST:PORT, not {text!r}")
+    return url
+
+
+@click.command()
+@click.argument("query")
+@click.option(
+    "--format", "output", metavar="NAME", help="Any ClickHouse format, such as JSONEachRow."
+)
+@click.option(
+    "--http",
+    metavar="URL",
+    default="http://127.0.0.1:8123",
+    envvar=ENV_PREFIX + "HTTP",
+    callback=_to_url,
+    show_default=True,
+    show_envvar=True,
+    help="The server to ask.",
+)
+@click.option(
+    "--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="Anonymous if not given."
+)
+@click.option("--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True)
+def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:
+    """Run QUERY and print the answer.
+
+    A table on a terminal, tab-separated lines with a header elsewhere; another format with
+    --format or at the end of the query. QUERY may be - to read it from standard input.
+    """
+    if query == "-":
+        query = sys.stdin.read()
+    wanted = output or (TABLE_FORMAT if sys.stdout.isatty() else PIPE_FORMAT)
+    draw = output is None and sys.stdout.isatty()
+    try:
+        asyncio.run(_run(Server(http, user, password), query, wanted, draw))
+    except aiohttp.ClientConnectorError as error:
+        reason = error.strerror or "no answer"
+        raise click.ClickException(
+            f"no SQL server at {http} ({reason}): start one with `brokerhouse serve`, "
+            "or name another with --http"
+        ) from error
+    except aiohttp.ClientPayloadError as error:
+        raise click.ClickException(f"{http} broke the answer off: it is not complete") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise click.ClickException(f"{http} does not answer as ClickHouse does: {error}") from error
+
+
+async def _run(server: Server, query: str, output: str, draw: bool) -> None:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
+        session.post(
+            server.url, params={"default_format": output}, data=query.encode()
+        ) as response,
+    ):
+        if response.status != 200:
+            raise click.ClickException(_failure(response.status, await response.text()))
+        # A FORMAT in the query itself wins over the one asked for here.
+        if draw and response.headers.get("X-ClickHouse-Format", output) == output:
+            await _draw(response)
+        else:
+            await _pass_on(response, sys.stdout.buffer)
+
+
+def _failure(status: int, body: str) -> str:
+    """The server's own message, without the version of the engine at its end."""
+    message = " ".join(body.split())
+    return message.partition(" (version ")[0] or f"the server answered HTTP {status}"
+
+
+async def _pass_on(response: aiohttp.ClientResponse, sink: BinaryIO) -> None:
+    async for chunk in response.content.iter_any():
+        sink.write(chunk)
+        sink.flush()
+
+
+async def _draw(response: aiohttp.ClientResponse) -> None:
+    lines = _lines(response)
+    names = await anext(lines, None)
+    types = await anext(lines, None)
+    if names is None or types is None:
+        return
+    table = Table(header_style="bold")
+    for name, kind in zip(names, types, strict=True):
+        table.add_column(name, justify="right" if _is_number(kind) else "left", overflow="fold")
+    more = False
+    async for row in lines:
+        if table.row_count == MAX_TABLE_ROWS:
+            more = True
+            break
+        table.add_row(*map(_cell, row))
+    Console().print(table)
+    if more:
+        click.echo(f"only the first {MAX_TABLE_ROWS} rows: --format prints all of them", err=True)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[list[str]]:
+    """Lines of TabSeparated as columns, still escaped; a line may be longer than any buffer."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode("utf-8", "replace").split("\t")
+
+
+def _is_number(kind: str) -> bool:
+    inner = kind.removeprefix("LowCardinality(").removeprefix("Nullable(")
+    return inner.startswith(("Int", "UInt", "Float", "Decimal", "BFloat"))
+
+
+def _cell(text: str) -> Text:
+    if text == "\\N":
+        return Text("NULL", "dim")
+    text = re.sub(r"\\(['\\])", r"\1", text)
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return Text(printable)

@@ -1,0 +1,222 @@
+"""Settings: which source wins, and what a person reads when a value cannot be used."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker import config
+from broker.config import Address, ConfigError, Settings, parse_address
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a settings file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "broker.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def sentence(
+    flags: dict[str, object] | None = None,
+    config_file: Path | None = None,
+    environ: dict[str, str] | None = None,
+) -> str:
+    """What `load` complains about."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(flags, config_file, environ or {})
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_without_any_source_every_setting_is_its_default() -> None:
+    loaded = config.load(environ={})
+    assert loaded.settings == Settings()
+    assert set(loaded.sources.values()) == {"default"}
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
+    toml: Callable[[str], Path],
+) -> None:
+    path = toml("lanes = 3\nlinger_ms = 3\nnode_id = 3\n")
+    environ = {"BROKERHOUSE_LANES": "4", "BROKERHOUSE_LINGER_MS": "4"}
+    loaded = config.load({"lanes": "5", "node_id": None}, path, environ)
+    assert (loaded.settings.lanes, loaded.settings.linger_ms, loaded.settings.node_id) == (5, 4, 3)
+    assert loaded.settings.num_partitions == 1
+    names = ("lanes", "linger_ms", "node_id", "num_partitions")
+    assert [loaded.sources[name] for name in names] == ["flag", "env", str(path), "default"]
+
+
+def test_the_environment_may_name_the_file(toml: Callable[[str], Path]) -> None:
+    environ = {"BROKERHOUSE_CONFIG": str(toml("lanes = 7\n"))}
+    assert config.load(environ=environ).settings.lanes == 7
+
+
+def test_an_empty_environment_variable_counts_as_not_set() -> None:
+    loaded = config.load(environ={"BROKERHOUSE_LANES": "", "BROKERHOUSE_ADVERTISED": ""})
+    assert loaded.settings == Settings()
+    assert loaded.sources["lanes"] == "default"
+
+
+def test_settings_are_not_read_from_the_environment_behind_the_back_of_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BROKERHOUSE_LANES", "9")
+    assert Settings().lanes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9092", Address("127.0.0.1", 9092)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::1]:65535", Address("::1", 65535)),
+    ],
+)
+def test_an_address_is_taken_apart_and_put_together(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize("text", ["", "host", ":9092", "::1:9092", "a b:1", "host:"])
+def test_a_bad_address_is_shown_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT|0 to 65535"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http", "٣", "99999999999999999999"])
+def test_a_bad_port_is_named(port: str) -> None:
+    with pytest.raises(ValueError, match=f"from 0 to 65535, not {port!r}"):
+        parse_address(f"host:{port}")
+
+
+def test_a_bad_flag_is_named_with_its_value_and_the_advice() -> None:
+    assert sentence({"kafka": "9092"}) == (
+        "kafka = '9092' (flag --kafka) cannot be used: "
+        "write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("lanes", "0", "it must be at least 1"),
+        ("tail_cache_bytes", "-1", "it must be at least 0"),
+        ("lanes", "65", "it must be at most 64"),
+        ("lanes", "two", "it must be a whole number"),
+        ("fsync", "perhaps", "it must be true or false"),
+        ("log_format", "xml", "it must be 'console' or 'json'"),
+        ("advertised", "host:0", "write the port that they are to use"),
+    ],
+)
+def test_a_bad_environment_variable_is_named_with_the_advice(
+    name: str, value: str, advice: str
+) -> None:
+    variable = f"BROKERHOUSE_{name.upper()}"
+    text = sentence(environ={variable: value})
+    assert text.startswith(f"{name} = '{value}' ({variable}) cannot be used: ")
+    assert text.endswith(advice)
+
+
+def test_a_bad_value_in_the_file_names_the_file(toml: Callable[[str], Path]) -> None:
+    path = toml("lanes = 1.5\n")
+    text = sentence(config_file=path)
+    assert text == f"lanes = 1.5 ({path}) cannot be used: it must be a whole number"
+
+
+def test_an_unknown_environment_variable_names_the_nearest_that_is_known() -> None:
+    assert sentence(environ={"BROKERHOUSE_DATADIR": "/x"}) == (
+        "environment variable BROKERHOUSE_DATADIR sets nothing: did you mean BROKERHOUSE_DATA_DIR?"
+    )
+    assert "`brokerhouse config`" in sentence(environ={"BROKERHOUSE_ZZZZ": "1"})
+
+
+def test_an_environment_variable_in_the_wrong_case_is_not_ignored() -> None:
+    assert "did you mean BROKERHOUSE_LANES?" in sentence(environ={"BROKERHOUSE_Lanes": "1"})
+
+
+def test_an_unknown_key_in_the_file_names_the_nearest_that_is_known(
+    toml: Callable[[str], Path],
+) -> None:
+    path = toml("kafka_ = 'x:1'\n")
+    assert sentence(config_file=path) == f"{path} has the unknown key 'kafka_': did you mean kafka?"
+
+
+def test_a_syntax_error_in_the_file_names_the_line(toml: Callable[[str], Path]) -> None:
+    path = toml("lanes = 1\nfsync = \n")
+    text = sentence(config_file=path)
+    assert text.startswith(f"{path} is not valid TOML")
+    assert "line 2" in text
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    assert sentence(config_file=path) == f"{path} cannot be read: No such file or directory"
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert sentence(config_file=path) == f"{path} is not valid TOML: it is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger"),
+    [
+        ("message_max_bytes", "request_max_bytes"),
+        ("request_max_bytes", "in_flight_max_bytes"),
+        ("message_max_bytes", "decompressed_max_bytes"),
+    ],
+)
+def test_a_limit_that_could_never_be_reached_is_refused(smaller: str, larger: str) -> None:
+    flags: dict[str, object] = {
+        "message_max_bytes": 5000,
+        "request_max_bytes": 6000,
+        "in_flight_max_bytes": 7000,
+        "decompressed_max_bytes": 8000,
+    }
+    config.load(flags, environ={})
+    flags[larger] = 2000
+    text = sentence(flags)
+    assert re.match(rf"{larger} \(2000\) is smaller than {smaller} \(\d+\): raise ", text)
+
+
+def test_a_user_needs_a_password_and_a_password_a_user() -> None:
+    assert "set sql_password too" in sentence({"sql_user": "me"})
+    assert "set sql_user too" in sentence(environ={"BROKERHOUSE_SQL_PASSWORD": "x"})
+
+
+def test_a_password_never_shows() -> None:
+    loaded = config.load({"sql_user": "me"}, environ={"BROKERHOUSE_SQL_PASSWORD": "hunter2"})
+    assert loaded.settings.sql_password is not None
+    assert loaded.settings.sql_password.get_secret_value() == "hunter2"
+    shown = "".join(f"{row}" for row in config.rows(loaded))
+    assert "hunter2" not in shown + repr(loaded)
+    assert "5" not in sentence({"sql_user": "me", "sql_password": 5})
+
+
+def test_a_data_directory_is_made(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "a" / "b")
+    assert config.prepare_data_dir(settings) == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings(data_dir=tmp_path / "file" / "data")
+    with pytest.raises(ConfigError, match=r"data_dir .*/file/data cannot be written .*: name a"):
+        config.prepare_data_dir(settings)
+
+
+def test_every_setting_says_its_unit_and_what_it_is_in_one_line() -> None:
+    for row in config.rows(config.load(environ={})):
+        assert row.unit
+        assert row.description[0].isupper()
+        assert "\n" not in row.description
+        assert len(row.description) <= 90

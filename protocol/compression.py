@@ -1,0 +1,216 @@
+"""The compression codecs of record batches: what a producer sent -> the records section, and back.
+
+`decompress` reads a stranger's bytes. What must hold: no more than `limit_bytes` of output is ever
+made, in pieces that grow with the output and not with what a frame claims; a payload is one whole
+stream of its codec, so a cut one and one with bytes behind it are both corrupt. (Behind an LZ4 frame
+Kafka's own reader drops what follows and librdkafka refuses it; no client sends it.)
+
+Codec numbers are those of the batch attributes (https://kafka.apache.org/documentation/#recordbatch).
+"""
+
+from __future__ import annotations
+
+import gzip as gzip_file
+import io
+import struct
+import sys
+import zlib
+from enum import IntEnum
+from typing import Final, Protocol
+
+import cramjam
+import lz4.frame
+
+from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_PIECE_BYTES: Final = 1 << 20
+# A Zstandard frame names the window its decoder must keep; 128 MiB is what zstd itself accepts by
+# default (ZSTD_WINDOWLOG_LIMIT_DEFAULT), and the most that any of its levels asks for.
+_ZSTD_WINDOW_LOG: Final = 27
+
+# snappy-java's SnappyOutputStream: this magic, a version and the oldest reader's version (4 bytes
+# each), then blocks of a 4-byte length and raw Snappy. The versions are not checked: some clients
+# write them little-endian, and neither snappy-java nor librdkafka minds.
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+# Three bytes of Snappy copy at most 64: a block that claims more than that is not one.
+_SNAPPY_BYTES_PER_3: Final = 64
+
+
+class Codec(IntEnum):
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class _Decompressor(Protocol):
+    """What the stream decoders of zlib (wrapped below), lz4 and zstd have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes | None: ...
+    def decompress(self, data: bytes | memoryview, max_length: int) -> bytes: ...
+
+
+class _Gunzip:
+    """zlib's decoder, keeping the input it has not used yet as the other two do."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes | memoryview, max_length: int) -> bytes:
+        tail = self._zlib.unconsumed_tail
+        return self._zlib.decompress(tail or data, max_length)
+
+
+def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> bytes:
+    """The records section of a batch whose attributes name `codec`.
+
+    Raises MessageTooLarge when it would be longer than `limit_bytes`, CorruptMessage when `payload`
+    is not exactly one stream of that codec, UnsupportedCompressionType for codecs 5 to 7.
+    """
+    if codec == Codec.NONE:
+        if len(payload) > limit_bytes:
+            raise _too_large(limit_bytes)
+        return bytes(payload)
+    if codec == Codec.GZIP:
+        return _stream("gzip", _Gunzip(), payload, limit_bytes)
+    if codec == Codec.SNAPPY:
+        return _snappy(memoryview(payload), limit_bytes)
+    if codec == Codec.LZ4:
+        return _stream("lz4", lz4.frame.LZ4FrameDecompressor(), payload, limit_bytes)
+    if codec == Codec.ZSTD:
+        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+        return _stream("zstd", zstd.ZstdDecompressor(options=options), payload, limit_bytes)
+    raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+
+
+def compress(codec: int, payload: bytes | memoryview) -> bytes:
+    """`payload` as a client would send it; Snappy in the framing of the Java client."""
+    if codec == Codec.NONE:
+        return bytes(payload)
+    if codec == Codec.GZIP:
+        return gzip_file.compress(payload, mtime=0)
+    if codec == Codec.SNAPPY:
+        return _compress_xerial(memoryview(payload))
+    if codec == Codec.LZ4:
+        return bytes(lz4.frame.compress(payload, block_linked=False))
+    if codec == Codec.ZSTD:
+        return zstd.compress(payload)
+    raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+
+
+def _too_large(limit_bytes: int) -> MessageTooLarge:
+    return MessageTooLarge(f"record batch is larger than {limit_bytes} bytes when decompressed")
+
+
+def _stream(
+    name: str, decompressor: _Decompressor, payload: bytes | memoryview, limit_bytes: int
+) -> bytes:
+    # BytesIO hands its buffer over without a copy, so the output is in memory once. A decoder keeps a
+    # copy of the input it has not used: pieces as long as the input keep that copying linear.
+    piece_bytes = max(_PIECE_BYTES, len(payload))
+    output = io.BytesIO()
+    data: bytes | memoryview = payload
+    while not decompressor.eof:
+        room = limit_bytes - output.tell()
+        try:
+            piece = decompressor.decompress(data, min(piece_bytes, room + 1))
+        except (zlib.error, RuntimeError, zstd.ZstdError, EOFError) as error:
+            raise CorruptMessage(f"record batch is not valid {name}: {error}") from error
+        if len(piece) > room:
+            raise _too_large(limit_bytes)
+        if not piece and not decompressor.eof:
+            raise CorruptMessage(f"record batch is cut: its {name} stream has no end")
+        output.write(piece)
+        data = b""
+    if decompressor.unused_data:
+        raise CorruptMessage(f"bytes follow the {name} stream of a record batch")
+    return output.getvalue()
+
+
+def _snappy(payload: memoryview, limit_bytes: int) -> bytes:
+    if bytes(payload[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+        blocks = _xerial_blocks(payload)
+    else:
+        blocks = [payload]
+    sizes = [_snappy_size(block) for block in blocks]
+    size = sum(sizes)
+    if size > limit_bytes:
+        raise _too_large(limit_bytes)
+    output = bytearray(size)
+    position = 0
+    with memoryview(output) as view:
+        for block, block_size in zip(blocks, sizes, strict=True):
+            with view[position : position + block_size] as place:
+                _snappy_block(block, place)
+            position += block_size
+    return bytes(output)
+
+
+def _xerial_blocks(payload: memoryview) -> list[memoryview]:
+    blocks: list[memoryview] = []
+    position = len(_XERIAL_HEADER)
+    if len(payload) < position:
+        raise CorruptMessage("record batch is cut in its snappy header")
+    while position < len(payload):
+        if len(payload) - position < 4:
+            raise CorruptMessage("record batch is cut in a snappy block length")
+        length = int.from_bytes(payload[position : position + 4])
+        position += 4
+        if not 0 < length <= len(payload) - position:
+            raise CorruptMessage(
+                f"record batch has a snappy block of {length} bytes that does not fit"
+            )
+        blocks.append(payload[position : position + length])
+        position += length
+    return blocks
+
+
+def _snappy_size(block: memoryview) -> int:
+    """What a raw Snappy block says it holds: the varint it opens with."""
+    size = 0
+    for index, byte in enumerate(block[:5]):
+        size |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if size > len(block) * _SNAPPY_BYTES_PER_3 // 3:
+                raise CorruptMessage(f"record batch claims {size} bytes in {len(block)} of snappy")
+            return size
+    raise CorruptMessage("record batch has a snappy block without a size")
+
+
+def _snappy_block(block: memoryview, place: memoryview) -> None:
+    try:
+        written = cramjam.snappy.decompress_raw_into(block, place)
+    except cramjam.DecompressionError as error:
+        raise CorruptMessage(f"record batch is not valid snappy: {error}") from error
+    if written != len(place):
+        raise CorruptMessage(
+            f"record batch has a snappy block of {written} bytes, not {len(place)}"
+        )
+
+
+def _compress_xerial(payload: memoryview) -> bytes:
+    framed = bytearray(_XERIAL_HEADER)
+    for start in range(0, len(payload), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(payload[start : start + _XERIAL_BLOCK_BYTES]))
+        framed += struct.pack(">i", len(block))
+        framed += block
+    return bytes(framed)

@@ -1,0 +1,28 @@
+"""What a client may do, as bits of KIP-430: one per AclOperation that a resource knows.
+
+There is no authorizer yet, so everything is allowed, which is also what Kafka answers then.
+"""
+
+from kafka.protocol.admin import ACLOperation
+
+TOPIC_OPERATIONS: set[int] = {
+    ACLOperation.READ,
+    ACLOperation.WRITE,
+    ACLOperation.CREATE,
+    ACLOperation.DELETE,
+    ACLOperation.ALTER,
+    ACLOperation.DESCRIBE,
+    ACLOperation.DESCRIBE_CONFIGS,
+    ACLOperation.ALTER_CONFIGS,
+}
+CLUSTER_OPERATIONS: set[int] = {
+    ACLOperation.CREATE,
+    ACLOperation.ALTER,
+    ACLOperation.DESCRIBE,
+    ACLOperation.CLUSTER_ACTION,
+    ACLOperation.DESCRIBE_CONFIGS,
+    ACLOperation.ALTER_CONFIGS,
+    ACLOperation.IDEMPOTENT_WRITE,
+}
+NOT_ASKED: set[int] = {31}
+"""The bit that stands for "was not asked for": the field is -2147483648 on the wire."""

@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALLED_DEV := $(VENV)/installed-dev
-INPUTS := pyproject.toml $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h)
+INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h)
 ARGS ?=
 
 .PHONY: run test lint format bench fuzz clean

@@ -90,7 +90,10 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
     help="A table to read, a file for --config, or JSON.",
 )
 def show_config(config_file: Path | None, output: str) -> None:
-    """Print every setting: value, default, unit, meaning, and where the value comes from."""
+    """Print every setting, its default and its meaning.
+
+    Also the unit of each value and where it comes from: a flag, the environment, a file.
+    """
     configuration = _load({}, config_file)
     rows = list(config.rows(configuration))
     match output:
@@ -151,3 +154,7 @@ def _as_json(row: SettingRow) -> dict[str, str]:
 main.add_command(cli_kafka.topics)
 main.add_command(cli_kafka.tail)
 main.add_command(cli_sql.sql)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ DescribeLogDirs (35), versions 1-5
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,16 @@ from kafka.protocol.admin import (
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from protocol.errors import (
     KafkaError,
+    KafkaStorageError,
     MismatchedEndpointType,
     UnsupportedEndpointType,
 )
+from storage.engine import EngineError
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
+
+log = logging.getLogger(__name__)
 
 _BROKERS = 1
 _CONTROLLERS = 2
@@ -78,10 +83,15 @@ async def describe_log_dirs(
         else {(item.topic, partition) for item in request.topics for partition in item.partitions}
     )
     directory = ctx.broker.settings.data_dir.resolve()
-    # Both are asked of a disk that may be slow: not on the event loop.
-    disk = await asyncio.to_thread(shutil.disk_usage, directory)
-    sizes = await catalog.size_bytes()
     row = DescribeLogDirsResponse.DescribeLogDirsResult
+    try:
+        # A disk may be slow to answer: not on the event loop.
+        disk = await asyncio.to_thread(shutil.disk_usage, directory)
+        sizes = await catalog.size_bytes()
+    except (OSError, EngineError) as error:
+        log.warning("the data directory %s cannot be described: %s", directory, error)
+        offline = row(error_code=KafkaStorageError.code, log_dir=str(directory), topics=[])
+        return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[offline])
     topics = []
     for topic in catalog.all():
         partitions = [

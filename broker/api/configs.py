@@ -36,6 +36,7 @@ from kafka.protocol.admin import (
 
 from broker import topic_configs, topic_names
 from broker.api.config_entries import ConfigEntry, broker_entries, topic_entries
+from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.topic_configs import TOPIC_CONFIGS, ConfigType, default_text
 from protocol.errors import (
     InvalidConfig,
@@ -214,8 +215,8 @@ async def _alter_all(
             if times[change.resource_type, change.resource_name] > 1:
                 raise InvalidRequest("The resource is in the request more than once.")
             await _alter(ctx, change, validate_only)
-        except KafkaError as error:
-            results.append((change, error))
+        except REFUSALS as refusal:
+            results.append((change, as_kafka_error(refusal)))
         else:
             results.append((change, None))
     return results

@@ -37,11 +37,11 @@ from kafka.protocol.metadata import (
 
 from broker import topic_names
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topics import create_topic
 from protocol.errors import (
     InvalidRequest,
     InvalidTopic,
-    KafkaError,
     TopicAlreadyExists,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -139,8 +139,8 @@ async def _asked_topics(
     for name in dict.fromkeys(item.name for item in asked if item.name is not None):
         try:
             topic = await _find_or_create(ctx, name) if may_create else _find(ctx, name)
-        except KafkaError as error:
-            answers.append(_missing(name, error.code, operations))
+        except REFUSALS as refusal:
+            answers.append(_missing(name, as_kafka_error(refusal).code, operations))
         else:
             answers.append(_found(ctx.broker, topic, operations))
     return answers

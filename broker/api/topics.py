@@ -31,6 +31,7 @@ from kafka.protocol.admin import (
 
 from broker import topic_configs, topic_names
 from broker.api.config_entries import topic_entries
+from broker.api.refusals import REFUSALS, as_kafka_error
 from protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -38,7 +39,6 @@ from protocol.errors import (
     InvalidReplicationFactor,
     InvalidRequest,
     InvalidTopic,
-    KafkaError,
     PolicyViolation,
     TopicAlreadyExists,
     UnknownTopicId,
@@ -69,7 +69,8 @@ async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> Cr
             if too_many is not None:
                 raise too_many
             results.append(await _create(ctx, item, validate_only=request.validate_only))
-        except KafkaError as error:
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
             results.append(
                 CreateTopicsResponse.CreatableTopicResult(
                     name=item.name,
@@ -221,7 +222,8 @@ async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> De
             taken.add(topic.topic_id)
             await ctx.broker.topics.delete(topic)
             code, message = 0, None
-        except KafkaError as error:
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
             code, message = error.code, error.message
         results.append(
             DeleteTopicsResponse.DeletableTopicResult(
@@ -270,7 +272,8 @@ async def create_partitions(
                 )
             if not request.validate_only:
                 await ctx.broker.topics.add_partitions(topic, item.count)
-        except KafkaError as error:
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
             code, message = error.code, error.message
         results.append(
             CreatePartitionsResponse.CreatePartitionsTopicResult(

@@ -1,0 +1,40 @@
+"""What the documentation says is what there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker import config
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")]
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
+
+
+def settings_lines() -> list[str]:
+    """The rows of the table in docs/configuration.md, as they should be."""
+    return [
+        f"| `{row.name}` | {f'`{row.default}`' if row.default else ''} | {row.unit} "
+        f"| {row.description} |"
+        for row in config.rows(config.load(environ={}))
+    ]
+
+
+def test_the_settings_page_holds_every_setting_as_the_code_has_it() -> None:
+    page = (PROJECT / "docs/configuration.md").read_text(encoding="utf-8")
+    found = [line for line in page.splitlines() if line.startswith("| `")]
+    assert found == settings_lines(), "put this there:\n" + "\n".join(settings_lines())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_environment_variable_that_is_named_sets_something(page: Path) -> None:
+    named = set(re.findall(r"BROKERHOUSE_[A-Z_]+", page.read_text(encoding="utf-8")))
+    known = {config.environment_variable(name) for name in config.Settings.model_fields}
+    assert named <= known | {config.CONFIG_FILE_ENV, "BROKERHOUSE_NAME"}

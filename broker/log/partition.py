@@ -1,0 +1,109 @@
+"""One partition of one topic, as its leader sees it.
+
+What readers see (`log_start_offset`, `high_watermark`, the tail) changes on the event loop only, when
+a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane that the
+partition is bound to and runs ahead of it; a rejected block takes it back (`Staging`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from broker.log.producers import ProducerEntry
+from broker.log.tail_cache import PartitionTail
+from protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    from broker.topics import Topic
+
+
+class PartitionLog:
+    """Offsets: `log_start_offset` <= any readable offset < `high_watermark` <= `next_offset`."""
+
+    __slots__ = (
+        "closed",
+        "first_fresh_producer_id",
+        "high_watermark",
+        "leader_epoch",
+        "log_start_offset",
+        "next_offset",
+        "partition",
+        "producers",
+        "tail",
+        "topic",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        topic: Topic,
+        partition: int,
+        log_start_offset: int,
+        next_offset: int,
+        first_fresh_producer_id: int,
+        leader_epoch: int = 0,
+    ) -> None:
+        self.topic = topic  # replaced by the catalog when the topic's configs change
+        self.partition = partition
+        self.log_start_offset = log_start_offset
+        self.high_watermark = next_offset
+        self.next_offset = next_offset
+        self.leader_epoch = leader_epoch
+        self.closed: KafkaError | None = None  # why no append is taken any more
+        self.producers: dict[int, ProducerEntry] = {}
+        # Producers with a lower id may have rows from before this process started.
+        self.first_fresh_producer_id = first_fresh_producer_id
+        self.tail = PartitionTail()
+        self.waiters: set[Callable[[PartitionLog], None]] = set()
+
+    @property
+    def topic_id(self) -> UUID:
+        return self.topic.topic_id
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.partition}"
+
+    def advance(self, high_watermark: int) -> None:
+        """Make everything below `high_watermark` readable and wake those who wait for it."""
+        assert high_watermark >= self.high_watermark, f"{self}: high watermark went back"
+        self.high_watermark = high_watermark
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every waiting fetch look at this partition again."""
+        for waiter in tuple(self.waiters):
+            waiter(self)
+
+
+class Staging:
+    """What a block in the making has changed in its partitions, so that it can be taken back."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[PartitionLog, int] = {}
+        self._producers: list[tuple[PartitionLog, int, ProducerEntry | None]] = []
+
+    def reserve(self, log: PartitionLog, count: int) -> None:
+        """Take `count` offsets of `log`."""
+        self._offsets.setdefault(log, log.next_offset)
+        log.next_offset += count
+
+    def set_producer(self, log: PartitionLog, producer_id: int, entry: ProducerEntry) -> None:
+        self._producers.append((log, producer_id, log.producers.get(producer_id)))
+        log.producers[producer_id] = entry
+
+    @property
+    def first_offsets(self) -> dict[PartitionLog, int]:
+        """The first offset that the block takes in each of its partitions."""
+        return self._offsets
+
+    def take_back(self) -> None:
+        """Give back every offset and producer state: nothing of the block is stored."""
+        for log, producer_id, entry in reversed(self._producers):
+            if entry is None:
+                del log.producers[producer_id]
+            else:
+                log.producers[producer_id] = entry
+        for log, first_offset in self._offsets.items():
+            log.next_offset = first_offset

@@ -1,0 +1,100 @@
+"""Idempotent producers of one partition: what has been seen, and what may come next.
+
+A value type and one function, without IO or clock. Kafka's rules (KIP-98; `ProducerStateManager` in
+Kafka's source): the last five batches of a producer are remembered, because a client has at most
+five in flight; one of them again is a duplicate and is answered with its first offset; a sequence
+that does not follow is out of order; an epoch below the known one is fenced.
+
+After a restart the batches are read back from the rows (`recovered`). There neighbouring batches have
+become one range, so a duplicate then is one that lies inside a range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol._records import BatchHeader
+from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+
+BATCHES_KEPT = 5
+_SEQUENCES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRange:
+    """Sequences first..last (wrapping at 2^31) that are stored from `first_offset` on."""
+
+    first: int
+    last: int
+    first_offset: int
+
+    def offset_of(self, first: int, last: int) -> int | None:
+        """The offset of `first` when first..last lies within this range."""
+        start = (first - self.first) % _SEQUENCES
+        length = (self.last - self.first) % _SEQUENCES
+        if start + (last - first) % _SEQUENCES <= length:
+            return self.first_offset + start
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEntry:
+    """What a partition knows of one producer. `last_append_ms`: wall clock, for expiry."""
+
+    epoch: int
+    ranges: tuple[SequenceRange, ...]
+    last_append_ms: int
+    recovered: bool = False
+
+    def after(self, header: BatchHeader, base_offset: int, now_ms: int) -> ProducerEntry:
+        """The entry once this batch is stored at `base_offset`."""
+        stored = SequenceRange(header.base_sequence, header.last_sequence, base_offset)
+        ranges = self.ranges if header.producer_epoch == self.epoch else ()
+        return ProducerEntry(
+            header.producer_epoch, (*ranges, stored)[-BATCHES_KEPT:], now_ms, self.recovered
+        )
+
+
+def first_entry(header: BatchHeader, base_offset: int, now_ms: int) -> ProducerEntry:
+    """The entry of a producer whose first batch on this partition is stored at `base_offset`."""
+    return ProducerEntry(header.producer_epoch, (), now_ms).after(header, base_offset, now_ms)
+
+
+def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | None:
+    """The first offset of an earlier copy of this batch; None when it is the next one.
+
+    Raises `InvalidProducerEpoch` and `OutOfOrderSequenceNumber`.
+    """
+    if entry is None:
+        return None
+    if header.producer_epoch < entry.epoch:
+        raise InvalidProducerEpoch(
+            f"producer {header.producer_id} comes with epoch {header.producer_epoch}, "
+            f"the partition has seen epoch {entry.epoch}"
+        )
+    if header.producer_epoch > entry.epoch:
+        if header.base_sequence != 0:
+            raise OutOfOrderSequenceNumber(
+                f"producer {header.producer_id} begins epoch {header.producer_epoch} at sequence "
+                f"{header.base_sequence}, not 0"
+            )
+        return None
+    for known in entry.ranges:
+        offset = _offset_in(known, header, exact=not entry.recovered)
+        if offset is not None:
+            return offset
+    if entry.ranges:
+        expected = (entry.ranges[-1].last + 1) % _SEQUENCES
+        if header.base_sequence != expected:
+            raise OutOfOrderSequenceNumber(
+                f"producer {header.producer_id} sent sequence {header.base_sequence}, "
+                f"expected {expected}"
+            )
+    return None
+
+
+def _offset_in(known: SequenceRange, header: BatchHeader, exact: bool) -> int | None:
+    if exact:
+        same = known.first == header.base_sequence and known.last == header.last_sequence
+        return known.first_offset if same else None
+    return known.offset_of(header.base_sequence, header.last_sequence)

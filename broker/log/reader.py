@@ -1,0 +1,171 @@
+"""Cold reads: ranges of the log from the engine, encoded back into record batches.
+
+A read asks for some rows by primary key and stops as soon as it has enough bytes. What it read beyond
+the caller's limit stays for the next fetch, and the range after it is read ahead, so that a consumer
+that catches up waits for the engine rarely. All of this is bounded by one budget in bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import OrderedDict
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from broker.log.partition import PartitionLog
+from protocol._records import READ_COLUMNS, EncodedBatch, encode_batches
+from storage.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_SEGMENT_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 19
+_READ_AHEADS = 2
+_SELECT = (
+    f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages"
+    " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+    " AND partition = {partition:Int32} AND offset >= {first:Int64} AND offset < {end:Int64}"
+    " ORDER BY topic, partition, offset"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Batches that cover the offsets first <= o < end of one partition, gaps included."""
+
+    first: int
+    end: int
+    batches: list[EncodedBatch]
+    size: int
+
+    def read(self, offset: int, max_bytes: int) -> list[bytes]:
+        """Whole batches from `offset` on, at least one if there is one."""
+        index = bisect_left(self.batches, offset, key=lambda batch: batch.last_offset)
+        found: list[bytes] = []
+        size = 0
+        for batch in self.batches[index:]:
+            size += len(batch.data)
+            if found and size > max_bytes:
+                break
+            found.append(batch.data)
+        return found
+
+    def is_past_half(self, offset: int) -> bool:
+        return offset - self.first >= (self.end - self.first) // 2
+
+
+class ColdReader:
+    """Serves offsets that the tail cache no longer holds."""
+
+    def __init__(self, engine: Engine, max_bytes: int) -> None:
+        """`max_bytes` bounds what is kept, over all partitions."""
+        self._engine = engine
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
+        self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Segment]] = {}
+        self._read_ahead_slots = _READ_AHEADS
+
+    async def read(self, partition: PartitionLog, offset: int, max_bytes: int) -> list[bytes]:
+        """Whole batches from the one that holds `offset` on; about `max_bytes`, at least one.
+
+        Empty when no row at or above `offset` is left below the high watermark. Raises
+        `EngineError`.
+        """
+        segment = self._cached(partition, offset)
+        if segment is None:
+            segment = await self._load(partition, offset)
+        self._read_ahead(partition, segment, offset)
+        return segment.read(offset, max_bytes)
+
+    def forget(self, partition: PartitionLog) -> None:
+        """Drop what is kept of a partition that is deleted."""
+        for key in [key for key in self._segments if key[0] is partition]:
+            self._size -= self._segments.pop(key).size
+
+    async def close(self) -> None:
+        tasks = list(self._loads.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _cached(self, partition: PartitionLog, offset: int) -> _Segment | None:
+        for key, segment in self._segments.items():
+            if key[0] is partition and segment.first <= offset < segment.end:
+                self._segments.move_to_end(key)
+                return segment
+        return None
+
+    async def _load(self, partition: PartitionLog, offset: int) -> _Segment:
+        # Shared by all who ask for the same range, and not ended when one of them leaves.
+        key = (partition, offset)
+        task = self._loads.get(key)
+        if task is None:
+            task = asyncio.create_task(self._read_segment(partition, offset))
+            self._loads[key] = task
+            task.add_done_callback(lambda done: self._loaded(key, done))
+        return await asyncio.shield(task)
+
+    def _loaded(self, key: tuple[PartitionLog, int], task: asyncio.Task[_Segment]) -> None:
+        del self._loads[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        segment = task.result()
+        if not segment.batches:
+            return
+        self._segments[key] = segment
+        self._size += segment.size
+        while self._size > self._max_bytes and len(self._segments) > 1:
+            _, oldest = self._segments.popitem(last=False)
+            self._size -= oldest.size
+
+    def _read_ahead(self, partition: PartitionLog, segment: _Segment, offset: int) -> None:
+        tail_start = partition.tail.start_offset
+        end = partition.high_watermark if tail_start is None else tail_start
+        if (
+            segment.end >= end
+            or not segment.is_past_half(offset)
+            or self._read_ahead_slots == 0
+            or self._cached(partition, segment.end) is not None
+            or (partition, segment.end) in self._loads
+        ):
+            return
+        self._read_ahead_slots -= 1
+        key = (partition, segment.end)
+        task = asyncio.create_task(self._read_segment(partition, segment.end))
+        self._loads[key] = task
+        task.add_done_callback(lambda done: self._loaded(key, done))
+        task.add_done_callback(self._read_ahead_done)
+
+    def _read_ahead_done(self, task: asyncio.Task[_Segment]) -> None:
+        self._read_ahead_slots += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("read-ahead failed; the next fetch asks again: %s", error)
+
+    async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
+        end = partition.high_watermark
+        chunks: list[bytes] = []
+        size = 0
+        complete = True
+        params = {
+            "topic": partition.topic.name,
+            "topic_id": str(partition.topic_id),
+            "partition": partition.partition,
+            "first": offset,
+            "end": end,
+        }
+        async with aclosing(self._engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
+            async for chunk in stream:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size >= _SEGMENT_BYTES:
+                    complete = False
+                    break
+        if not chunks:
+            return _Segment(offset, end, [], 0)
+        batches = await asyncio.to_thread(encode_batches, b"".join(chunks), _BATCH_BYTES)
+        size = sum(len(batch.data) for batch in batches)
+        return _Segment(offset, end if complete else batches[-1].last_offset + 1, batches, size)

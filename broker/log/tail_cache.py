@@ -1,0 +1,88 @@
+"""The newest record batches, as they go to consumers: encoded, with their offsets stamped.
+
+Consumers that keep up are served from here and never reach the engine. One budget in bytes covers
+all partitions; the batch that was appended first goes first. What has left the cache is read from
+the engine (`reader.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+_ENTRY_OVERHEAD_BYTES = 250  # the objects around a batch, measured with sys.getsizeof
+
+
+class CachedBatch(NamedTuple):
+    base_offset: int
+    last_offset: int
+    data: bytes
+
+
+class PartitionTail:
+    """The cached batches of one partition, in offset order, without gaps."""
+
+    __slots__ = ("_batches", "_head")
+
+    def __init__(self) -> None:
+        self._batches: list[CachedBatch] = []
+        self._head = 0
+
+    @property
+    def start_offset(self) -> int | None:
+        """The first cached offset, or None when nothing is cached."""
+        return self._batches[self._head].base_offset if self._head < len(self._batches) else None
+
+    def read(self, offset: int, max_bytes: int, at_least_one: bool) -> list[bytes] | None:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes` of them.
+
+        `at_least_one` returns the first batch whatever its size, so that a consumer with small
+        limits gets on (KIP-74). None when the cache does not reach back to `offset`.
+        """
+        start = self.start_offset
+        if start is None or offset < start:
+            return None
+        index = bisect_left(
+            self._batches, offset, lo=self._head, key=lambda batch: batch.last_offset
+        )
+        found: list[bytes] = []
+        size = 0
+        while index < len(self._batches):
+            data = self._batches[index].data
+            if size + len(data) > max_bytes and not (at_least_one and not found):
+                break
+            found.append(data)
+            size += len(data)
+            index += 1
+        return found
+
+    def append(self, batch: CachedBatch) -> None:
+        self._batches.append(batch)
+
+    def drop_first(self) -> None:
+        self._batches[self._head] = CachedBatch(-1, -1, b"")
+        self._head += 1
+        if self._head > 64 and self._head * 2 > len(self._batches):
+            del self._batches[: self._head]
+            self._head = 0
+
+
+class TailCache:
+    """The budget that all partitions share."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._order: deque[tuple[PartitionTail, int]] = deque()
+
+    def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
+        """Append a batch to a partition's tail, and let the oldest of all go to make room."""
+        size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
+        tail.append(batch)
+        self._order.append((tail, size))
+        self._size += size
+        while self._size > self._max_bytes:
+            oldest, oldest_size = self._order.popleft()
+            oldest.drop_first()
+            self._size -= oldest_size

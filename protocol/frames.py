@@ -1,0 +1,54 @@
+"""A byte stream cut into frames: a 4-byte big-endian length, then that many bytes.
+
+A length is a claim. Memory grows with the bytes that have come, never with what was claimed, and a
+claim above the limit ends the connection before any of it is read.
+"""
+
+from __future__ import annotations
+
+_LENGTH_BYTES = 4
+
+
+class FrameError(Exception):
+    """The stream cannot be a Kafka client's; nothing after this point can be trusted."""
+
+
+class FrameReader:
+    """Collects received bytes and gives back whole frames, in order."""
+
+    __slots__ = ("_buffer", "_max_bytes", "_needed")
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is the longest frame accepted (Kafka's `socket.request.max.bytes`)."""
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._needed = _LENGTH_BYTES
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` completes. Raises `FrameError`."""
+        self._buffer += data
+        if len(self._buffer) < self._needed:
+            return []
+        frames = []
+        position = 0
+        while True:
+            body = position + _LENGTH_BYTES
+            if len(self._buffer) < body:
+                self._needed = _LENGTH_BYTES
+                break
+            length = int.from_bytes(self._buffer[position:body], "big", signed=True)
+            if not 0 <= length <= self._max_bytes:
+                raise FrameError(f"a frame of {length} bytes, the limit is {self._max_bytes}")
+            end = body + length
+            if len(self._buffer) < end:
+                self._needed = end - position
+                break
+            frames.append(bytes(memoryview(self._buffer)[body:end]))
+            position = end
+        del self._buffer[:position]
+        return frames

@@ -1,13 +1,13 @@
 """One client connection: bytes to requests, responses back in the order of the requests.
 
-Requests of one connection are answered one after the other, as Kafka does, except that Produce requests
-that follow each other run together: they are queued for the log in order before the first of them
-waits, so a producer's pipeline fills one block instead of waiting for one insert each.
+Requests of one connection are answered one after the other, as Kafka does, except that Produce
+requests that follow each other run together: they are queued for the log in order before the
+first of them waits, so a producer's pipeline fills one block instead of waiting for one insert
+each.
 
-Reading stops while requests wait their turn, while the client does not take its responses, and while
-this connection holds more than its share of an exhausted budget (`InFlight`). So a connection costs
-bounded memory whatever it sends, and a slow one holds up nobody else.
-"""
+Reading stops while requests wait their turn, while the client does not take its responses, and
+while this connection holds more than its share of an exhausted budget (`InFlight`). So a
+connection costs bounded memory whatever it sends, and a slow one holds up nobody else."""
 
 from __future__ import annotations
 

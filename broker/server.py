@@ -1,8 +1,8 @@
 """Starts and stops everything, in order.
 
-Start: engine, tables, topics, lanes, then the listeners: nothing is accepted before it can be kept. Stop:
-listeners, long polls, requests on their way, lanes, engine: nothing is dropped that was accepted.
-"""
+Start: engine, tables, topics, lanes, then the listeners: nothing is accepted before it can be
+kept. Stop: listeners, long polls, requests on their way, lanes, engine: nothing is dropped that
+was accepted."""
 
 from __future__ import annotations
 

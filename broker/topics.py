@@ -70,7 +70,8 @@ class TopicCatalog:
             " WHERE state != 'deleted'"
         ):
             assert isinstance(configs, dict)
-            assert isinstance(partitions, int) and isinstance(version, int)
+            assert isinstance(partitions, int)
+            assert isinstance(version, int)
             topic = self._topic(str(name), UUID(str(topic_id)), partitions, configs, version)
             if state == "deleting":
                 self._clean_up(topic)

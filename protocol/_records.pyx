@@ -2,14 +2,14 @@
 # cython: nonecheck=False, embedsignature=True
 """Record batches to and from ClickHouse Native blocks: the version that the broker runs.
 
-The same functions as `protocol/records.py`, which says what each of them means; the tests hold the two
-against each other byte for byte. What is different here is only the cost: records are walked once, in C,
-without the GIL, straight from the batch into the columns of the block and straight from the columns into
-the batch.
+The same functions as `protocol/records.py`, which says what each of them means; the tests hold the
+two against each other byte for byte. What is different here is only the cost: records are walked
+once, in C, without the GIL, straight from the batch into the columns of the block and straight from
+the columns into the batch.
 
-What must hold: the bytes are a stranger's. Every read is checked against the end of what was received, no
-allocation is larger than a small multiple of it, whatever a count claims, and a builder that refused a batch is
-exactly as it was before.
+What must hold: the bytes are a stranger's. Every read is checked against the end of what was
+received, no allocation is larger than a small multiple of it, whatever a count claims, and a
+builder that refused a batch is exactly as it was before.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -44,7 +44,8 @@ cdef extern from *:
     #error "a Native block is little-endian, and so is this module"
     #endif
 
-    /* CRC32C (Castagnoli, reflected polynomial 0x82F63B78): the processor's own instruction where there is
+    /* CRC32C (Castagnoli, reflected polynomial 0x82F63B78): the processor's own instruction where
+    there is
        one, eight tables (slicing-by-8) elsewhere. */
     static uint32_t bh_crc_table[8][256];
 
@@ -103,16 +104,17 @@ cdef extern from *:
     static int bh_crc_has_hardware(void) { return 0; }
     #endif
 
-    static inline uint64_t bh_be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
-    static inline uint32_t bh_be32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
-    static inline uint16_t bh_be16(const uint8_t *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); }
-    static inline void bh_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
-    static inline void bh_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
-    static inline void bh_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+    static inline uint64_t bh_be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return
+    __builtin_bswap64(v); } static inline uint32_t bh_be32(const uint8_t *p) { uint32_t v;
+    memcpy(&v, p, 4); return __builtin_bswap32(v); } static inline uint16_t bh_be16(const uint8_t
+    *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); } static inline void
+    bh_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); } static inline
+    void bh_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); } static
+    inline void bh_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
 
-    /* Bytes that a base-128 varint of v takes: 1 to 10. */
-    static inline unsigned bh_varuint_size(uint64_t v) { return (unsigned)((63 - __builtin_clzll(v | 1)) / 7 + 1); }
-    static inline uint64_t bh_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
+    /* Bytes that a base-128 varint of v takes: 1 to 10. */ static inline unsigned
+    bh_varuint_size(uint64_t v) { return (unsigned)((63 - __builtin_clzll(v | 1)) / 7 + 1); } static
+    inline uint64_t bh_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
     """
     void bh_crc_init() noexcept nogil
     uint32_t bh_crc_by_table(const uint8_t *p, size_t n) noexcept nogil
@@ -137,7 +139,8 @@ cdef enum:
     ATTRIBUTES_AT = 21  # the CRC counts from here
     MAX_TIMESTAMP_AT = 35
     SMALLEST_RECORD = 7  # length, attributes, two deltas, two lengths, header count
-    # Below this much work the GIL is kept: taking it back can cost a switch interval (5 ms) when others want it.
+    # Below this much work the GIL is kept: taking it back can cost a switch interval (5 ms) when
+    # others want it.
     RELEASE_GIL_BYTES = 16384
 
     CODEC_MASK = 0x07
@@ -683,8 +686,9 @@ cdef list _READ_HEADS = [_name_and_type(name, type_) for name, type_ in READ_COL
 cdef enum:
     BLOCK_WIDTH = 16
     READ_WIDTH = 12
-    # topic_id, partition, offset, timestamp_ms, timestamp_type, the null maps of key and value, header ends,
-    # producer_id, producer_epoch, sequence, transactional, control, leader_epoch, append_time
+    # topic_id, partition, offset, timestamp_ms, timestamp_type, the null maps of key and value,
+    # header ends, producer_id, producer_epoch, sequence, transactional, control, leader_epoch,
+    # append_time
     FIXED_ROW_BYTES = 16 + 4 + 8 + 8 + 1 + 1 + 1 + 8 + 8 + 2 + 4 + 1 + 1 + 4 + 8
 
 assert len(_COLUMN_HEADS) == BLOCK_WIDTH and len(_READ_HEADS) == READ_WIDTH

@@ -2,10 +2,11 @@
 
 `decompress` reads a stranger's bytes. What must hold: no more than `limit_bytes` of output is ever
 made, in pieces that grow with the output and not with what a frame claims; a payload is one whole
-stream of its codec, so a cut one and one with bytes behind it are both corrupt. (Behind an LZ4 frame
-Kafka's own reader drops what follows and librdkafka refuses it; no client sends it.)
+stream of its codec, so a cut one and one with bytes behind it are both corrupt. (Behind an LZ4
+frame Kafka's own reader drops what follows and librdkafka refuses it; no client sends it.)
 
-Codec numbers are those of the batch attributes (https://kafka.apache.org/documentation/#recordbatch).
+Codec numbers are those of the batch attributes
+(https://kafka.apache.org/documentation/#recordbatch).
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ def _too_large(limit_bytes: int) -> MessageTooLarge:
 def _stream(
     name: str, decompressor: _Decompressor, payload: bytes | memoryview, limit_bytes: int
 ) -> bytes:
-    # BytesIO hands its buffer over without a copy, so the output is in memory once. A decoder keeps a
-    # copy of the input it has not used: pieces as long as the input keep that copying linear.
+    # BytesIO hands its buffer over without a copy, so the output is in memory once. A decoder keeps
+    # a copy of the input it has not used: pieces as long as the input keep that copying linear.
     piece_bytes = max(_PIECE_BYTES, len(payload))
     output = io.BytesIO()
     data: bytes | memoryview = payload

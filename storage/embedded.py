@@ -18,7 +18,7 @@ import os
 import re
 import string
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.resources import files
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handle = Any  # chdb._chdb.connect: a native class without type stubs
 
-# Reads of one range of the log: single-threaded and below the inserts in priority (measured: a heavy
-# query beside inserts takes their p99 from 3 ms to 11 ms, with these to 4 ms), and read lazily, so
-# that a reader that has enough bytes pays for no more.
+# Reads of one range of the log: single-threaded and below the inserts in priority (measured: a
+# heavy query beside inserts takes their p99 from 3 ms to 11 ms, with these to 4 ms), and read
+# lazily, so that a reader that has enough bytes pays for no more.
 _READ_SETTINGS = (
     "SET max_threads = 1, os_thread_priority = 10, optimize_read_in_order = 1,"
     " read_in_order_use_buffering = 0, max_block_size = 8192"
@@ -125,7 +125,7 @@ class EmbeddedEngine:
 
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         reader = await self._readers.get()
         try:
             statement = f"{sql} SETTINGS preferred_block_size_bytes = {int(chunk_bytes)}"
@@ -268,5 +268,5 @@ def _chdb_connect() -> Callable[[str], Handle]:
     with _import_lock:
         from chdb import _chdb
 
-    connect: Callable[[str], Handle] = _chdb.connect
+    connect: Callable[[str], Handle] = vars(_chdb)["connect"]  # it has no type stubs
     return connect

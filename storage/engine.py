@@ -10,7 +10,7 @@ it is known). A block is stored whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 DATABASE = "brokerhouse"
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Run a SELECT and yield Native blocks of about `chunk_bytes` as they are produced.
 
         Closing the iterator cancels the query. Raises `EngineError`.

@@ -1,8 +1,7 @@
 """Python values as the text of ClickHouse query parameters (`{name:Type}`).
 
-ClickHouse reads a String parameter in its Escaped (TSV) form, arrays and maps in their literal form:
-https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters
-"""
+ClickHouse reads a String parameter in its Escaped (TSV) form, arrays and maps in their literal
+form: https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters"""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ async def migrate(engine: Engine) -> list[Migration]:
     known = migrations()
     if unknown := applied - {migration.number for migration in known}:
         raise SchemaError(
-            f"the data directory was written by a newer version of brokerhouse (it has table version "
-            f"{max(unknown, key=str)}, this one knows {known[-1].number}): start that version instead"
+            "the data directory was written by a newer version of brokerhouse (its tables are at "
+            f"{max(unknown, key=str)}, this version knows {known[-1].number}): start that one"
         )
     pending = [migration for migration in known if migration.number not in applied]
     for migration in pending:

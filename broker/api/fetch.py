@@ -4,16 +4,17 @@
 10  zstd; 11 rack of the consumer; 12 flexible, diverging epochs; 13 topics by id (KIP-516)
 15  replica state (replicas only); 16 node endpoints; 17, 18 fields of replicas
 
-A fetch that has less than `min_bytes` waits, without polling: an append wakes exactly those who wait
-for its partition. The first partition that has anything gives at least one batch, whatever the limits
-say (KIP-74). Until transactions come, the last stable offset is the high watermark and nothing is aborted.
-"""
+A fetch that has less than `min_bytes` waits, without polling: an append wakes exactly those who
+wait for its partition. The first partition that has anything gives at least one batch, whatever
+the limits say (KIP-74). Until transactions come, the last stable offset is the high watermark and
+nothing is aborted."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
@@ -32,8 +33,8 @@ from protocol.errors import (
 from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
-_Topic = FetchResponse.FetchableTopicResponse
-_PartitionData = _Topic.PartitionData
+_Topic: TypeAlias = FetchResponse.FetchableTopicResponse
+_PartitionData: TypeAlias = _Topic.PartitionData
 
 
 async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:

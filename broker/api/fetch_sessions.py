@@ -1,10 +1,9 @@
 """Fetch sessions (KIP-227): what a consumer wants, remembered between its requests.
 
-A session lets a consumer name only what changed, and lets the broker answer only with partitions that
-have something new. Sessions live in memory; a consumer whose session is gone starts over with a full
-fetch. Their number is bounded: when all slots are taken, one that nobody used for two minutes gives way,
-and if there is none, the newcomer is served without a session.
-"""
+A session lets a consumer name only what changed, and lets the broker answer only with partitions
+that have something new. Sessions live in memory; a consumer whose session is gone starts over
+with a full fetch. Their number is bounded: when all slots are taken, one that nobody used for two
+minutes gives way, and if there is none, the newcomer is served without a session."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ Until transactions come, the last stable offset is the high watermark.
 from __future__ import annotations
 
 import asyncio
+from typing import TypeAlias
 
 from kafka.protocol.consumer import (
     ListOffsetsRequest,
@@ -51,7 +52,9 @@ _RANGE = (
     " AND partition = {partition:Int32} AND offset >= {first:Int64} AND offset < {end:Int64}"
 )
 
-_OffsetsPartition = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+_OffsetsPartition: TypeAlias = (
+    ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+)
 
 
 async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:

@@ -8,14 +8,15 @@
 12  the client may produce in a transaction without announcing the partition (KIP-890)
 13  topics by id (KIP-516)
 
-Every partition of a request succeeds or fails for itself. The batches of a request are queued for the
-log before this handler first waits: `broker/connection.py` relies on it to keep a producer's order.
-"""
+Every partition of a request succeeds or fails for itself. The batches of a request are queued for
+the log before this handler first waits: `broker/connection.py` relies on it to keep a producer's
+order."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import TypeAlias
 from uuid import UUID
 
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
@@ -43,7 +44,7 @@ _ZSTD_SINCE = 7
 _TOPIC_IDS_SINCE = 13
 _NO_TIMESTAMP = -1
 
-_Partition = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+_Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _RecordError = _Partition.BatchIndexAndErrorMessage
 
 

@@ -5,9 +5,8 @@
 4  PRODUCER_FENCED replaces INVALID_PRODUCER_EPOCH
 5  transactions without announcing partitions (KIP-890)
 
-An idempotent producer gets a producer id that no other ever had, and epoch 0. Transactional ids are not
-served yet.
-"""
+An idempotent producer gets a producer id that no other ever had, and epoch 0. Transactional ids
+are not served yet."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """Group commit: what waits becomes one block, one insert, and only then is acknowledged.
 
-A lane takes everything that waits for it, in order of arrival: checks sequences, decompresses, gives
-offsets, builds one Native block (in the lane's own thread), inserts it, and publishes. While one insert
-runs, the next block gathers, so load makes blocks bigger, not latency worse. A partition always belongs
-to the same lane, and a lane has one insert in flight, so a log never has a gap.
+A lane takes everything that waits for it, in order of arrival: checks sequences, decompresses,
+gives offsets, builds one Native block (in the lane's own thread), inserts it, and publishes.
+While one insert runs, the next block gathers, so load makes blocks bigger, not latency worse. A
+partition always belongs to the same lane, and a lane has one insert in flight, so a log never has
+a gap.
 
-Nothing is acknowledged from memory. An insert whose outcome is unknown is repeated, same block, same
-token, until it is known; the lane takes nothing else meanwhile. A rejected one fails every append in
-it and gives the offsets back, after the engine has been asked whether the rows are really not there.
-"""
+Nothing is acknowledged from memory. An insert whose outcome is unknown is repeated, same block,
+same token, until it is known; the lane takes nothing else meanwhile. A rejected one fails every
+append in it and gives the offsets back, after the engine has been asked whether the rows are
+really not there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """One partition of one topic, as its leader sees it.
 
-What readers see (`log_start_offset`, `high_watermark`, the tail) changes on the event loop only, when
-a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane that the
-partition is bound to and runs ahead of it; a rejected block takes it back (`Staging`).
-"""
+What readers see (`log_start_offset`, `high_watermark`, the tail) changes on the event loop only,
+when a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane
+that the partition is bound to and runs ahead of it; a rejected block takes it back (`Staging`)."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ Kafka's source): the last five batches of a producer are remembered, because a c
 five in flight; one of them again is a duplicate and is answered with its first offset; a sequence
 that does not follow is out of order; an epoch below the known one is fenced.
 
-After a restart the batches are read back from the rows (`recovered`). There neighbouring batches have
-become one range, so a duplicate then is one that lies inside a range.
-"""
+After a restart the batches are read back from the rows (`recovered`). There neighbouring batches
+have become one range, so a duplicate then is one that lies inside a range."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Cold reads: ranges of the log from the engine, encoded back into record batches.
 
-A read asks for some rows by primary key and stops as soon as it has enough bytes. What it read beyond
-the caller's limit stays for the next fetch, and the range after it is read ahead, so that a consumer
-that catches up waits for the engine rarely. All of this is bounded by one budget in bytes.
-"""
+A read asks for some rows by primary key and stops as soon as it has enough bytes. What it read
+beyond the caller's limit stays for the next fetch, and the range after it is read ahead, so that
+a consumer that catches up waits for the engine rarely. All of this is bounded by one budget in
+bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
 from protocol._records import READ_COLUMNS, EncodedBatch, encode_batches
-from storage.engine import Engine
+from storage.engine import Engine, Parameter
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class ColdReader:
         chunks: list[bytes] = []
         size = 0
         complete = True
-        params = {
+        params: dict[str, Parameter] = {
             "topic": partition.topic.name,
             "topic_id": str(partition.topic_id),
             "partition": partition.partition,

@@ -35,7 +35,7 @@ class WrongSettings(click.ClickException):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="brokerhouse")
+@click.version_option(package_name="brokerhouse", prog_name="brokerhouse")
 def main() -> None:
     """A Kafka broker whose log is a ClickHouse table."""
 

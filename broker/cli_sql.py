@@ -6,6 +6,7 @@ on a terminal stops after MAX_TABLE_ROWS.
 """
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -82,7 +83,7 @@ def sql(query: str, output: str | None, http: URL, user: str | None, password: s
     try:
         asyncio.run(_run(Server(http, user, password), query, wanted, draw))
     except aiohttp.ClientConnectorError as error:
-        reason = error.strerror or "no answer"
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise click.ClickException(
             f"no SQL server at {http} ({reason}): start one with `brokerhouse serve`, "
             "or name another with --http"

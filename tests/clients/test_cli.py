@@ -1,0 +1,491 @@
+"""The command line as a person uses it: real processes, and a real broker where one is needed."""
+
+import json
+import os
+import pty
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from kafka import KafkaProducer
+
+from broker import config
+from tests.broker_process import BrokerProcess
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "broker.cli"]
+LIMIT_S = 60.0
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of its own, and with a fixed width."""
+    kept = {name: value for name, value in os.environ.items() if "BROKERHOUSE_" not in name}
+    return {**kept, "COLUMNS": "100", **variables}
+
+
+def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=PROJECT,
+        env=environment(**variables),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def output(*arguments: str, stdin: str = "", **variables: str) -> str:
+    """What a command prints that succeeds and has nothing to complain about."""
+    result = run(*arguments, stdin=stdin, **variables)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def complaint(code: int, *arguments: str, **variables: str) -> str:
+    """The one sentence of a command that fails with `code`."""
+    result = run(*arguments, **variables)
+    assert result.returncode == code, result
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    return line.removeprefix("Error: ")
+
+
+def on_a_terminal(*arguments: str, columns: int = 100) -> str:
+    """What a command prints when its standard output is a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=PROJECT,
+        env=environment(TERM="xterm", COLUMNS=str(columns)),
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.STDOUT,
+    )
+    os.close(theirs)
+    printed = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            printed += chunk
+    except OSError:
+        # Linux ends a terminal whose other side is closed with EIO.
+        pass
+    os.close(ours)
+    assert process.wait(LIMIT_S) == 0, printed
+    return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: taken by this process, which does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def produce(broker: BrokerProcess) -> Iterator[Callable[..., None]]:
+    """Stores one record and waits for the answer."""
+    with KafkaProducer(bootstrap_servers=broker.kafka) as producer:
+
+        def store(topic: str, value: bytes | None, **rest: object) -> None:
+            producer.send(topic, value=value, **rest).get(timeout=LIMIT_S)
+
+        yield store
+
+
+# config
+
+
+def test_config_prints_every_setting_with_default_unit_and_meaning() -> None:
+    lines = output("config").splitlines()[1:]
+    rows = list(config.rows(config.load(environ={})))
+    for line, row in zip(lines, rows, strict=True):
+        expected = [row.name, row.value, row.default, row.unit, row.description, row.source]
+        assert line.split() == " ".join(expected).split()
+
+
+def test_config_shows_what_is_set_and_where(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("lanes = 3\n")
+    printed = output("config", "--config", str(path), "--format", "json", BROKERHOUSE_LINGER_MS="5")
+    rows = {row["name"]: row for row in json.loads(printed)}
+    assert (rows["lanes"]["value"], rows["lanes"]["source"]) == ("3", str(path))
+    assert (rows["linger_ms"]["value"], rows["linger_ms"]["source"]) == ("5", "env")
+    assert (rows["node_id"]["value"], rows["node_id"]["source"]) == ("1", "default")
+
+
+def test_config_as_toml_is_a_file_that_gives_the_same_settings(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(output("config", "--format", "toml", BROKERHOUSE_LANES="7"))
+    again = json.loads(output("config", "--config", str(path), "--format", "json"))
+    values = {row["name"]: row["value"] for row in again}
+    loaded = config.load(environ={"BROKERHOUSE_LANES": "7"})
+    assert values == {row.name: row.value for row in config.rows(loaded)}
+
+
+@pytest.mark.parametrize("form", ["table", "toml", "json"])
+def test_config_never_prints_a_password(form: str) -> None:
+    secret = {"BROKERHOUSE_SQL_USER": "me", "BROKERHOUSE_SQL_PASSWORD": "hunter2"}
+    assert "hunter2" not in output("config", "--format", form, **secret)
+
+
+# serve
+
+
+def test_serve_has_a_flag_for_every_setting_but_secrets() -> None:
+    flags = set(re.findall(r"--([a-z][a-z-]+)", output("serve", "--help")))
+    names = {name.replace("_", "-") for name in config.Settings.model_fields}
+    assert names - flags == {"sql-password"}
+
+
+def test_serve_refuses_a_wrong_setting_in_one_sentence() -> None:
+    assert complaint(2, "serve", "--kafka", "9092") == (
+        "kafka = '9092' (flag --kafka) cannot be used: "
+        "write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092"
+    )
+    assert "did you mean BROKERHOUSE_LANES?" in complaint(2, "serve", BROKERHOUSE_LANE="1")
+
+
+def test_serve_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    text = complaint(2, "serve", "--data-dir", str(tmp_path / "file" / "data"))
+    assert "cannot be written (Not a directory)" in text
+
+
+def last_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The complaint below the progress lines."""
+    assert "Traceback" not in result.stderr
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("Error: ")
+    return line
+
+
+def test_serve_refuses_a_data_directory_in_use_and_the_owner_does_not_notice(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
+    owner = own_broker()
+    result = run(
+        "serve", "--data-dir", str(owner.data_dir), "--kafka", "127.0.0.1:0",
+        "--http", "127.0.0.1:0",
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"{owner.data_dir} is in use by process {owner.pid}" in last_line(result)
+    assert owner.sql("SELECT 1 AS one") == [{"one": 1}]
+
+
+@pytest.mark.parametrize("listener", ["kafka", "http"])
+def test_serve_refuses_a_port_in_use(listener: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listeners = {"kafka": "127.0.0.1:0", "http": "127.0.0.1:0", listener: address}
+        flags = [f"--{name}={value}" for name, value in listeners.items()]
+        result = run("serve", "--data-dir", str(tmp_path / "data"), *flags)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert address in last_line(result)
+
+
+def test_serve_takes_its_settings_from_a_file(
+    tmp_path: Path, own_broker: Callable[..., BrokerProcess]
+) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("num_partitions = 5\n")
+    # The variable BROKERHOUSE_CONFIG is what `--config` is.
+    own = own_broker(config=str(path))
+    assert output("topics", "create", "a", "--bootstrap", own.kafka) == (
+        "created a with 5 partitions\n"
+    )
+
+
+# topics
+
+
+def test_a_topic_is_created_listed_described_and_deleted(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    to = ("--bootstrap", broker.kafka)
+    created = output("topics", "create", topic, "--partitions", "3",
+                     "--config", "retention.ms=86400000", *to)  # fmt: skip
+    assert created == f"created {topic} with 3 partitions\n"
+
+    listed = [line.split() for line in output("topics", "list", *to).splitlines()]
+    assert listed[0] == ["topic", "partitions", "id"]
+    [(_, partitions, topic_id)] = [columns for columns in listed if columns[0] == topic]
+    assert partitions == "3"
+
+    for number in range(2):
+        produce(topic, f"{number}".encode(), partition=1)
+    described = output("topics", "describe", topic, *to)
+    assert described.splitlines()[0].split() == [topic, topic_id]
+    cells = [line.split() for line in described.splitlines()]
+    assert ["0", "1", "0", "0", "0"] in cells
+    assert ["1", "1", "0", "2", "2"] in cells
+    assert ["retention.ms", "86400000"] in cells
+
+    assert output("topics", "delete", topic, *to) == f"deleted {topic}\n"
+    assert topic not in output("topics", "list", *to)
+
+
+def test_a_topic_has_as_many_partitions_as_the_broker_says_unless_told(
+    broker: BrokerProcess, topic: str
+) -> None:
+    created = output("topics", "create", topic, BROKERHOUSE_KAFKA=broker.kafka)
+    assert created == f"created {topic} with 1 partition\n"
+
+
+@pytest.mark.parametrize("arguments", [["describe"], ["delete"]])
+def test_a_topic_that_does_not_exist_is_named_and_not_made(
+    broker: BrokerProcess, arguments: list[str], topic: str
+) -> None:
+    to = ("--bootstrap", broker.kafka)
+    text = complaint(1, "topics", *arguments, topic, *to)
+    assert text == f"topic {topic} does not exist"
+    assert topic not in output("topics", "list", *to)
+
+
+def test_what_the_broker_refuses_is_told(broker: BrokerProcess, topic: str) -> None:
+    to = ("--bootstrap", broker.kafka)
+    output("topics", "create", topic, *to)
+    assert f"topic {topic}: " in complaint(1, "topics", "create", topic, *to)
+    bad_config = complaint(1, "topics", "create", topic + "2", "--config", "retention.ms=x", *to)
+    assert "retention.ms" in bad_config
+    assert "topic a b: " in complaint(1, "topics", "create", "a b", *to)
+
+
+@pytest.mark.parametrize("command", [["topics", "list"], ["tail", "any"]])
+def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: int) -> None:
+    text = complaint(1, *command, "--bootstrap", f"127.0.0.1:{closed_port}")
+    assert text.startswith(f"no broker at 127.0.0.1:{closed_port} (Connection refused): ")
+
+
+# tail
+
+
+def test_tail_prints_what_is_there_and_ends(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    produce(topic, b"plain", timestamp_ms=1_750_000_000_123)
+    produce(topic, "tab\tand \x1b[31m and \\ and ü".encode(), key=b"\xff", timestamp_ms=0)
+    produce(topic, None, key=b"", headers=[("h", b"1"), ("h", b"2")], timestamp_ms=0)
+    printed = output(
+        "tail", topic, "--offset", "earliest", "--exit-at-end", "--bootstrap", broker.kafka
+    )
+    assert printed.splitlines() == [
+        "0:0\t2025-06-15T15:06:40.123Z\t\\N\tplain",
+        "0:1\t1970-01-01T00:00:00.000Z\t\\xff\ttab\\tand \\x1b[31m and \\\\ and ü",
+        "0:2\t1970-01-01T00:00:00.000Z\t\t\\N\th=1,h=2",
+    ]
+
+
+def test_tail_as_json_loses_nothing(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    produce(topic, b"\xff\x00", key="ü".encode(), headers=[("h", b"1"), ("h", b"\xfe")],
+            timestamp_ms=5)  # fmt: skip
+    produce(topic, None, timestamp_ms=6)
+    printed = output(
+        "tail", topic, "--offset", "earliest", "--exit-at-end", "--format", "json",
+        "--bootstrap", broker.kafka,
+    )  # fmt: skip
+    first, second = map(json.loads, printed.splitlines())
+    assert first == {
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp_ms": 5,
+        "key": "ü",
+        "value": {"base64": "/wA="},
+        "headers": [["h", "1"], ["h", {"base64": "/g=="}]],
+    }
+    assert (second["key"], second["value"], second["headers"]) == (None, None, [])
+
+
+def test_tail_starts_where_it_is_told(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    to = ("--exit-at-end", "--bootstrap", broker.kafka)
+    for number in range(5):
+        produce(topic, f"{number}".encode())
+    printed = output("tail", topic, "--offset", "3", *to)
+    assert [line.split("\t")[3] for line in printed.splitlines()] == ["3", "4"]
+    assert output("tail", topic, *to) == ""
+    assert output("tail", topic, "--offset", "5", *to) == ""
+    assert complaint(1, "tail", topic, "--offset", "6", *to) == (
+        f"offset 6 is outside of partition 0 of {topic}, which goes from 0 to 5"
+    )
+    assert complaint(1, "tail", topic, "--partition", "7", *to) == (
+        f"topic {topic} has no partition 7"
+    )
+
+
+def test_tail_reads_all_partitions_or_one(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    to = ("--exit-at-end", "--bootstrap", broker.kafka)
+    output("topics", "create", topic, "--partitions", "3", "--bootstrap", broker.kafka)
+    for partition in range(3):
+        produce(topic, b"x", partition=partition)
+    every = output("tail", topic, "--offset", "earliest", *to)
+    assert sorted(line.split("\t")[0] for line in every.splitlines()) == ["0:0", "1:0", "2:0"]
+    one = output("tail", topic, "--offset", "0", "--partition", "1", *to)
+    assert [line.split("\t")[0] for line in one.splitlines()] == ["1:0"]
+    assert "needs --partition" in complaint(1, "tail", topic, "--offset", "0", *to)
+
+
+def pass_on(source: IO[str], sink: "queue.SimpleQueue[str]") -> None:
+    for line in source:
+        sink.put(line)
+
+
+def test_tail_prints_records_as_they_come_until_ctrl_c(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    produce(topic, b"before")
+    process = subprocess.Popen(
+        [*COMMAND, "tail", topic, "--offset", "0", "--bootstrap", broker.kafka],
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert process.stdout is not None
+    reader = threading.Thread(target=pass_on, args=(process.stdout, lines), daemon=True)
+    reader.start()
+    try:
+        assert lines.get(timeout=LIMIT_S).endswith("\tbefore\n")
+        for word in ("one", "two"):
+            produce(topic, word.encode())
+            assert lines.get(timeout=LIMIT_S).endswith(f"\t{word}\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        reader.join(LIMIT_S)
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
+def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
+    broker: BrokerProcess, topic: str
+) -> None:
+    to = ("--bootstrap", broker.kafka)
+    assert complaint(1, "tail", topic, *to) == f"topic {topic} does not exist"
+    assert topic not in output("topics", "list", *to)
+
+
+# sql
+
+
+def test_sql_prints_tab_separated_lines_where_no_terminal_is(broker: BrokerProcess) -> None:
+    query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
+    printed = output("sql", query, "--http", broker.http_url)
+    assert printed == "n\ttext\tnothing\n0\tit\\'s\t\\N\n1\tit\\'s\t\\N\n"
+
+
+def test_sql_draws_a_table_on_a_terminal(broker: BrokerProcess) -> None:
+    query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
+    printed = on_a_terminal("sql", query, "--http", broker.http_url)
+    rows = [re.findall(r"[^\s│┃]+", line) for line in printed.splitlines()]
+    assert ["n", "text", "nothing"] in rows
+    assert ["0", "it's", "NULL"] in rows
+    assert ["1", "it's", "NULL"] in rows
+
+
+def test_sql_on_a_terminal_stops_a_table_that_nobody_can_read(broker: BrokerProcess) -> None:
+    query = "SELECT number FROM numbers(1000000000)"
+    printed = on_a_terminal("sql", query, "--http", broker.http_url)
+    assert len(printed.splitlines()) < 1100
+    assert "only the first 1000 rows" in printed
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [("JSONEachRow", '{"one":1}\n'), ("CSV", "1\n"), ("RowBinary", "\x01")],
+)
+def test_sql_prints_any_format_of_clickhouse(
+    broker: BrokerProcess, form: str, expected: str
+) -> None:
+    assert output("sql", "SELECT 1 AS one", "--format", form, "--http", broker.http_url) == expected
+
+
+def test_a_format_in_the_query_itself_wins(broker: BrokerProcess) -> None:
+    query = "SELECT 1 AS one FORMAT CSV"
+    assert output("sql", query, "--http", broker.http_url) == "1\n"
+    assert on_a_terminal("sql", query, "--http", broker.http_url) == "1\n"
+
+
+def test_sql_reads_the_query_from_standard_input(broker: BrokerProcess) -> None:
+    printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1")
+    assert printed == "1\n"
+
+
+def test_sql_finds_the_log_without_a_database_name(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    produce(topic, b"hello")
+    query = f"SELECT value FROM messages WHERE topic = '{topic}'"
+    assert output("sql", query, BROKERHOUSE_HTTP=broker.http) == "value\nhello\n"
+
+
+def test_an_error_of_sql_is_one_sentence(broker: BrokerProcess) -> None:
+    text = complaint(1, "sql", "SELECT * FROM nowhere", "--http", broker.http_url)
+    assert "UNKNOWN_TABLE" in text
+    assert "nowhere" in text
+    late = run(
+        "sql", "SELECT throwIf(number = 3000000) FROM numbers(4000000)",
+        "--http", broker.http_url,
+    )  # fmt: skip
+    assert late.returncode == 1
+    assert len(late.stderr.splitlines()) == 1
+
+
+def test_sql_writes_with_a_password_and_only_reads_without(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
+    own = own_broker(sql_user="me", sql_password="hunter2")
+    create = "CREATE TABLE mine (x UInt8) ENGINE = MergeTree ORDER BY x"
+    refused = complaint(1, "sql", create, "--http", own.http_url)
+    assert "grant" in refused.lower() or "readonly" in refused.lower()
+    wrong = complaint(1, "sql", create, "--http", own.http_url, "--user", "me", "--password", "x")
+    assert "password" in wrong.lower()
+    credentials = {"BROKERHOUSE_SQL_USER": "me", "BROKERHOUSE_SQL_PASSWORD": "hunter2"}
+    for query in (create, "INSERT INTO mine VALUES (7)"):
+        assert output("sql", query, "--http", own.http_url, **credentials) == ""
+    assert output("sql", "SELECT x FROM mine", "--http", own.http_url) == "x\n7\n"
+
+
+def test_a_sql_server_that_is_not_there_is_named(closed_port: int) -> None:
+    text = complaint(1, "sql", "SELECT 1", "--http", f"127.0.0.1:{closed_port}")
+    assert text.startswith(f"no SQL server at http://127.0.0.1:{closed_port}")
+    assert "Connect call failed" not in text
+
+
+def test_the_command_says_its_version() -> None:
+    assert output("--version").startswith("brokerhouse, version ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuch"],
+        ["tail"],
+        ["tail", "t", "--offset", "x"],
+        ["topics", "create", "t", "--config", "x"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr

@@ -1,7 +1,7 @@
 """The README's session, as typed, answers its question from a real file.
 
-Only what differs between machines is put in: the broker's ports, where its command is, and a file of
-the same form where the package manager's log is empty (in a fresh container).
+Only what differs between machines is put in: the ports of the broker, where its command is, and a
+file of the same form where the log of the package manager is empty (in a fresh container).
 """
 
 import os

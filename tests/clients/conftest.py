@@ -1,0 +1,56 @@
+"""The clients, each made when the first test asks for it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.clients import tools
+from tests.clients.adapters import (
+    Aiokafka,
+    Client,
+    ConfluentKafka,
+    GetClient,
+    Java,
+    Kafkajs,
+    KafkaPython,
+    Kcat,
+)
+from tests.clients.helper_process import HelperProcess
+
+
+@pytest.fixture(scope="session")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
+    """`client("kcat")`: the client of that name. The JVM and node start once for all tests."""
+    logs = tmp_path_factory.mktemp("helpers")
+    clients: dict[str, Client] = {}
+    missing: dict[str, BaseException] = {}
+    with ExitStack() as helpers:
+
+        def helper(command: list[str], log: Path) -> HelperProcess:
+            process = HelperProcess(command, log)
+            helpers.callback(process.close)
+            return process
+
+        makers: dict[str, Callable[[], Client]] = {
+            "kafka-python": KafkaPython,
+            "aiokafka": Aiokafka,
+            "confluent-kafka": ConfluentKafka,
+            "kcat": Kcat,
+            "kafkajs": lambda: Kafkajs(helper(tools.node_command(), logs / "node.log")),
+            "java": lambda: Java(helper([*tools.java_command(), "Helper"], logs / "java.log")),
+        }
+
+        def get(name: str) -> Client:
+            if name in missing:
+                raise missing[name]
+            if name not in clients:
+                try:
+                    clients[name] = makers[name]()
+                except pytest.fail.Exception as failure:
+                    missing[name] = failure
+                    raise
+            return clients[name]
+
+        yield get

@@ -1,0 +1,168 @@
+"""What producers ask of a broker beside taking records: topics, acks, idempotence, refusals."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import confluent_kafka
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.clients.adapters import CLIENTS, Client, ConfluentKafka, GetClient
+from tests.clients.records import Record, rows
+
+IDEMPOTENT_BY_DEFAULT = ["kafka-python", "java"]
+RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(500)]
+
+
+def keys(records: list[Record]) -> list[bytes | None]:
+    return [record.key for record in records]
+
+
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "kcat"])
+def test_a_client_creates_a_topic_of_three_partitions(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    client(name).create_topic(broker.kafka, topic, 3)
+
+    found = broker.sql(
+        "SELECT partitions FROM topics WHERE name = {topic:String}", {"topic": topic}
+    )
+    assert found == [{"partitions": 3}]
+    client(name).produce(broker.kafka, topic, RECORDS[:5], partition=2)
+    assert keys(rows(broker, topic, 2)) == keys(RECORDS[:5])
+    assert (
+        client(name).read_from_offset(broker.kafka, topic, 4, 1, partition=2)
+        == rows(broker, topic, 2)[4:]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name not in ("kcat", "aiokafka")])
+def test_a_client_learns_that_a_topic_is_there_already(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    client(name).create_topic(broker.kafka, topic, 1)
+
+    with pytest.raises(Exception, match=r"(?i)already|exists"):
+        client(name).create_topic(broker.kafka, topic, 1)
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_produces_with_every_acks(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str, acks: str
+) -> None:
+    client(name).create_topic(broker.kafka, topic, 1)
+
+    client(name).produce(broker.kafka, topic, RECORDS, acks=acks, idempotent=False)
+
+    # Reading waits for the records, which acks=0 does not.
+    read = client(name).read_from_offset(broker.kafka, topic, 0, len(RECORDS))
+    assert keys(read) == keys(RECORDS)
+    assert keys(rows(broker, topic)) == keys(RECORDS)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_an_idempotent_producer_leaves_its_id_and_its_sequence_in_the_rows(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    client(name).create_topic(broker.kafka, topic, 1)
+    asked = None if name in IDEMPOTENT_BY_DEFAULT else True
+
+    client(name).produce(broker.kafka, topic, RECORDS, idempotent=asked)
+
+    found = broker.sql(
+        """
+        SELECT count() AS records, uniqExact(producer_id) AS producers,
+               min(producer_id) >= 0 AS has_id, groupArray(sequence) = range(500) AS in_sequence
+        FROM (SELECT * FROM messages WHERE topic = {topic:String} ORDER BY offset)
+        """,
+        {"topic": topic},
+    )
+    assert found == [{"records": 500, "producers": 1, "has_id": 1, "in_sequence": 1}]
+
+
+def test_two_idempotent_producers_have_two_ids(
+    broker: BrokerProcess, client: GetClient, topic: str
+) -> None:
+    for name in ("java", "confluent-kafka"):
+        client(name).produce(broker.kafka, topic, RECORDS, idempotent=True)
+
+    found = broker.sql(
+        "SELECT uniqExact(producer_id) AS producers, count() AS records FROM messages "
+        "WHERE topic = {topic:String}",
+        {"topic": topic},
+    )
+    assert found == [{"producers": 2, "records": 1000}]
+
+
+@pytest.mark.parametrize("name", ["confluent-kafka", "kafka-python", "aiokafka", "kcat", "java"])
+def test_a_topic_comes_to_be_when_somebody_writes_to_it(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    client(name).produce(broker.kafka, topic, RECORDS[:3])
+
+    assert keys(rows(broker, topic)) == keys(RECORDS[:3])
+
+
+def test_a_consumer_that_waits_at_the_end_gets_a_record_at_once(
+    broker: BrokerProcess, client: GetClient, topic: str
+) -> None:
+    consumer, producer = ConfluentKafka(), client("java")
+    producer.create_topic(broker.kafka, topic, 1)
+
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(consumer.read_from_offset, broker.kafka, topic, 0, 1)
+        producer.produce(broker.kafka, topic, RECORDS[:1])
+        produced = time.monotonic()
+        read = waiting.result(20)
+
+    assert keys(read) == keys(RECORDS[:1])
+    assert time.monotonic() - produced < 5
+
+
+def test_a_record_that_is_too_large_is_refused_and_the_next_one_taken(
+    broker: BrokerProcess, topic: str
+) -> None:
+    reports: list[confluent_kafka.KafkaError | None] = []
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.kafka, "message.max.bytes": 8_000_000}
+    )
+    for size in (2_000_000, 10):
+        producer.produce(topic, b"x" * size, on_delivery=lambda error, _: reports.append(error))
+        assert producer.flush(20) == 0
+
+    refused, taken = reports
+    assert refused is not None
+    assert refused.code() == confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE
+    assert taken is None
+    assert [record.value for record in rows(broker, topic)] == [b"x" * 10]
+
+
+def test_many_producers_and_partitions_at_once(
+    broker: BrokerProcess, client: GetClient, topic: str
+) -> None:
+    """Each partition has what each client sent, in order."""
+    partitions, writers = 8, 10
+    client("confluent-kafka").create_topic(broker.kafka, topic, partitions)
+    ready = threading.Barrier(writers)
+
+    def produce(writer: int) -> None:
+        records = [Record(b"%d" % writer, b"%d" % n) for n in range(100)]
+        ready.wait(20)
+        for partition in range(partitions):
+            writing_client: Client = ConfluentKafka()
+            writing_client.produce(
+                broker.kafka, topic, records, partition=partition, idempotent=True
+            )
+
+    with ThreadPoolExecutor(writers) as threads:
+        for done in [threads.submit(produce, writer) for writer in range(writers)]:
+            done.result(60)
+
+    for partition in range(partitions):
+        found = rows(broker, topic, partition)
+        assert [record.offset for record in found] == list(range(100 * writers))
+        for writer in range(writers):
+            values = [record.value for record in found if record.key == b"%d" % writer]
+            assert values == [b"%d" % n for n in range(100)]

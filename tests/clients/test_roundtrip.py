@@ -1,0 +1,128 @@
+"""Whatever one client writes, every client reads: from the tail and from cold storage, and as rows.
+
+Each client writes the sample once with each codec into a topic that it made itself; every test
+then looks at one of these topics in one way. First come the tests on the broker that took the
+records; then it is restarted, so that nothing is left in memory, and the same tests read from
+storage.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.clients.adapters import CLIENTS, CODECS, Client, GetClient
+from tests.clients.records import SAMPLE, TIME_MS, Record, rows
+
+WRITTEN = [(writer, codec) for writer in CLIENTS for codec in CODECS]
+TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 253_402_300_799_999)
+
+
+@dataclass(frozen=True)
+class Log:
+    """The broker with all that was written; `outcomes` tell whether each topic came to be."""
+
+    broker: BrokerProcess
+    outcomes: dict[tuple[str, str], "Future[None]"]
+
+    def topic(self, writer: str, codec: str) -> str:
+        self.outcomes[writer, codec].result()
+        return f"{writer}-{codec}"
+
+
+def sent_by(client: Client) -> list[Record]:
+    """What the client sends of the sample, as it should be in the log."""
+    sendable = [client.as_sent(record) for record in SAMPLE if client.can_send(record)]
+    return [record.at(offset) for offset, record in enumerate(sendable)]
+
+
+def write(broker: BrokerProcess, client: Client, topic: str, codec: str) -> None:
+    client.create_topic(broker.kafka, topic, 1)
+    client.produce(broker.kafka, topic, sent_by(client), codec=codec)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, client: GetClient) -> Iterator[Log]:
+    broker = BrokerProcess(tmp_path_factory.mktemp("roundtrip") / "data")
+    broker.start()
+    log = Log(broker, {case: Future() for case in WRITTEN})
+    for (writer, codec), outcome in log.outcomes.items():
+        try:
+            write(broker, client(writer), f"{writer}-{codec}", codec)
+            outcome.set_result(None)
+        except (Exception, pytest.fail.Exception) as failure:
+            outcome.set_exception(failure)  # raised again by each test that asks for the topic
+    yield log
+    broker.stop()
+
+
+@pytest.fixture(scope="module", params=["tail", "cold"])
+def log(request: pytest.FixtureRequest, written: Log) -> Log:
+    if request.param == "cold":
+        written.broker.restart()
+    return written
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("writer", CLIENTS)
+def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, codec: str) -> None:
+    found = rows(log.broker, log.topic(writer, codec))
+
+    assert with_stored_timestamps(sent_by(client(writer)), found) == found
+
+
+@pytest.mark.parametrize("reader", CLIENTS)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("writer", CLIENTS)
+def test_a_client_reads_what_another_wrote(
+    log: Log, client: GetClient, writer: str, codec: str, reader: str
+) -> None:
+    topic = log.topic(writer, codec)
+    sent = with_stored_timestamps(sent_by(client(writer)), rows(log.broker, topic))
+    expected = [client(reader).as_shown(record) for record in sent]
+
+    assert client(reader).read_from_offset(log.broker.kafka, topic, 0, len(sent)) == expected
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_reads_from_an_offset_inside_of_a_batch(
+    log: Log, client: GetClient, name: str, codec: str
+) -> None:
+    topic = log.topic(name, codec)
+    stored = rows(log.broker, topic)
+    start = len(stored) - 50
+    expected = [client(name).as_shown(record) for record in stored[start:]]
+
+    assert client(name).read_from_offset(log.broker.kafka, topic, start, 50) == expected
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_reads_from_a_timestamp(
+    log: Log, client: GetClient, name: str, codec: str
+) -> None:
+    topic = log.topic(name, codec)
+    stored = rows(log.broker, topic)
+    latest_ms = max(record.timestamp_ms or 0 for record in stored)
+
+    for wanted_ms in sorted({min(wanted_ms, latest_ms) for wanted_ms in TIMESTAMPS_MS}):
+        start = next(
+            r.offset for r in stored if r.timestamp_ms is not None and r.timestamp_ms >= wanted_ms
+        )
+        expected = [client(name).as_shown(record) for record in stored[start : start + 3]]
+
+        found = client(name).read_from_timestamp(log.broker.kafka, topic, wanted_ms, len(expected))
+
+        assert found == expected, f"from timestamp {wanted_ms}"
+
+
+def with_stored_timestamps(sent: list[Record], stored: list[Record]) -> list[Record]:
+    """Fills in the timestamps that a client set by its own clock."""
+    assert len(sent) == len(stored)
+    return [
+        record if record.timestamp_ms is not None else record.stamped(row.timestamp_ms)
+        for record, row in zip(sent, stored, strict=True)
+    ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kafka.protocol.api_message import ApiMessage
 
+from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
 from protocol.versions import APIS, Api, ApiKey, served
 
 _FIXED = struct.Struct(">hhih")  # key, version, correlation id, length of client id
@@ -49,23 +50,12 @@ def decode_request(frame: bytes) -> Request:
             raise MalformedRequest(
                 f"API key {header.api_key} version {header.api_version} is not served"
             )
-        flexible = api.request.flexible_version_q(header.api_version)
-        if flexible:
-            position = _skip_tagged_fields(frame, position)
-        decode = api.request._struct.compiled_decode_from(
-            header.api_version, compact=flexible, tagged=flexible, data_class=api.request[None]
-        )
-        message, end = decode(memoryview(frame), position)
+        if api.request.flexible_version_q(header.api_version):
+            position = skip_tagged_fields(frame, position)
+        message, end = decoder(api.request, header.api_version)(frame, position)
     except MalformedRequest:
         raise
-    except (
-        ValueError,
-        IndexError,
-        TypeError,
-        struct.error,
-        AssertionError,
-        OverflowError,
-    ) as error:
+    except (MalformedMessage, UnicodeDecodeError, IndexError, struct.error) as error:
         raise MalformedRequest(f"a request that cannot be decoded: {error}") from error
     if end != len(frame):
         raise MalformedRequest(
@@ -96,25 +86,3 @@ def _decode_header(frame: bytes) -> tuple[RequestHeader, int]:
         client_id = frame[position:end].decode()
         position = end
     return RequestHeader(api_key, version, correlation_id, client_id), position
-
-
-def _skip_tagged_fields(frame: bytes, position: int) -> int:
-    count, position = _unsigned_varint(frame, position)
-    for _ in range(count):
-        _, position = _unsigned_varint(frame, position)
-        size, position = _unsigned_varint(frame, position)
-        position += size
-        if position > len(frame):
-            raise MalformedRequest("a tagged field reaches beyond the frame")
-    return position
-
-
-def _unsigned_varint(frame: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 35, 7):
-        byte = frame[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise MalformedRequest("a varint longer than 5 bytes")

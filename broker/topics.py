@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
 
 from broker.config import Settings
+from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
 from broker.topic_configs import EffectiveTopicConfig, effective
 from protocol.errors import (
@@ -52,12 +53,6 @@ class TopicCatalog:
 
     async def load(self) -> None:
         """Read topics, and where each of their partitions starts and ends."""
-        ends = {
-            (UUID(str(topic_id)), int(str(partition))): int(str(last)) + 1
-            for topic_id, partition, last in await self._engine.rows(
-                "SELECT topic_id, partition, max(offset) FROM messages GROUP BY topic_id, partition"
-            )
-        }
         checkpoints = {
             (UUID(str(topic_id)), int(str(partition))): (int(str(start)), int(str(floor)))
             for topic_id, partition, start, floor in await self._engine.rows(
@@ -65,6 +60,7 @@ class TopicCatalog:
                 " FROM partition_checkpoints GROUP BY topic_id, partition"
             )
         }
+        topics = []
         for name, topic_id, partitions, configs, version, state in await self._engine.rows(
             "SELECT name, topic_id, partitions, configs, version, state FROM topic_versions FINAL"
             " WHERE state != 'deleted'"
@@ -75,9 +71,19 @@ class TopicCatalog:
             topic = self._topic(str(name), UUID(str(topic_id)), partitions, configs, version)
             if state == "deleting":
                 self._clean_up(topic)
-                continue
+            else:
+                topics.append(topic)
+        ends = await log_ends(
+            self._engine,
+            (
+                (topic.name, topic.topic_id, partition)
+                for topic in topics
+                for partition in range(topic.partitions)
+            ),
+        )
+        for topic in topics:
             logs = []
-            for partition in range(partitions):
+            for partition in range(topic.partitions):
                 start, floor = checkpoints.get((topic.topic_id, partition), (0, 0))
                 end = max(ends.get((topic.topic_id, partition), 0), floor)
                 logs.append(self._new_log(topic, partition, start, end))

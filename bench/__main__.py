@@ -1,0 +1,211 @@
+"""`make bench`: what the broker costs beside the bare engine, in one run on one machine.
+
+For 100-byte and 1-KB records: produce and consume throughput and produce latency with a client in
+C on librdkafka (`client.c`), and the very rows that the broker stored, inserted into a fresh
+embedded engine directly. Client and broker share the machine's cores, so the client's own cost is
+part of every figure. Prints Markdown tables; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from protocol._records import BlockBuilder
+from storage.embedded import EmbeddedEngine
+from storage.schema import migrate
+from tests.broker_process import BrokerProcess
+
+_HERE = Path(__file__).parent
+_COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
+_PRODUCER = ("acks=all", "linger.ms=5", "batch.num.messages=10000", "batch.size=1000000")
+_CONSUMER = ("fetch.message.max.bytes=4000000", "queued.max.messages.kbytes=262144")
+_DIRECT_BLOCK_BYTES = 4 << 20  # what the broker's blocks come to under this load
+_TOPIC = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """`cpu_s`: CPU seconds of the broker, or of the engine alone, per million records."""
+
+    what: str
+    records_per_s: float
+    mb_per_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    name: str
+    size: int
+    count: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--records", type=int, default=5_000_000, help="of 100 bytes")
+    parser.add_argument("--latency-records", type=int, default=5_000)
+    options = parser.parse_args()
+    loads = (Load("100 B", 100, options.records), Load("1 KB", 1000, options.records // 5))
+    print(_machine(), flush=True)
+    print("\n| record | what | records/s | MB/s | CPU s per million records |")
+    print("|---|---|---:|---:|---:|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        client = _compile(Path(folder))
+        for load in loads:
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                for row in _throughputs(client, Path(work), load):
+                    print(
+                        f"| {load.name} | {row.what} | {row.records_per_s:,.0f} |"
+                        f" {row.mb_per_s:,.0f} | {row.cpu_s:.2f} |",
+                        flush=True,
+                    )
+        print("\n| record | produce latency, one at a time | p50 ms | p99 ms | max ms |")
+        print("|---|---|---:|---:|---:|", flush=True)
+        for load in loads:
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                got = _latency(client, Path(work), load.size, options.latency_records)
+            print(
+                f"| {load.name} | acks=all, {options.latency_records:,} records |"
+                f" {got.p50_ms:.1f} | {got.p99_ms:.1f} | {got.max_ms:.1f} |",
+                flush=True,
+            )
+
+
+def _machine() -> str:
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{len(models)} x {models[0] if models else platform.machine()}, {memory_gib:.0f} GiB,"
+        f" Linux {platform.release()}, Python {platform.python_version()},"
+        f" chdb-core {version('chdb-core')}"
+    )
+
+
+def _compile(folder: Path) -> Path:
+    client = folder / "client"
+    command = ["cc", "-O2", "-o", str(client), str(_HERE / "client.c"), "-lrdkafka"]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("bench: needs a C compiler and librdkafka's headers (Debian: librdkafka-dev)")
+    return client
+
+
+@contextmanager
+def _broker(data_dir: Path) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(data_dir, {"tail_cache_bytes": str(4 << 30)})
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def _throughputs(client: Path, work: Path, load: Load) -> Iterator[Throughput]:
+    data_dir = work / "data"
+    with _broker(data_dir) as broker:
+        yield _measure(client, broker, "produce, acks=all", "produce", load, _PRODUCER)
+        yield _measure(client, broker, "consume, from memory", "consume", load, _CONSUMER)
+    with _broker(data_dir) as broker:
+        yield _measure(client, broker, "consume, from storage", "consume", load, _CONSUMER)
+    yield asyncio.run(_direct(data_dir, work / "direct", load))
+
+
+def _measure(
+    client: Path,
+    broker: BrokerProcess,
+    what: str,
+    mode: str,
+    load: Load,
+    properties: tuple[str, ...],
+) -> Throughput:
+    before = _cpu_seconds(broker.pid)
+    found = _run(client, mode, broker, load.count, load.size, properties)
+    cpu_s = (_cpu_seconds(broker.pid) - before) / load.count * 1e6
+    return Throughput(what, found["records_per_s"], found["mb_per_s"], cpu_s)
+
+
+def _run(
+    client: Path,
+    mode: str,
+    broker: BrokerProcess,
+    count: int,
+    size: int,
+    properties: tuple[str, ...],
+) -> dict[str, float]:
+    command = [str(client), mode, broker.kafka, _TOPIC, str(count), str(size), *properties]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(result.stdout)
+    return figures
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
+    """The same rows, block by block from the broker's table into an empty one; inserts timed."""
+    source = EmbeddedEngine(source_dir, 1, fsync=False)
+    blocks: list[bytes] = []
+    rows = load.count
+    step = _DIRECT_BLOCK_BYTES // load.size
+    for first in range(0, rows, step):
+        parts = [
+            part
+            async for part in source.read_native(
+                f"SELECT {_COLUMNS} FROM messages WHERE topic = {{topic:String}}"
+                " AND offset >= {first:Int64} AND offset < {end:Int64} ORDER BY offset",
+                {"topic": _TOPIC, "first": first, "end": first + step},
+                1 << 40,
+            )
+        ]
+        blocks.append(b"".join(parts))
+    await source.close()
+    target = EmbeddedEngine(target_dir, 1, fsync=False)
+    await migrate(target)
+    cpu, began = time.process_time(), time.perf_counter()
+    for number, block in enumerate(blocks):
+        await target.insert_block(0, "messages", _COLUMNS, block, f"direct-{number}")
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    stored = await target.rows("SELECT count() FROM messages")
+    await target.close()
+    assert stored == [[rows]], f"inserted {rows} rows, the engine has {stored}"
+    return Throughput(
+        "the same rows inserted directly",
+        rows / seconds,
+        rows * load.size / seconds / 1e6,
+        cpu_s / rows * 1e6,
+    )
+
+
+def _latency(client: Path, work: Path, size: int, count: int) -> Latency:
+    with _broker(work / "data") as broker:
+        found = _run(client, "latency", broker, count, size, ("acks=all", "linger.ms=0"))
+    return Latency(found["p50_ms"], found["p99_ms"], found["max_ms"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,683 @@
+"""ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the embedded engine.
+
+A request becomes an `Ask` (who, what, with which settings); storage/sql_session.py runs it; the answer is
+written here. Rules that hold:
+* The status line goes out when the first MiB of the result is there or the query has ended, so that most
+  failures get their own status. A later failure is told in the body, marked with the tag that the headers
+  announced, and the stream is broken off without its last chunk.
+* A client that leaves ends its query.
+* Bytes are copied here and nothing else: parsing SQL, running it and compressing happen in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import secrets
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import IO, TypeVar
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+from broker.config import Settings
+from broker.http_codings import (
+    ENCODERS,
+    CodingError,
+    Decoder,
+    Encoder,
+    UnknownCoding,
+    choose,
+    decoder,
+)
+from storage.sql_access import Action, Role, SqlError, sql_error
+from storage.sql_session import (
+    SESSION_TIMEOUT_MAX_S,
+    SESSION_TIMEOUT_S,
+    Engine,
+    Facts,
+    Job,
+    Limits,
+    RunningQuery,
+    SqlGateway,
+    Summary,
+)
+from storage.sql_text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DEFAULT_FORMAT = "TabSeparated"
+URL_MAX_BYTES = 1024 * 1024  # ClickHouse's http_max_uri_size
+FIELD_MAX_BYTES = 128 * 1024
+MAX_QUERY_BYTES = (
+    256 * 1024
+)  # the engine's default max_query_size, which a request may raise up to:
+MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024
+HOLD_BYTES = 1024 * 1024
+SPOOL_BYTES = 4 * 1024 * 1024
+_INLINE_CODING_BYTES = 32 * 1024
+_CODING_THREADS = 2
+
+# Parameters of the interface itself; every other one is a setting of the engine.
+_OWN_PARAMETERS = frozenset(
+    [
+        "query",
+        "database",
+        "default_format",
+        "query_id",
+        "session_id",
+        "session_timeout",
+        "session_check",
+        "close_session",
+        "user",
+        "password",
+        "quota_key",
+        "role",
+        "compress",
+        "decompress",
+        "wait_end_of_query",
+        "buffer_size",
+        "client_protocol_version",
+        "stacktrace",
+    ]
+)
+# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is not done here.
+_HTTP_SETTINGS = frozenset(
+    [
+        "enable_http_compression",
+        "http_zlib_compression_level",
+        "send_progress_in_http_headers",
+        "add_http_cors_header",
+        "http_headers_progress_interval_ms",
+        "cancel_http_readonly_queries_on_client_close",
+        "http_response_buffer_size",
+        "http_wait_end_of_query",
+        "http_write_exception_in_output_format",
+        "http_native_compression_disable_checksumming_on_decompress",
+    ]
+)
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_HELP = (
+    "There is nothing here. SQL goes to / as ?query=... or as the body of a POST;"
+    " /ping and /replicas_status say whether the server is alive.\n"
+)
+
+# https://clickhouse.com/docs/interfaces/http: codes that have an HTTP status of their own; the others are 500.
+_STATUS = {
+    194: 401,
+    **dict.fromkeys((192, 193, 497, 512, 516), 403),
+    **dict.fromkeys(
+        (
+            6,
+            25,
+            26,
+            27,
+            36,
+            38,
+            41,
+            44,
+            53,
+            62,
+            69,
+            72,
+            117,
+            151,
+            167,
+            168,
+            220,
+            263,
+            289,
+            352,
+            371,
+            376,
+            427,
+            441,
+            675,
+            676,
+        ),
+        400,
+    ),
+    **dict.fromkeys((46, 47, 50, 56, 60, 63, 73, 81, 115, 336, 511, 106, 107), 404),
+    159: 408,
+    381: 411,
+    223: 413,
+    48: 501,
+    **dict.fromkeys((76, 209, 439), 503),
+}
+
+
+def make_app(engine: Engine, settings: Settings) -> web.Application:
+    """The SQL interface as an aiohttp application; runs on the loop that starts it."""
+    interface = HttpInterface(engine, settings)
+    app = web.Application(
+        handler_args={
+            # Bodies are decoded here, in bounded memory; a client that leaves ends its handler; long URLs are usual.
+            "auto_decompress": False,
+            "handler_cancellation": True,
+            "max_line_size": URL_MAX_BYTES,
+            "max_field_size": FIELD_MAX_BYTES,
+        }
+    )
+    app.on_startup.append(interface.start)
+    app.on_shutdown.append(interface.stop_queries)
+    app.on_cleanup.append(interface.stop)
+    app.router.add_route("*", "/{path:.*}", interface.handle)
+    return app
+
+
+@dataclass(slots=True)
+class Ask:
+    """What one request wants."""
+
+    method: str
+    query_id: str
+    role: Role
+    query: bytes = b""
+    database: str | None = None
+    default_format: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    params: dict[str, bytes] = field(default_factory=dict)
+    session_id: str | None = None
+    session_timeout_s: int = SESSION_TIMEOUT_S
+    session_check: bool = False
+    wait_end: bool = False
+    coding: str | None = None
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def max_query_bytes(self) -> int:
+        text = self.settings.get("max_query_size", "")
+        wanted = int(text) if text.isdecimal() and len(text) < 19 else MAX_QUERY_BYTES
+        return min(wanted or MAX_QUERY_BYTES_ALLOWED, MAX_QUERY_BYTES_ALLOWED)
+
+
+class HttpInterface:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._gateway: SqlGateway | None = None
+        self._facts: Facts | None = None
+        self._coding_pool = ThreadPoolExecutor(_CODING_THREADS, thread_name_prefix="sql-coding")
+
+    # --- life
+
+    async def start(self, _app: web.Application) -> None:
+        settings = self._settings
+        limits = Limits(
+            settings.sql_max_queries, settings.sql_max_threads, settings.sql_max_memory_bytes
+        )
+        self._gateway = SqlGateway(self._engine, limits)
+        self._facts = await self._gateway.facts()
+
+    async def stop_queries(self, _app: web.Application) -> None:
+        await self.gateway.close()
+
+    async def stop(self, _app: web.Application) -> None:
+        self._coding_pool.shutdown()
+
+    @property
+    def gateway(self) -> SqlGateway:
+        assert self._gateway is not None, "the application was not started"
+        return self._gateway
+
+    @property
+    def facts(self) -> Facts:
+        assert self._facts is not None, "the application was not started"
+        return self._facts
+
+    # --- requests
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method not in _METHODS:
+            return web.Response(
+                status=405, text="Method not allowed\n", headers={"Allow": ", ".join(_METHODS)}
+            )
+        if request.method == "OPTIONS":
+            return web.Response(status=204, headers={"Allow": ", ".join(_METHODS)})
+        if request.path in ("/ping", "/replicas_status"):
+            return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
+        if request.path != "/":
+            return web.Response(status=404, text=_HELP)
+        if request.method != "POST" and "query" not in request.rel_url.query:
+            return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
+        return await self._sql(request)
+
+    async def _sql(self, request: web.Request) -> web.StreamResponse:
+        ask: Ask | None = None
+        try:
+            role = self._who(request)
+            ask = _read_ask(request, role)
+            return await self._answer(request, ask)
+        except SqlError as error:
+            return self._failure(error, ask)
+        except UnknownCoding as error:
+            return self._failure(sql_error(48, "NOT_IMPLEMENTED", str(error)), ask)
+        except CodingError as error:
+            return self._failure(
+                sql_error(354, "ZLIB_INFLATE_FAILED", f"The body cannot be decompressed: {error}"),
+                ask,
+                status=400,
+            )
+
+    def _who(self, request: web.Request) -> Role:
+        """Who asks. Raises AUTHENTICATION_FAILED."""
+        user, password = _credentials(request)
+        settings = self._settings
+        if settings.sql_user is not None and settings.sql_password is not None:
+            right = hmac.compare_digest(user.encode(), settings.sql_user.encode())
+            right &= hmac.compare_digest(
+                password.encode(), settings.sql_password.get_secret_value().encode()
+            )
+            if right:
+                return Role.WRITER
+        if user in ("", "default") and not password:
+            if settings.sql_anonymous == "always" or (
+                settings.sql_anonymous == "loopback" and _is_loopback(request.remote)
+            ):
+                return Role.READER
+        raise sql_error(
+            516, "AUTHENTICATION_FAILED",
+            f"{user or 'default'}: Authentication failed: password is incorrect,"
+            " or there is no user with such name.",
+        )  # fmt: skip
+
+    async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+        body = _Body(request, self._in_coding_thread)
+        async with AsyncExitStack() as stack:
+            session = None
+            if ask.session_id is not None:
+                session = await stack.enter_async_context(
+                    self.gateway.session(
+                        ask.role,
+                        ask.session_id,
+                        ask.session_timeout_s,
+                        must_exist=ask.session_check,
+                    )
+                )
+            job = Job(
+                role=ask.role,
+                database=ask.database,
+                settings=ask.settings,
+                params=ask.params,
+                read_only=ask.method != "POST",
+                session=session,
+            )
+            text, head = await _head(ask, body)
+            await self.gateway.take_place()
+            place = _Place(self.gateway)
+            try:
+                if isinstance(head, InsertData):
+                    return await self._insert(request, ask, job, text, head, body)
+                handle, statement = await self.gateway.open(job, text)
+                if statement.action is Action.READ:
+                    fmt, asked = _format(text, ask)
+                    query = self.gateway.start_read(handle, job, text, asked, place.hand_over())
+                    return await self._stream(request, ask, query, fmt)
+                try:
+                    result, summary = await self.gateway.execute(
+                        handle, job, text, _format(text, ask)[1]
+                    )
+                finally:
+                    self.gateway.finish(handle, job)
+                return await self._whole(request, ask, result, summary, None)
+            finally:
+                place.give_back()
+
+    # --- answers
+
+    def _headers(self, ask: Ask, fmt: str | None) -> dict[str, str]:
+        headers = {
+            "X-ClickHouse-Query-Id": ask.query_id,
+            "X-ClickHouse-Server-Display-Name": self.facts.host,
+            "X-ClickHouse-Timezone": self.facts.timezone,
+            "Content-Type": "text/plain; charset=UTF-8",
+        }
+        if fmt is not None:
+            headers["X-ClickHouse-Format"] = fmt
+            headers["Content-Type"] = self.facts.content_types.get(fmt, "text/plain; charset=UTF-8")
+        return headers
+
+    def _failure(self, error: SqlError, ask: Ask | None, status: int | None = None) -> web.Response:
+        status = status or _STATUS.get(error.code, 500)
+        headers = {} if ask is None else self._headers(ask, None)
+        headers["X-ClickHouse-Exception-Code"] = str(error.code)
+        headers["Content-Type"] = "text/plain; charset=UTF-8"
+        if error.code == 516:
+            headers["WWW-Authenticate"] = 'Basic realm="ClickHouse server HTTP API"'
+        return web.Response(
+            status=status, body=self._message(error).encode("utf-8", "replace"), headers=headers
+        )
+
+    def _message(self, error: SqlError) -> str:
+        text = error.message.rstrip("\n")
+        return (
+            f"{text}\n"
+            if text.endswith(")") and "(version " in text[-40:]
+            else f"{text} (version {self.facts.version})\n"
+        )
+
+    async def _whole(
+        self, request: web.Request, ask: Ask, body: bytes, summary: Summary, fmt: str | None
+    ) -> web.StreamResponse:
+        """An answer whose end is known."""
+        headers = self._headers(ask, fmt)
+        headers["X-ClickHouse-Summary"] = summary.as_header(time.monotonic_ns() - ask.started_ns)
+        if ask.coding is not None and body:
+            encoder = ENCODERS[ask.coding]()
+            body = await self._encode(encoder, body) + encoder.finish()
+            headers["Content-Encoding"] = ask.coding
+        return web.Response(body=body, headers=headers)
+
+    async def _stream(
+        self, request: web.Request, ask: Ask, query: RunningQuery, fmt: str
+    ) -> web.StreamResponse:
+        try:
+            start = bytearray()
+            while len(start) < HOLD_BYTES:
+                piece = await query.read()
+                if not piece:
+                    query.close()
+                    return await self._whole(request, ask, bytes(start), await query.done, fmt)
+                start += piece
+            if ask.wait_end:
+                return await self._spool(request, ask, query, fmt, bytes(start))
+            return await self._pass_on(request, ask, query, fmt, bytes(start))
+        except BaseException:
+            query.abandon()
+            raise
+
+    async def _pass_on(
+        self, request: web.Request, ask: Ask, query: RunningQuery, fmt: str, start: bytes
+    ) -> web.StreamResponse:
+        """A long answer, as it comes."""
+        tag = secrets.token_hex(8)
+        headers = self._headers(ask, fmt)
+        headers["X-ClickHouse-Exception-Tag"] = tag
+        encoder: Encoder | None = None
+        if ask.coding is not None:
+            encoder = ENCODERS[ask.coding]()
+            headers["Content-Encoding"] = ask.coding
+        response = web.StreamResponse(headers=headers)
+        if request.version >= (1, 1):
+            response.enable_chunked_encoding()
+        await response.prepare(request)
+        if request.method == "HEAD":
+            query.abandon()
+            return response
+        piece = start
+        while piece:
+            await response.write(await self._encode(encoder, piece))
+            piece = await query.read()
+        query.close()
+        try:
+            await query.done
+        except SqlError as error:
+            told = _told_in_stream(self._message(error), tag)
+            await response.write(
+                await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
+            )
+            if request.transport is not None:
+                request.transport.close()  # what was written still goes out; the last chunk does not
+            return response
+        if encoder is not None:
+            await response.write(encoder.finish())
+        await response.write_eof()
+        return response
+
+    async def _spool(
+        self, request: web.Request, ask: Ask, query: RunningQuery, fmt: str, start: bytes
+    ) -> web.StreamResponse:
+        """wait_end_of_query: nothing goes out before the query has ended well; what does not fit waits on disk."""
+        encoder = ENCODERS[ask.coding]() if ask.coding is not None else None
+        spool: IO[bytes]
+        with tempfile.SpooledTemporaryFile(
+            SPOOL_BYTES, dir=str(self._settings.data_dir)
+        ) as spool:
+            piece = start
+            while piece:
+                await self._in_coding_thread(spool.write, await self._encode(encoder, piece))
+                piece = await query.read()
+            query.close()
+            summary = await query.done
+            if encoder is not None:
+                spool.write(encoder.finish())
+            headers = self._headers(ask, fmt)
+            headers["X-ClickHouse-Summary"] = summary.as_header(
+                time.monotonic_ns() - ask.started_ns
+            )
+            if ask.coding is not None:
+                headers["Content-Encoding"] = ask.coding
+            response = web.StreamResponse(headers=headers)
+            response.content_length = spool.tell()
+            spool.seek(0)
+            await response.prepare(request)
+            while request.method != "HEAD" and (
+                piece := await self._in_coding_thread(spool.read, HOLD_BYTES)
+            ):
+                await response.write(piece)
+            await response.write_eof()
+            return response
+
+    async def _insert(
+        self, request: web.Request, ask: Ask, job: Job, text: bytes, head: InsertData, body: _Body
+    ) -> web.StreamResponse:
+        statement = head.statement + b" FORMAT " + head.format.encode()
+        data = text[head.data_start :]
+        if head.format == "Values" and not _is_plain_values(data, complete=body.complete):
+            job.settings = {**job.settings, "input_format_values_interpret_expressions": "0"}
+        handle, _ = await self.gateway.open(job, statement)
+        insert = self.gateway.start_insert(handle, job, head)
+        try:
+            await insert.begin()
+            while True:
+                if data:
+                    await insert.append(data)
+                if body.complete:
+                    break
+                data = await body.read()
+            summary = await insert.finish()
+        finally:
+            await asyncio.shield(insert.end())
+        return await self._whole(request, ask, b"", summary, None)
+
+    async def _encode(self, encoder: Encoder | None, data: bytes) -> bytes:
+        if encoder is None:
+            return data
+        if len(data) <= _INLINE_CODING_BYTES:
+            return encoder.compress(data)
+        return await self._in_coding_thread(encoder.compress, data)
+
+    async def _in_coding_thread(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._coding_pool, function, *args)
+
+
+class _Place:
+    """A place in the pool, given back once: by the request, or by the query that it was handed to."""
+
+    def __init__(self, gateway: SqlGateway) -> None:
+        self._gateway = gateway
+        self._mine = True
+
+    def hand_over(self) -> Callable[[], None]:
+        self._mine = False
+        return self._gateway.give_place
+
+    def give_back(self) -> None:
+        if self._mine:
+            self._mine = False
+            self._gateway.give_place()
+
+
+class _Body:
+    """The request's body, decoded, in pieces."""
+
+    def __init__(
+        self, request: web.Request, in_thread: Callable[..., Awaitable[bytes | None]]
+    ) -> None:
+        self._content = request.content
+        self._decoder: Decoder | None = decoder(request.headers.get("Content-Encoding", ""))
+        self._in_thread = in_thread
+        self._pieces: AsyncIterator[bytes] = self._read()
+        self.complete = False
+
+    async def read(self) -> bytes:
+        """The next piece; empty, and `complete`, at the end. Raises CodingError."""
+        piece = await anext(self._pieces, b"")
+        self.complete = not piece
+        return piece
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        while data := await self._content.readany():
+            if self._decoder is None:
+                yield data
+                continue
+            pieces = self._decoder.decompress(data)
+            while (piece := await self._in_thread(next, pieces, None)) is not None:
+                yield piece
+        if self._decoder is not None:
+            self._decoder.finish()
+
+
+async def _head(ask: Ask, body: _Body) -> tuple[bytes, InsertData | None]:
+    """The SQL of a request; for an INSERT with data, its beginning and as much data as came with it."""
+    text = bytearray(ask.query)
+    piece = await body.read()
+    if text and piece:
+        text += b"\n"
+    while True:
+        text += piece
+        head = insert_head(bytes(text), complete=body.complete)
+        if isinstance(head, InsertData):
+            return bytes(text), head
+        if body.complete:
+            break
+        if len(text) > ask.max_query_bytes():
+            raise sql_error(
+                62, "SYNTAX_ERROR",
+                f"Syntax error: Max query size exceeded (max_query_size = {ask.max_query_bytes()})",
+            )  # fmt: skip
+        piece = await body.read()
+    assert isinstance(head, NotAnInsert | Unfinished)
+    return bytes(text), None
+
+
+def _format(text: bytes, ask: Ask) -> tuple[str, str]:
+    """The output format, and the one to ask for where the query names none."""
+    asked = ask.default_format or DEFAULT_FORMAT
+    return output_clauses(text)[0].format or asked, asked
+
+
+def _is_plain_values(data: bytes, *, complete: bool) -> bool:
+    """Whether VALUES data may hold expressions: they must not reach the function `file` by any spelling."""
+    return complete and not any(sign in data for sign in (b"file", b"`", b'"', b"\xe2\x80\x9c"))
+
+
+def _told_in_stream(message: str, tag: str) -> bytes:
+    """An exception inside of a body, as ClickHouse 25.11 and later write it."""
+    text = message.encode("utf-8", "replace")
+    return b"\r\n__exception__\r\n%s\r\n%s%d %s\r\n__exception__\r\n" % (
+        tag.encode(),
+        text,
+        len(text),
+        tag.encode(),
+    )
+
+
+def _read_ask(request: web.Request, role: Role) -> Ask:
+    values = _url_parameters(request)
+    headers = request.headers
+    if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
+        raise sql_error(
+            48, "NOT_IMPLEMENTED",
+            "compress=1 and decompress=1 (ClickHouse's own block compression) are not served here:"
+            " use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
+        )  # fmt: skip
+    ask = Ask(
+        method=request.method,
+        query_id=values.get("query_id") or str(uuid.uuid4()),
+        role=role,
+        query=values.get("query", "").encode("utf-8", "surrogateescape"),
+        database=values.get("database") or headers.get("X-ClickHouse-Database") or None,
+        default_format=values.get("default_format") or headers.get("X-ClickHouse-Format") or None,
+        session_id=values.get("session_id") or None,
+        session_check=values.get("session_check") in ("1", "true"),
+        wait_end=values.get("wait_end_of_query") in ("1", "true")
+        or values.get("http_wait_end_of_query") in ("1", "true"),
+    )
+    if "session_timeout" in values:
+        text = values["session_timeout"]
+        if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:
+            raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
+        ask.session_timeout_s = int(text)
+    for name, value in values.items():
+        if name.startswith("param_"):
+            ask.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
+        elif name not in _OWN_PARAMETERS and name not in _HTTP_SETTINGS:
+            if not name.isidentifier() or not name.isascii():
+                raise sql_error(
+                    115,
+                    "UNKNOWN_SETTING",
+                    f"Setting {name} is neither a builtin setting nor started with the prefix 'SQL_'",
+                )
+            ask.settings[name] = value
+    if values.get("enable_http_compression") in ("1", "true"):
+        ask.coding = choose(headers.get("Accept-Encoding", ""))
+    return ask
+
+
+def _url_parameters(request: web.Request) -> dict[str, str]:
+    """As they came, byte for byte: bytes that are no UTF-8 become surrogates. The last of a name wins."""
+    _, _, text = request.raw_path.partition("?")
+    return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))
+
+
+def _credentials(request: web.Request) -> tuple[str, str]:
+    headers = request.headers
+    values = _url_parameters(request)
+    authorization = headers.get("Authorization")
+    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
+        if authorization is not None:
+            raise sql_error(
+                516, "AUTHENTICATION_FAILED",
+                "Invalid authentication: it is not allowed to use X-ClickHouse HTTP headers"
+                " and Authorization HTTP header simultaneously",
+            )  # fmt: skip
+        return headers.get("X-ClickHouse-User", ""), headers.get("X-ClickHouse-Key", "")
+    if authorization is None:
+        return values.get("user", ""), values.get("password", "")
+    scheme, _, rest = authorization.partition(" ")
+    try:
+        if scheme.lower() == "basic":
+            user, _, password = base64.b64decode(rest, validate=True).decode().partition(":")
+            return user, password
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise sql_error(
+        516,
+        "AUTHENTICATION_FAILED",
+        f"Invalid authentication: '{scheme}' HTTP Authorization is not understood here",
+    )
+
+
+def _is_loopback(remote: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address((remote or "").partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+__all__ = ["HttpInterface", "make_app"]

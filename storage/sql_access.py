@@ -1,0 +1,306 @@
+"""What a person's SQL may do, decided by the engine's own parser.
+
+Three walls, each of which holds alone against most attempts:
+
+1. Roles and settings constraints in the engine's configuration (storage/sql_access.xml): a handle that serves
+   people is narrowed with SET ROLE, and settings that reach files, other dialects or other limits are fixed.
+2. The class that the engine gives a statement: a reader's is read-only and alone in its text.
+3. What grants do not cover is looked for in the statement as the engine writes it back (formatQuery) and in its
+   syntax tree (EXPLAIN AST), where comments, letter case, quoting and escapes are gone: the function `file`,
+   table functions and table engines that reach outside, views that run with another's rights.
+
+Measured against chdb-core 26.9: `file('/etc/passwd')`, `arrayMap(file, [...])`, `* APPLY(file)` and an
+identifier parameter that names `file` all read any file although the role has no right to files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from storage.sql_text import Kind, Token, literal, tokens, unquote
+
+ACCESS_DENIED = 497
+QUERY_NOT_ALLOWED = 392
+SYNTAX_ERROR = 62
+
+
+class SqlError(Exception):
+    """An error as ClickHouse words it: `Code: 60. DB::Exception: ... (UNKNOWN_TABLE)`."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def sql_error(code: int, name: str, message: str) -> SqlError:
+    return SqlError(code, f"Code: {code}. DB::Exception: {message} ({name})")
+
+
+class Role(Enum):
+    READER = "reader"
+    WRITER = "writer"
+
+
+class Action(Enum):
+    """How a statement is run."""
+
+    READ = "read"  # streams a result
+    WRITE = "write"  # changes tables; its result, if any, is small
+    SESSION = "session"  # SET, USE, temporary tables: acts on the session alone
+
+
+class Result(Protocol):
+    def bytes(self) -> bytes: ...
+    def rows_read(self) -> int: ...
+    def bytes_read(self) -> int: ...
+    def storage_rows_read(self) -> int: ...
+    def storage_bytes_read(self) -> int: ...
+    def rows_written(self) -> int: ...
+    def bytes_written(self) -> int: ...
+
+
+class Handle(Protocol):
+    """A chDB connection, as far as it is used here. One thread at a time."""
+
+    def query(self, sql: bytes | str, format: str, *, params: dict[str, str]) -> Result: ...  # noqa: A002
+    def classify_query(self, sql: bytes | str) -> dict[str, Any]: ...
+    def send_insert(self, sql: bytes | str, format: str) -> Any: ...  # noqa: A002
+    def insert_append(self, insert: Any, data: bytes) -> None: ...
+    def insert_done(self, insert: Any) -> Result: ...
+    def insert_cancel(self, insert: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+_CODE = re.compile(r"Code: (\d+)\. ")
+_REPEATED_HEAD = re.compile(r"^(Code: \d+\. DB::Exception: )(?:Code: \d+\. DB::Exception: )+")
+_REPEATED_TAIL = re.compile(r"(?: \(version [0-9.]+\)\. \(([A-Z_0-9]+)\))+(?= \(version|$)")
+_STD_EXCEPTION = 1001
+
+
+def run(handle: Handle, sql: bytes, fmt: str, params: Mapping[str, str] | None = None) -> Result:
+    """One statement, blocking. Raises SqlError."""
+    try:
+        return handle.query(sql, fmt, params=dict(params or {}))
+    except RuntimeError as error:
+        raise engine_error(error) from error
+
+
+def engine_error(error: RuntimeError) -> SqlError:
+    """The engine's exception, without the repetitions that chDB wraps around some of them."""
+    text = _REPEATED_HEAD.sub(r"\1", str(error).strip())
+    text = _REPEATED_TAIL.sub(r"", text)
+    match = _CODE.search(text)
+    if match is None:
+        return SqlError(
+            _STD_EXCEPTION, f"Code: {_STD_EXCEPTION}. DB::Exception: {text} (STD_EXCEPTION)"
+        )
+    return SqlError(int(match[1]), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    action: Action
+
+
+def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+    """How to run this statement; SqlError if it does not parse or this role may not run it.
+
+    `handle` is already narrowed to the role; nothing of `sql` is executed.
+    """
+    report = handle.classify_query(sql)
+    if report["statement_count"] == 0:
+        raise _why_not(handle, sql, params)
+    if report["statement_count"] > 1:
+        raise sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Multi-statements are not allowed")
+    canonical = _canonical(handle, sql)
+    words = list(tokens(canonical))
+    action = _action(words, report["query_class"].name, role)
+    _refuse_file_function(words, params)
+    if role is Role.WRITER and action is not Action.READ:
+        _refuse_borrowed_rights(words)
+    if action is not Action.SESSION or words[0].is_word(b"CREATE"):
+        _refuse_outside(_syntax_tree(handle, sql, params))
+    return Statement(action)
+
+
+def _action(words: list[Token], query_class: str, role: Role) -> Action:
+    if query_class == "READ_ONLY":
+        return Action.READ
+    first, second = words[0], words[1] if len(words) > 1 else words[0]
+    if first.is_word(b"USE") or (
+        first.is_word(b"SET") and not second.is_word(b"ROLE", b"DEFAULT", b"TRANSACTION")
+    ):
+        return Action.SESSION
+    if role is Role.READER:
+        raise sql_error(ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges. " + _READ_ONLY)
+    if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
+        return Action.SESSION
+    if query_class == "MUTATING":
+        return Action.WRITE
+    raise sql_error(
+        ACCESS_DENIED, "ACCESS_DENIED",
+        f"Not enough privileges. This server does not run {_name_of(words)} statements for its users."
+        if not _writes_a_file(words) else
+        "Not enough privileges. INTO OUTFILE would write a file of the server: leave it out.",
+    )  # fmt: skip
+
+
+_READ_ONLY = "Without credentials SQL is read-only: only a single SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS runs."
+
+
+def _name_of(words: list[Token]) -> str:
+    return " ".join(word.text.decode("ascii", "replace") for word in words[:2])
+
+
+def _writes_a_file(words: list[Token]) -> bool:
+    return any(
+        one.is_word(b"INTO") and two.is_word(b"OUTFILE")
+        for one, two in zip(words, words[1:], strict=False)
+    )
+
+
+def _refuse_file_function(words: list[Token], params: Mapping[str, str]) -> None:
+    """The function `file` reads any file, and higher-order functions take it by its bare name."""
+    named = [index for index, word in enumerate(words) if _is_file(word)]
+    for index in named:
+        after = words[index + 1] if index + 1 < len(words) else None
+        qualified = index > 0 and words[index - 1].is_sign(b".")
+        qualifies = after is not None and after.is_sign(b".")
+        if not (qualified or qualifies) or (after is not None and after.is_sign(b"(")):
+            raise _refuse_name()
+    if any(value == "file" or "\\" in value for value in params.values()) and any(
+        word.kind is Kind.WORD and word.text == b"Identifier" for word in words
+    ):
+        raise _refuse_name()
+
+
+def _is_file(word: Token) -> bool:
+    return word.kind in (Kind.WORD, Kind.QUOTED) and unquote(word) == b"file"
+
+
+def _refuse_name() -> SqlError:
+    return sql_error(
+        ACCESS_DENIED, "ACCESS_DENIED",
+        "Not enough privileges. The function `file` is not available here;"
+        " a column or table of that name has to be qualified, as in t.file.",
+    )  # fmt: skip
+
+
+def _refuse_borrowed_rights(words: list[Token]) -> None:
+    """A view that runs with another's rights could reach what its maker cannot."""
+    for one, two in zip(words, words[1:], strict=False):
+        if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
+            raise sql_error(
+                ACCESS_DENIED,
+                "ACCESS_DENIED",
+                "Not enough privileges to set the SQL SECURITY of a view.",
+            )
+        if unquote(one) == b"disk" and two.is_sign(b"("):
+            raise sql_error(
+                ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges to define a disk."
+            )
+
+
+# Table functions that read nothing but the engine's own tables, or nothing at all.
+_TABLE_FUNCTIONS = frozenset(
+    [
+        "dictionary",
+        "format",
+        "fuzzJSON",
+        "generateRandom",
+        "generateSeries",
+        "generate_series",
+        "input",
+        "loop",
+        "merge",
+        "mergeTreeIndex",
+        "mergeTreeProjection",
+        "null",
+        "numbers",
+        "numbers_mt",
+        "primes",
+        "SQLStandardValues",
+        "values",
+        "view",
+        "viewExplain",
+        "zeros",
+        "zeros_mt",
+    ]
+)
+# Table engines that keep data here. Others forward rows to another table with rights of their own, or reach outside.
+_ENGINES = re.compile(
+    r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
+    r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Merge|Atomic"
+)
+_TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
+
+
+def _refuse_outside(tree: str) -> None:
+    parents: list[str] = []
+    for line in tree.splitlines():
+        match = _TREE_LINE.match(line)
+        if match is None:
+            continue
+        depth, node, name = len(match[1]), match[2], match[3]
+        del parents[depth:]
+        parent = parents[depth - 1] if 0 < depth <= len(parents) else ""
+        parents.append(node)
+        if node != "Function":
+            continue
+        if (
+            parent in ("TableExpression", "CreateQuery", "InsertQuery")
+            and name not in _TABLE_FUNCTIONS
+        ):
+            raise sql_error(
+                ACCESS_DENIED,
+                "ACCESS_DENIED",
+                f"Not enough privileges. Table function {name} is not available here.",
+            )
+        if parent == "Storage" and _ENGINES.fullmatch(name) is None:
+            raise sql_error(
+                ACCESS_DENIED,
+                "ACCESS_DENIED",
+                f"Not enough privileges. Engine {name} is not available here.",
+            )
+
+
+def _canonical(handle: Handle, sql: bytes) -> bytes:
+    statement = b"SELECT formatQuerySingleLine(" + literal(sql) + b")"
+    return run(handle, statement, "TSVRaw").bytes()
+
+
+_EXPLAIN = b"EXPLAIN AST "
+
+
+def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
+    return run(handle, _EXPLAIN + sql, "TSVRaw", params).bytes().decode("utf-8", "replace")
+
+
+def _why_not(handle: Handle, sql: bytes, params: Mapping[str, str]) -> SqlError:
+    """Why `sql` does not parse, with positions as the client counts them."""
+    if not any(True for _ in tokens(sql)):
+        return sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: empty query")
+    try:
+        run(handle, _EXPLAIN + sql, "TSVRaw", params)
+    except SqlError as error:
+        message = re.sub(
+            r"(failed at position )(\d+)",
+            lambda m: f"{m[1]}{max(1, int(m[2]) - len(_EXPLAIN))}",
+            error.message,
+            count=1,
+        )
+        message = re.sub(
+            r"\(line 1, col (\d+)\)",
+            lambda m: f"(line 1, col {max(1, int(m[1]) - len(_EXPLAIN))})",
+            message,
+            count=1,
+        )
+        return SqlError(error.code, message)
+    return sql_error(
+        SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: not a statement that this server can run"
+    )

@@ -1,0 +1,615 @@
+"""Runs people's SQL on the embedded engine: handles, threads, sessions, streams, cancellation.
+
+What must hold:
+* The event loop never waits for the engine: every call into it is made in a thread of a bounded pool, and a
+  query keeps its place in the pool until its thread is free again, however it ends.
+* A result is streamed in constant memory: the engine writes the finished document into a pipe (INTO OUTFILE),
+  the loop reads it as fast as the client does, and the pipe holds the engine back.
+* A query that nobody waits for any longer is killed; the engine does not notice a closed pipe by itself.
+* A handle belongs to one statement at a time. A handle on which a statement failed in `query` may hold rows of
+  it and give them out with the next result (measured, chdb-core 26.9), so its output always goes to a pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from storage.sql_access import (
+    Action,
+    Handle,
+    Result,
+    Role,
+    SqlError,
+    Statement,
+    engine_error,
+    judge,
+    run,
+    sql_error,
+)
+from storage.sql_text import InsertData, OutputClause, identifier, literal, output_clauses
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PIPE_BYTES = 1024 * 1024
+QUEUE_WAIT_S = 10.0
+QUEUED_PER_RUNNING = 25
+SESSIONS_MAX = 200
+SESSION_TIMEOUT_S = 60
+SESSION_TIMEOUT_MAX_S = 3600
+_KILL_AGAIN_S = 0.5
+
+_F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
+
+
+class Engine(Protocol):
+    def handle(self, *statements: str) -> Any:
+        """A new handle with every grant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_queries: int
+    max_threads: int
+    max_memory_bytes: int
+
+
+@dataclass(slots=True)
+class Job:
+    """What a client asks for, beside the SQL itself."""
+
+    role: Role
+    database: str | None
+    settings: Mapping[str, str]
+    params: Mapping[str, bytes]  # in the escaped form of ClickHouse's HTTP interface
+    read_only: bool
+    session: Session | None = None
+
+    def text_params(self) -> dict[str, str]:
+        try:
+            return {name: value.decode() for name, value in self.params.items()}
+        except UnicodeDecodeError:
+            raise sql_error(36, "BAD_ARGUMENTS", "Query parameters have to be UTF-8") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the engine counted."""
+
+    read_rows: int = 0
+    read_bytes: int = 0
+    written_rows: int = 0
+    written_bytes: int = 0
+    result_rows: int = 0
+
+    def as_header(self, elapsed_ns: int) -> str:
+        return json.dumps(
+            {
+                "read_rows": str(self.read_rows),
+                "read_bytes": str(self.read_bytes),
+                "written_rows": str(self.written_rows),
+                "written_bytes": str(self.written_bytes),
+                "elapsed_ns": str(elapsed_ns),
+            },
+            separators=(",", ":"),
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """Keeps temporary tables and SET values between the statements of one client."""
+
+    key: tuple[Role, str]
+    busy: bool = False
+    handle: Handle | None = None  # only once there is something to keep
+    restore: list[bytes] = field(default_factory=list)  # what ends the settings of one request
+    expiry: asyncio.TimerHandle | None = None
+
+
+class SqlGateway:
+    """The one way for people's SQL into the engine. Belongs to an event loop; `close` ends it."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="sql")
+        self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
+        self._free = asyncio.Semaphore(limits.max_queries)
+        self._queued = 0
+        self._sessions: dict[tuple[Role, str], Session] = {}
+        self._running: set[RunningQuery | RunningInsert] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._control_handle: Handle | None = None
+        self._closing = False
+
+    # --- places in the pool
+
+    async def take_place(self) -> None:
+        """Wait for a thread. Raises TOO_MANY_SIMULTANEOUS_QUERIES when that takes too long."""
+        limit = self._limits.max_queries * QUEUED_PER_RUNNING
+        if self._closing or self._queued >= limit:
+            raise self._too_many()
+        self._queued += 1
+        try:
+            async with asyncio.timeout(QUEUE_WAIT_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise self._too_many() from None
+        finally:
+            self._queued -= 1
+
+    def give_place(self) -> None:
+        self._free.release()
+
+    def _too_many(self) -> SqlError:
+        return sql_error(
+            202, "TOO_MANY_SIMULTANEOUS_QUERIES",
+            f"Too many simultaneous queries. Maximum: {self._limits.max_queries}",
+        )  # fmt: skip
+
+    # --- running
+
+    async def open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
+        """A handle for this job and how the statement runs on it. The caller holds a place."""
+        return await self._in_thread(self._open, job, sql)
+
+    def _open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
+        params = job.text_params()
+        handle = self._prepared(job)
+        try:
+            statement = judge(handle, sql, params, job.role)
+            if (
+                statement.action is Action.SESSION
+                and job.session is not None
+                and job.session.handle is None
+            ):
+                handle.close()
+                job.session.handle = self._narrow(job.role)
+                handle = self._prepared(job)
+            if job.read_only and statement.action is Action.WRITE:
+                raise sql_error(
+                    164,
+                    "READONLY",
+                    "Cannot execute query in readonly mode. Use POST to change data",
+                )
+            if job.read_only and job.role is Role.WRITER:
+                run(handle, b"SET readonly = 2", "Null")
+        except BaseException:
+            self._done_with(handle, job)
+            raise
+        return handle, statement
+
+    def start_read(
+        self, handle: Handle, job: Job, sql: bytes, fmt: str, after: Callable[[], None]
+    ) -> RunningQuery:
+        """Start a query whose result is read from the returned stream. `after` runs when its thread is free."""
+        query = RunningQuery(self, handle, job, sql, fmt, after)
+        self._running.add(query)
+        return query
+
+    async def execute(
+        self, handle: Handle, job: Job, sql: bytes, fmt: str
+    ) -> tuple[bytes, Summary]:
+        """Run a statement with a small result to its end, even if the caller is cancelled meanwhile."""
+
+        def call() -> tuple[bytes, Summary]:
+            result = run(handle, sql, fmt, job.text_params())
+            return result.bytes(), _summary(result)
+
+        return await self._in_thread(call)
+
+    def finish(self, handle: Handle, job: Job) -> None:
+        self._done_with(handle, job)
+
+    def start_insert(self, handle: Handle, job: Job, head: InsertData) -> RunningInsert:
+        insert = RunningInsert(self, handle, job, head)
+        self._running.add(insert)
+        return insert
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Run in the pool; a cancelled caller waits for the engine to return the handle."""
+        future = asyncio.wrap_future(self._pool.submit(function, *args))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            with suppress(SqlError):
+                await future
+            raise
+
+    # --- handles
+
+    def _prepared(self, job: Job) -> Handle:
+        """Blocking. A handle narrowed to the job's role, with its database and settings."""
+        session = job.session
+        if session is not None and session.handle is not None:
+            handle = session.handle
+            session.restore = _undo(handle, job)
+        else:
+            handle = self._narrow(job.role)
+        try:
+            if job.database is not None:
+                run(handle, b"USE " + identifier(job.database), "Null")
+            if job.settings:
+                run(handle, _set(job.settings), "Null")
+        except BaseException:
+            self._done_with(handle, job)
+            raise
+        return handle
+
+    def _narrow(self, role: Role) -> Handle:
+        limits = self._limits
+        handle: Handle = self._engine.handle()
+        run(
+            handle,
+            f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
+            " os_thread_priority = 10, implicit_select = 0, allow_introspection_functions = 0,"
+            " storage_file_read_method = 'pread'".encode(),
+            "Null",
+        )
+        try:
+            run(handle, b"SET profile = 'sql'", "Null")
+        except SqlError as error:
+            if error.code != 180:  # THERE_IS_NO_PROFILE
+                raise
+            log.warning("the engine's configuration lacks the profile sql: settings are not fenced")
+        run(handle, f"SET ROLE {role.value}".encode(), "Null")
+        if role is Role.READER:
+            run(handle, b"SET readonly = 2", "Null")
+        return handle
+
+    def _done_with(self, handle: Handle, job: Job) -> None:
+        """Blocking. Closes the handle, or gives it back to its session as the session left it."""
+        session = job.session
+        if session is None or session.handle is not handle:
+            handle.close()
+            return
+        statements, session.restore = session.restore, []
+        for statement in statements:
+            run(handle, statement, "Null")
+
+    # --- sessions
+
+    @asynccontextmanager
+    async def session(
+        self, role: Role, session_id: str, timeout_s: int, *, must_exist: bool
+    ) -> AsyncIterator[Session]:
+        """The session of this name, for one statement. Raises SESSION_NOT_FOUND or SESSION_IS_LOCKED."""
+        key = (role, session_id)
+        session = self._sessions.get(key)
+        if session is None:
+            if must_exist:
+                raise sql_error(372, "SESSION_NOT_FOUND", f"Session {session_id} not found")
+            self._make_room()
+            session = self._sessions[key] = Session(key)
+        if session.busy:
+            raise sql_error(
+                373, "SESSION_IS_LOCKED", f"Session {session_id} is locked by a concurrent client"
+            )
+        session.busy = True
+        if session.expiry is not None:
+            session.expiry.cancel()
+        try:
+            yield session
+        finally:
+            session.busy = False
+            session.expiry = asyncio.get_running_loop().call_later(timeout_s, self._expire, key)
+
+    def _make_room(self) -> None:
+        """Sessions that hold nothing are forgotten first, the oldest of them first."""
+        if len(self._sessions) < SESSIONS_MAX:
+            return
+        for key, session in self._sessions.items():
+            if not session.busy and session.handle is None:
+                self._expire(key)
+                return
+        raise sql_error(
+            202,
+            "TOO_MANY_SIMULTANEOUS_QUERIES",
+            f"Too many sessions with SET values or temporary tables: {SESSIONS_MAX}",
+        )
+
+    def _expire(self, key: tuple[Role, str]) -> None:
+        session = self._sessions.get(key)
+        if session is None or session.busy:
+            return
+        del self._sessions[key]
+        if session.expiry is not None:
+            session.expiry.cancel()
+        if session.handle is not None:
+            self._control.submit(session.handle.close)
+
+    # --- ending
+
+    def own(self, coroutine: Any) -> None:
+        """Run in the background; a failure is logged, and `close` waits for it."""
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("ending a query failed", exc_info=error)
+
+    def forget(self, running: RunningQuery | RunningInsert) -> None:
+        self._running.discard(running)
+
+    async def kill(self, marker: str) -> None:
+        """Tell the engine to stop the query whose text begins with this marker."""
+
+        def call() -> None:
+            if self._control_handle is None:
+                self._control_handle = self._engine.handle()
+            run(
+                self._control_handle,
+                f"KILL QUERY WHERE startsWith(query, '{marker}') ASYNC".encode(),
+                "Null",
+            )
+
+        await asyncio.get_running_loop().run_in_executor(self._control, call)
+
+    async def facts(self) -> Facts:
+        """What the HTTP interface tells about the engine."""
+
+        def call() -> Facts:
+            handle: Handle = self._engine.handle()
+            try:
+                row = (
+                    run(handle, b"SELECT version(), timezone(), hostName()", "TSVRaw")
+                    .bytes()
+                    .decode()
+                    .rstrip("\n")
+                )
+                version, timezone, host = row.split("\t")
+                types = run(
+                    handle,
+                    b"SELECT name, content_type FROM system.formats WHERE is_output",
+                    "TSVRaw",
+                ).bytes()
+                content_types = dict(line.split("\t", 1) for line in types.decode().splitlines())
+                return Facts(version, timezone, host, content_types)
+            finally:
+                handle.close()
+
+        return await asyncio.get_running_loop().run_in_executor(self._control, call)
+
+    async def close(self) -> None:
+        """Kill what runs, wait for its threads, close every handle."""
+        self._closing = True
+        for running in tuple(self._running):
+            running.abandon()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for key in tuple(self._sessions):
+            self._sessions[key].busy = False
+            self._expire(key)
+        if self._control_handle is not None:
+            self._control.submit(self._control_handle.close)
+        await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self._control.shutdown)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    version: str
+    timezone: str
+    host: str
+    content_types: Mapping[str, str]  # by format
+
+
+class RunningQuery:
+    """A query in its thread, and the pipe that its result comes through."""
+
+    def __init__(
+        self,
+        gateway: SqlGateway,
+        handle: Handle,
+        job: Job,
+        sql: bytes,
+        fmt: str,
+        after: Callable[[], None],
+    ) -> None:
+        self._gateway = gateway
+        self._marker = f"/* brokerhouse {uuid.uuid4().hex} */"
+        self._abandoned = False
+        self._out, into = os.pipe()
+        os.set_blocking(self._out, False)
+        with suppress(
+            OSError
+        ):  # past the system's limit for unprivileged users the pipe stays small
+            fcntl.fcntl(into, _F_SETPIPE_SZ, PIPE_BYTES)
+        params = job.text_params()
+
+        def call() -> Summary:
+            try:
+                if self._abandoned:
+                    raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
+                text = _into_pipe(handle, sql, fmt, into, self._marker)
+                return _summary(run(handle, text, "Null", params))
+            finally:
+                os.close(into)
+                gateway.finish(handle, job)
+
+        self.done: asyncio.Future[Summary] = asyncio.wrap_future(gateway._pool.submit(call))
+        self._after = after
+        self.done.add_done_callback(self._thread_free)
+
+    def _thread_free(self, done: asyncio.Future[Summary]) -> None:
+        self._gateway.forget(self)
+        self._after()
+        if not done.cancelled():
+            done.exception()  # whoever reads the stream to its end asks for it; after abandon nobody does
+
+    async def read(self) -> bytes:
+        """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
+        while True:
+            try:
+                return os.read(self._out, PIPE_BYTES)
+            except BlockingIOError:
+                await _readable(self._out)
+
+    def close(self) -> None:
+        """After the last byte was read."""
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
+
+    def abandon(self) -> None:
+        """Nobody reads on: stop the query, in the background if need be."""
+        self._abandoned = True
+        self.close()
+        if not self.done.done():
+            self._gateway.own(self._kill())
+
+    async def _kill(self) -> None:
+        while not self.done.done():
+            await self._gateway.kill(self._marker)
+            # Not there yet, or past the point where it can be stopped: ask again after a moment.
+            await asyncio.wait([self.done], timeout=_KILL_AGAIN_S)
+
+
+class RunningInsert:
+    """An INSERT that is given its data piece by piece. Atomic up to one block of the engine."""
+
+    def __init__(self, gateway: SqlGateway, handle: Handle, job: Job, head: InsertData) -> None:
+        self._gateway = gateway
+        self._handle = handle
+        self._job = job
+        self._head = head
+        self._insert: Any = None
+        self._lock = asyncio.Lock()
+        self._ended = False
+
+    async def begin(self) -> None:
+        def call() -> Any:
+            for name, value in self._job.params.items():
+                run(
+                    self._handle,
+                    b"SET " + f"param_{name}".encode() + b" = " + literal(value),
+                    "Null",
+                )
+            return self._guard(self._handle.send_insert, self._head.statement, self._head.format)
+
+        async with self._lock:
+            self._insert = await self._gateway._in_thread(call)
+
+    async def append(self, data: bytes) -> None:
+        async with self._lock:
+            await self._gateway._in_thread(
+                self._guard, self._handle.insert_append, self._insert, data
+            )
+
+    async def finish(self) -> Summary:
+        async with self._lock:
+            result = await self._gateway._in_thread(
+                self._guard, self._handle.insert_done, self._insert
+            )
+            self._insert = None
+            return _summary(result)
+
+    def abandon(self) -> None:
+        """End it without committing what is open."""
+        self._gateway.own(self.end())
+
+    async def end(self) -> None:
+        """Give the handle back; what was not finished is cancelled."""
+
+        def call() -> None:
+            if self._insert is not None:
+                with suppress(RuntimeError):  # the engine ended it already
+                    self._handle.insert_cancel(self._insert)
+            self._gateway.finish(self._handle, self._job)
+
+        async with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            await self._gateway._in_thread(call)
+            self._gateway.forget(self)
+
+    @staticmethod
+    def _guard(function: Callable[..., T], *args: Any) -> T:
+        try:
+            return function(*args)
+        except RuntimeError as error:
+            raise engine_error(error) from error
+
+
+def _into_pipe(handle: Handle, sql: bytes, fmt: str, fd: int, marker: str) -> bytes:
+    """The query with its result directed into the pipe."""
+    for clause in output_clauses(sql):
+        text = marker.encode() + b" " + _directed(sql, clause, fmt, fd)
+        report = handle.classify_query(text)
+        if report["statement_count"] == 1 and report["query_class"].name == "CONTROL":
+            return text
+    raise sql_error(62, "SYNTAX_ERROR", "This statement cannot be read as a query with a result")
+
+
+def _directed(sql: bytes, clause: OutputClause, fmt: str, fd: int) -> bytes:
+    outfile = f" INTO OUTFILE '/dev/fd/{fd}' APPEND ".encode()
+    if clause.format is None:
+        outfile += b"FORMAT " + identifier(fmt) + b" "
+    return sql[: clause.position] + outfile + sql[clause.position :]
+
+
+def _set(settings: Mapping[str, str]) -> bytes:
+    parts = [
+        name.encode() + b" = " + literal(value.encode("utf-8", "surrogateescape"))
+        for name, value in settings.items()
+    ]
+    return b"SET " + b", ".join(parts)
+
+
+def _undo(handle: Handle, job: Job) -> list[bytes]:
+    """Statements that take back what this job will set: settings of a request are not the session's."""
+    statements = []
+    if job.database is not None:
+        current = run(handle, b"SELECT currentDatabase()", "TSVRaw").bytes()[:-1].decode()
+        statements.append(b"USE " + identifier(current))
+    if job.settings:
+        names = b", ".join(literal(name.encode()) for name in job.settings)
+        rows = run(
+            handle,
+            b"SELECT name, value FROM system.settings WHERE name IN (" + names + b")",
+            "JSONCompactEachRow",
+        )
+        before = dict(json.loads(line) for line in rows.bytes().splitlines())
+        if before:
+            statements.append(_set(before))
+    return statements
+
+
+def _summary(result: Result) -> Summary:
+    return Summary(
+        read_rows=result.storage_rows_read(),
+        read_bytes=result.storage_bytes_read(),
+        written_rows=result.rows_written(),
+        written_bytes=result.bytes_written(),
+        result_rows=result.rows_read(),
+    )
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(fd, _wake, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -23,6 +23,7 @@ from yarl import URL
 from broker.config import ENV_PREFIX
 
 MAX_TABLE_ROWS = 1000
+MAX_MESSAGE_BYTES = 65536
 CONNECT_TIMEOUT_S = 5.0
 TABLE_FORMAT = "TabSeparatedWithNamesAndTypes"
 PIPE_FORMAT = "TabSeparatedWithNames"
@@ -37,8 +38,12 @@ class Server:
     password: str | None
 
     def headers(self) -> dict[str, str]:
-        credentials = {"X-ClickHouse-User": self.user, "X-ClickHouse-Key": self.password}
-        return {name: value for name, value in credentials.items() if value is not None}
+        wanted = {
+            "X-ClickHouse-User": self.user,
+            "X-ClickHouse-Key": self.password,
+            "Accept-Encoding": "identity",
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> URL:
@@ -118,9 +123,42 @@ def _failure(status: int, body: str) -> str:
 
 
 async def _pass_on(response: aiohttp.ClientResponse, sink: BinaryIO) -> None:
-    async for chunk in response.content.iter_any():
+    async for chunk in _body(response):
         sink.write(chunk)
         sink.flush()
+
+
+async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The answer; a failure halfway, told in its midst (ClickHouse 25.11 on), is raised."""
+    tag = response.headers.get("X-ClickHouse-Exception-Tag")
+    if tag is None:
+        async for chunk in response.content.iter_any():
+            yield chunk
+        return
+    marker = f"\r\n__exception__\r\n{tag}\r\n".encode()
+    held = b""
+    async for chunk in response.content.iter_any():
+        before, found, after = (held + chunk).partition(marker)
+        if found:
+            yield before
+            raise click.ClickException(await _told_halfway(response, after, tag))
+        # The last bytes may be the beginning of the marker.
+        yield before[: 1 - len(marker)]
+        held = before[1 - len(marker) :]
+    yield held
+
+
+async def _told_halfway(response: aiohttp.ClientResponse, start: bytes, tag: str) -> str:
+    """The message between the marker and its length, which is followed by the tag."""
+    told = start
+    try:
+        while len(told) < MAX_MESSAGE_BYTES and (chunk := await response.content.readany()):
+            told += chunk
+    except aiohttp.ClientPayloadError:
+        # After its message the server ends the stream without a last chunk, on purpose.
+        pass
+    message = re.split(rf"\d+ {re.escape(tag)}\r\n", told.decode("utf-8", "replace"))[0]
+    return _failure(response.status, message)
 
 
 async def _draw(response: aiohttp.ClientResponse) -> None:
@@ -146,7 +184,7 @@ async def _draw(response: aiohttp.ClientResponse) -> None:
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[list[str]]:
     """Lines of TabSeparated as columns, still escaped; a line may be longer than any buffer."""
     rest = b""
-    async for chunk in response.content.iter_any():
+    async for chunk in _body(response):
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             yield line.decode("utf-8", "replace").split("\t")

@@ -208,20 +208,18 @@ async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> De
         times = Counter[_Named]((name, None) for name in request.topic_names)
     else:
         times = Counter[_Named]((item.name, _given(item.topic_id)) for item in request.topics)
-    taken: set[uuid.UUID] = set()
     results = []
     for (name, topic_id), count in times.items():
         answer_name, answer_id = name, topic_id or _NO_ID
+        code, message = 0, None
         try:
             if count > 1:
                 raise InvalidRequest("The topic is in the request more than once.")
             topic = _topic_to_delete(ctx, name, topic_id)
-            answer_name, answer_id = topic.name, topic.topic_id
-            if topic.topic_id in taken:
+            if (topic.name, None) in times and (None, topic.topic_id) in times:
                 raise InvalidRequest("The topic is in the request by name and by id.")
-            taken.add(topic.topic_id)
+            answer_name, answer_id = topic.name, topic.topic_id
             await ctx.broker.topics.delete(topic)
-            code, message = 0, None
         except REFUSALS as refusal:
             error = as_kafka_error(refusal)
             code, message = error.code, error.message

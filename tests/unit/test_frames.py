@@ -1,0 +1,96 @@
+"""Frames out of a byte stream: where it is cut does not matter, a claim costs nothing."""
+
+import struct
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.frames import FrameError, FrameReader
+
+LIMIT = 1000
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    """The stream cut at these places."""
+    places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
+    return [stream[a:b] for a, b in pairwise(places)]
+
+
+bodies = st.lists(st.binary(max_size=40) | st.just(b"x" * LIMIT), max_size=8)
+
+
+@given(bodies, st.lists(st.integers(0, 400), max_size=12))
+def test_any_cut_of_the_stream_gives_the_same_frames(bodies: list[bytes], cuts: list[int]) -> None:
+    reader = FrameReader(LIMIT)
+    found = [frame for piece in pieces(framed(*bodies), cuts) for frame in reader.feed(piece)]
+    assert found == bodies
+    assert reader.buffered == 0
+
+
+@given(bodies)
+def test_one_byte_at_a_time_gives_each_frame_with_its_last_byte(bodies: list[bytes]) -> None:
+    reader = FrameReader(LIMIT)
+    for body in bodies:
+        *before, last = framed(body)
+        assert [reader.feed(bytes([byte])) for byte in before] == [[]] * len(before)
+        assert reader.feed(bytes([last])) == [body]
+
+
+def test_nothing_received_gives_nothing() -> None:
+    assert FrameReader(LIMIT).feed(b"") == []
+
+
+def test_a_frame_that_is_not_complete_is_counted_as_buffered() -> None:
+    reader = FrameReader(LIMIT)
+    assert reader.feed(framed(b"whole") + framed(b"a part")[:7]) == [b"whole"]
+    assert reader.buffered == 7
+    assert reader.feed(framed(b"a part")[7:]) == [b"a part"]
+    assert reader.buffered == 0
+
+
+def test_a_frame_is_a_copy_that_later_bytes_do_not_change() -> None:
+    reader = FrameReader(LIMIT)
+    data = bytearray(framed(b"first"))
+    (frame,) = reader.feed(bytes(data))
+    reader.feed(framed(b"other"))
+    assert frame == b"first"
+    assert type(frame) is bytes
+
+
+def test_a_frame_of_exactly_the_limit_is_taken() -> None:
+    assert FrameReader(LIMIT).feed(framed(b"x" * LIMIT)) == [b"x" * LIMIT]
+
+
+@pytest.mark.parametrize("length", [LIMIT + 1, 100 << 20, 2**31 - 1, -1, -(2**31)])
+def test_a_claim_beyond_the_limit_is_refused_before_its_bytes_come(length: int) -> None:
+    with pytest.raises(FrameError, match=f"a frame of {length} bytes, the limit is {LIMIT}"):
+        FrameReader(LIMIT).feed(struct.pack(">i", length))
+
+
+def test_a_claim_beyond_the_limit_is_refused_as_soon_as_it_is_complete() -> None:
+    reader = FrameReader(LIMIT)
+    *before, last = framed(b"good") + struct.pack(">i", LIMIT + 1)
+    for byte in before:
+        reader.feed(bytes([byte]))
+    with pytest.raises(FrameError):
+        reader.feed(bytes([last]))
+
+
+def test_a_claim_takes_no_memory_until_its_bytes_come() -> None:
+    tracemalloc.start()
+    try:
+        readers = [FrameReader(100 << 20) for _ in range(100)]
+        for reader in readers:
+            reader.feed(struct.pack(">i", 100 << 20) + b"only this")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    assert {reader.buffered for reader in readers} == {13}

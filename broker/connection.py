@@ -36,11 +36,13 @@ _SMALL_SHARE_BYTES = 1 << 20
 
 
 class InFlight:
-    """Bytes of requests that have come and are not answered, over all connections."""
+    """Bytes of requests not answered and of responses not sent, over all connections."""
 
     def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` bounds the requests and, by itself, the responses."""
         self._max_bytes = max_bytes
         self._size = 0
+        self._unsent = 0
         self._held_back: set[Connection] = set()
 
     def change(self, delta: int) -> None:
@@ -49,6 +51,14 @@ class InFlight:
             released, self._held_back = self._held_back, set()
             for connection in released:
                 connection.update_reading()
+
+    def change_unsent(self, delta: int) -> None:
+        self._unsent += delta
+
+    @property
+    def response_room(self) -> int:
+        """How large a response may be now: less while clients do not take theirs."""
+        return max(self._max_bytes - self._unsent, _SMALL_SHARE_BYTES)
 
     def holds_back(self, connection: Connection, held: int) -> bool:
         """Whether a connection that holds `held` bytes has to wait before it may send more.
@@ -67,9 +77,9 @@ class InFlight:
 class Connection(asyncio.Protocol):
     """Made by the listener for each client; lives until either side closes."""
 
-    def __init__(self, broker: Broker, in_flight: InFlight) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._in_flight = in_flight
+        self._in_flight = broker.in_flight
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
@@ -77,6 +87,7 @@ class Connection(asyncio.Protocol):
         self._running: deque[tuple[Request, int, asyncio.Task[ApiMessage | None]]] = deque()
         self._held = 0
         self._partial = 0
+        self._unsent = 0
         self._write_paused = False
         self._reading = True
         self._draining = False
@@ -112,6 +123,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._set_unsent(0)
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,6 +135,7 @@ class Connection(asyncio.Protocol):
             if request.api.key is not ApiKey.Produce:
                 task.cancel()
         self._hold(-self._held)
+        self._set_unsent(0)
         self._partial = 0
         self._broker.forget(self)
 
@@ -185,12 +198,18 @@ class Connection(asyncio.Protocol):
             response = task.result()
             if response is not None:
                 self._transport.write(encode_response(request.header, response))
+                if self._write_paused:
+                    self._set_unsent(self._transport.get_write_buffer_size())
 
     # Back-pressure
 
     def _hold(self, delta: int) -> None:
         self._held += delta
         self._in_flight.change(delta)
+
+    def _set_unsent(self, size: int) -> None:
+        self._in_flight.change_unsent(size - self._unsent)
+        self._unsent = size
 
     def update_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():

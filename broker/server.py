@@ -71,6 +71,7 @@ class Broker:
             ),
             uuid4(),
         )
+        self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
         self._connections: set[Connection] = set()
@@ -145,8 +146,7 @@ async def _listen_until(
 ) -> None:
     settings = broker.settings
     loop = asyncio.get_running_loop()
-    in_flight = InFlight(settings.in_flight_max_bytes)
-    kafka = await _kafka_listener(broker, in_flight)
+    kafka = await _kafka_listener(broker)
     broker.advertised = _advertised(settings, kafka)
     runner = web.AppRunner(make_app(broker.engine, settings), access_log=None)
     await runner.setup()
@@ -173,11 +173,11 @@ async def _listen_until(
         await runner.cleanup()
 
 
-async def _kafka_listener(broker: Broker, in_flight: InFlight) -> asyncio.Server:
+async def _kafka_listener(broker: Broker) -> asyncio.Server:
     address = parse_address(broker.settings.kafka)
     try:
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(broker, in_flight),
+            lambda: Connection(broker),
             address.host,
             address.port,
             backlog=_LISTEN_BACKLOG,

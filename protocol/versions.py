@@ -49,6 +49,8 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
     MetadataRequest,
     MetadataResponse,
 )
@@ -95,6 +97,7 @@ _TABLE = (
     _api(ApiKey.Fetch, FetchRequest, FetchResponse, (4, 18)),
     _api(ApiKey.ListOffsets, ListOffsetsRequest, ListOffsetsResponse, (1, 11)),
     _api(ApiKey.Metadata, MetadataRequest, MetadataResponse, (0, 13)),
+    _api(ApiKey.FindCoordinator, FindCoordinatorRequest, FindCoordinatorResponse, (0, 6)),
     _api(ApiKey.ApiVersions, ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
     _api(ApiKey.CreateTopics, CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
     _api(ApiKey.DeleteTopics, DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),

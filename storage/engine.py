@@ -57,7 +57,7 @@ class Engine(Protocol):
         """
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
-        """Run a small SELECT; numbers come as int or float, the rest as str. Raises `EngineError`."""
+        """Run a small SELECT; numbers are int or float, the rest str. Raises `EngineError`."""
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         """Run a statement that returns nothing. Raises `EngineError`."""

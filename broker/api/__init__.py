@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.api import cluster, configs, fetch, metadata, offsets, produce, producer, topics
+from broker.api import (
+    cluster,
+    configs,
+    coordinator,
+    fetch,
+    metadata,
+    offsets,
+    produce,
+    producer,
+    topics,
+)
 from broker.api.context import Handler
 from protocol.versions import APIS, ApiKey
 
@@ -13,6 +23,7 @@ HANDLERS: Mapping[ApiKey, Handler] = {
     ApiKey.Fetch: fetch.fetch,
     ApiKey.ListOffsets: offsets.list_offsets,
     ApiKey.Metadata: metadata.metadata,
+    ApiKey.FindCoordinator: coordinator.find_coordinator,
     ApiKey.ApiVersions: metadata.api_versions,
     ApiKey.CreateTopics: topics.create_topics,
     ApiKey.DeleteTopics: topics.delete_topics,

@@ -34,7 +34,7 @@ from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
 _Topic: TypeAlias = FetchResponse.FetchableTopicResponse
-_PartitionData: TypeAlias = _Topic.PartitionData
+_PartitionData: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 
 
 async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
@@ -85,7 +85,7 @@ class _Reading:
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.batches))
+        return sum(len(data) for data in self.batches)
 
 
 class _Collector:
@@ -94,7 +94,11 @@ class _Collector:
     def __init__(self, ctx: RequestContext, request: FetchRequest, wanted: list[Wanted]) -> None:
         self._ctx = ctx
         self._min_bytes = request.min_bytes
-        self._max_bytes = min(max(request.max_bytes, 0), ctx.broker.settings.fetch_max_bytes)
+        self._max_bytes = min(
+            max(request.max_bytes, 0),
+            ctx.broker.settings.fetch_max_bytes,
+            ctx.broker.in_flight.response_room,
+        )
         self._readings = [_Reading(want) for want in wanted]
         self._by_log: dict[PartitionLog, _Reading] = {}
         self._size = 0

@@ -184,7 +184,7 @@ def _failed(index: int, error: KafkaError) -> _Partition:
 
 
 def _close_if_failed(responses: list[ProduceResponse.TopicProduceResponse]) -> None:
-    """With acks=0 there is no answer to put an error in: the connection is closed, as Kafka does."""
+    """With acks=0 no answer can carry an error: the connection is closed, as Kafka does."""
     for topic in responses:
         for partition in topic.partition_responses:
             if partition.error_code:

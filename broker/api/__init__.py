@@ -1,4 +1,4 @@
-"""One function per ApiKey, found by this table; the versions served are in `protocol/versions.py`."""
+"""One function per ApiKey, found by this table. The versions served: `protocol/versions.py`."""
 
 from __future__ import annotations
 

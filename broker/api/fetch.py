@@ -200,7 +200,8 @@ class _Collector:
             return []
 
     def _limit(self, wanted: Wanted) -> int:
-        return min(max(wanted.max_bytes, 0), self._max_bytes - self._size)
+        remaining: int = self._max_bytes - self._size
+        return min(max(wanted.max_bytes, 0), remaining)
 
     def _fit(self, reading: _Reading, found: list[bytes]) -> list[bytes]:
         """As much of what was found as the limits still allow: others of its group came first."""

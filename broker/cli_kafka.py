@@ -123,12 +123,14 @@ def describe_topic(name: str, bootstrap: Address) -> None:
         resource = ConfigResource(ConfigResourceType.TOPIC, name)
         configs = admin.describe_configs([resource])["topic"][name]
 
-    parts = _table("partition", "leader", "earliest", "latest", "records", right={"leader"})
+    columns = ("partition", "leader", "earliest", "latest", "records")
+    parts = _table(*columns, right=set(columns))
     for part in sorted(topic["partitions"], key=lambda part: int(part["partition_index"])):
         key = TopicPartition(name, part["partition_index"])
         start, end = earliest[key].offset, latest[key].offset
-        columns = (part["partition_index"], part["leader_id"], start, end, end - start)
-        parts.add_row(*map(str, columns))
+        parts.add_row(
+            *map(str, (part["partition_index"], part["leader_id"], start, end, end - start))
+        )
     click.echo(f"{name}  {topic.get('topic_id', '')}\n")
     console().print(parts)
     if configs:

@@ -8,7 +8,7 @@ import base64
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ def list_topics(bootstrap: Address) -> None:
     """Print every topic with its number of partitions and its id."""
     with admin_client(bootstrap) as admin:
         found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
-    table = _table("topic", "partitions", "id", right={"partitions"})
+    table = _table("topic", "partitions", "id", right=["partitions"])
     for topic in found:
         table.add_row(topic["name"], str(len(topic["partitions"])), str(topic.get("topic_id", "")))
     console().print(table)
@@ -124,7 +124,7 @@ def describe_topic(name: str, bootstrap: Address) -> None:
         configs = admin.describe_configs([resource])["topic"][name]
 
     columns = ("partition", "leader", "earliest", "latest", "records")
-    parts = _table(*columns, right=set(columns))
+    parts = _table(*columns, right=columns)
     for part in sorted(topic["partitions"], key=lambda part: int(part["partition_index"])):
         key = TopicPartition(name, part["partition_index"])
         start, end = earliest[key].offset, latest[key].offset
@@ -365,7 +365,7 @@ def _print_records(
         sys.stdout.flush()
 
 
-def _table(*headings: str, right: set[str] = frozenset()) -> Table:
+def _table(*headings: str, right: Collection[str] = ()) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")

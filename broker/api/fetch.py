@@ -87,6 +87,15 @@ class _Reading:
     def size(self) -> int:
         return sum(len(data) for data in self.batches)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether nothing was found of a partition that has something by now."""
+        return (
+            self.log is not None
+            and not self.batches
+            and self.log.high_watermark > self.wanted.fetch_offset
+        )
+
 
 class _Collector:
     """Reads the wanted partitions until there is enough, something is wrong, or time is up."""
@@ -116,8 +125,8 @@ class _Collector:
         self._ctx.broker.long_polls.add(self._woken)
         try:
             async with asyncio.timeout(max_wait_s):
-                # An append may have come between the read and the registration.
-                await self._read([reading for reading in self._readings if reading.log])
+                # An append may have come while a cold read was awaited, before the registration.
+                await self._read([reading for reading in self._readings if reading.is_behind])
                 while not self._is_enough() and not self._ctx.broker.stopping:
                     await self._woken.wait()
                     self._woken.clear()

@@ -55,8 +55,10 @@ def decode_request(frame: bytes) -> Request:
         message, end = decoder(api.request, header.api_version)(frame, position)
     except MalformedRequest:
         raise
-    except (MalformedMessage, UnicodeDecodeError, IndexError, struct.error) as error:
+    except (MalformedMessage, UnicodeDecodeError) as error:
         raise MalformedRequest(f"a request that cannot be decoded: {error}") from error
+    except (IndexError, struct.error) as error:
+        raise MalformedRequest("a request that ends too early") from error
     if end != len(frame):
         raise MalformedRequest(
             f"{api.key.name} version {header.api_version} ends at byte {end} of {len(frame)}"

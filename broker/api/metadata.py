@@ -38,7 +38,7 @@ from kafka.protocol.metadata import (
 from broker import topic_names
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.api.topics import create_topic
+from broker.api.topics import PARTITIONS_PER_REQUEST, create_topic
 from protocol.errors import (
     InvalidRequest,
     InvalidTopic,
@@ -132,13 +132,18 @@ async def _asked_topics(
             else _found(ctx.broker, topic, operations)
             for topic_id, topic in by_id.items()
         ]
-    may_create = (
+    may_create = ctx.broker.settings.auto_create_topics and (
         version < 4 or request.allow_auto_topic_creation
-    ) and ctx.broker.settings.auto_create_topics
+    )
+    room = PARTITIONS_PER_REQUEST if may_create else 0
     answers = []
     for name in dict.fromkeys(item.name for item in asked if item.name is not None):
         try:
-            topic = await _find_or_create(ctx, name) if may_create else _find(ctx, name)
+            topic = catalog.get(name)
+            if topic is None:
+                # Past the limit a topic is unknown still: the client asks for it again.
+                room -= ctx.broker.settings.num_partitions
+                topic = await _make(ctx, name) if room >= 0 else _find(ctx, name)
         except REFUSALS as refusal:
             answers.append(_missing(name, as_kafka_error(refusal).code, operations))
         else:
@@ -158,10 +163,7 @@ def _find(ctx: RequestContext, name: str) -> Topic:
     return topic
 
 
-async def _find_or_create(ctx: RequestContext, name: str) -> Topic:
-    topic = ctx.broker.topics.get(name)
-    if topic is not None:
-        return topic
+async def _make(ctx: RequestContext, name: str) -> Topic:
     try:
         return await create_topic(ctx, name, ctx.broker.settings.num_partitions, {})
     except TopicAlreadyExists:

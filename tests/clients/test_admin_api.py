@@ -251,6 +251,15 @@ def test_metadata_of_all_topics_and_of_none(wire: Wire, topic: str) -> None:
     assert list(metadata(wire, []).topics) == []
 
 
+def test_all_topics_are_described_as_librdkafka_asks_for_them(wire: Wire, topic: str) -> None:
+    """It leaves three bytes of a count behind, and Kafka reads no further than the message ends."""
+    create(wire, new_topic(topic))
+    header = struct.pack(">hhih", ApiKey.Metadata, 13, 7, 1) + b"x" + b"\x00"
+    wire.send(header + b"\x00\x00\x00\x00\x01\x00\x00")
+    answer = APIS[ApiKey.Metadata].response.decode(wire.receive(), version=13, header=True)
+    assert topic in {row.name for row in answer.topics}
+
+
 def test_metadata_by_topic_id(wire: Wire, topic: str) -> None:
     [made] = create(wire, new_topic(topic))
     unknown = uuid.uuid4()

@@ -1,0 +1,160 @@
+"""Handlers of the admin APIs over a catalog whose engine can be told to refuse or to wait."""
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from broker.api import configs, coordinator, metadata, topics
+from broker.api.context import RequestContext
+from broker.config import Settings
+from broker.server import Broker
+from broker.topics import TopicCatalog
+from protocol.codec import RequestHeader
+from protocol.versions import APIS, ApiKey
+from storage.engine import Engine, EngineError
+
+UNKNOWN_SERVER_ERROR = -1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+COORDINATOR_NOT_AVAILABLE = 15
+INVALID_REQUEST = 42
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+
+CreateTopics = APIS[ApiKey.CreateTopics].request
+Metadata = APIS[ApiKey.Metadata].request
+IncrementalAlterConfigs = APIS[ApiKey.IncrementalAlterConfigs].request
+
+
+class RecordingEngine:
+    """Takes every change, except for topics whose name contains "full"."""
+
+    async def rows(self, *_: object) -> list[tuple[object, ...]]:
+        return []
+
+    async def execute(self, _: str, params: Mapping[str, object]) -> None:
+        await asyncio.sleep(0)
+        if "full" in str(params["name"]):
+            raise EngineError("Code: 243. Cannot reserve 1.00 MiB (NOT_ENOUGH_SPACE)", 243)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    settings = Settings()
+    catalog = TopicCatalog(cast(Engine, RecordingEngine()), settings)
+    known = SimpleNamespace(
+        settings=settings,
+        topics=catalog,
+        cluster_id="c" * 22,
+        node_id=1,
+        controller_id=1,
+        advertised=("localhost", 9092),
+    )
+    return cast(Broker, known)
+
+
+def context(broker: Broker, key: ApiKey, version: int | None = None) -> RequestContext:
+    version = APIS[key].max_version if version is None else version
+    return RequestContext(broker, RequestHeader(int(key), version, 1, "test"), "test")
+
+
+def new_topic(name: str) -> Any:
+    return CreateTopics.CreatableTopic(
+        name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+
+
+async def test_a_topic_that_clickhouse_refuses_does_not_stop_the_others(broker: Broker) -> None:
+    answer = await topics.create_topics(
+        context(broker, ApiKey.CreateTopics),
+        CreateTopics(
+            topics=[new_topic("a"), new_topic("full"), new_topic("b")],
+            timeout_ms=1,
+            validate_only=False,
+        ),
+    )
+    codes = {row.name: row.error_code for row in answer.topics}
+    assert codes == {"a": 0, "full": UNKNOWN_SERVER_ERROR, "b": 0}
+    assert "NOT_ENOUGH_SPACE" in answer.topics[1].error_message
+
+
+async def test_a_topic_that_cannot_be_made_on_demand_is_answered_with_the_error(
+    broker: Broker,
+) -> None:
+    answer = await metadata.metadata(
+        context(broker, ApiKey.Metadata),
+        Metadata(
+            topics=[Metadata.MetadataRequestTopic(name=name) for name in ("full", "a")],
+            allow_auto_topic_creation=True,
+        ),
+    )
+    assert [row.error_code for row in answer.topics] == [UNKNOWN_SERVER_ERROR, 0]
+
+
+async def test_topics_made_by_one_metadata_request_are_limited(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "PARTITIONS_PER_REQUEST", 2)
+    request = Metadata(
+        topics=[Metadata.MetadataRequestTopic(name=name) for name in ("a", "b", "c")],
+        allow_auto_topic_creation=True,
+    )
+    ctx = context(broker, ApiKey.Metadata)
+    first = await metadata.metadata(ctx, request)
+    assert [row.error_code for row in first.topics] == [0, 0, UNKNOWN_TOPIC_OR_PARTITION]
+    second = await metadata.metadata(ctx, request)
+    assert [row.error_code for row in second.topics] == [0, 0, 0], "it is made when asked again"
+
+
+async def test_clients_that_ask_for_the_same_new_topic_at_once_all_get_it(broker: Broker) -> None:
+    request = Metadata(
+        topics=[Metadata.MetadataRequestTopic(name="a")], allow_auto_topic_creation=True
+    )
+    ctx = context(broker, ApiKey.Metadata)
+    answers = await asyncio.gather(*(metadata.metadata(ctx, request) for _ in range(5)))
+    assert {row.error_code for answer in answers for row in answer.topics} == {0}
+    assert len({row.topic_id for answer in answers for row in answer.topics}) == 1
+
+
+async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) -> None:
+    await broker.topics.create("a", 1, {})
+    row = IncrementalAlterConfigs.AlterConfigsResource
+
+    async def set_one(name: str) -> int:
+        resource = row(
+            resource_type=configs.ResourceType.TOPIC,
+            resource_name="a",
+            configs=[row.AlterableConfig(name=name, config_operation=0, value="5")],
+        )
+        answer = await configs.incremental_alter_configs(
+            context(broker, ApiKey.IncrementalAlterConfigs),
+            IncrementalAlterConfigs(resources=[resource], validate_only=False),
+        )
+        return int(answer.responses[0].error_code)
+
+    names = ["retention.ms", "segment.ms", "flush.ms", "delete.retention.ms"]
+    assert await asyncio.gather(*map(set_one, names)) == [0] * 4
+    topic = broker.topics.get("a")
+    assert topic is not None
+    assert dict(topic.configs) == dict.fromkeys(names, "5")
+
+
+@pytest.mark.parametrize("version", range(7))
+async def test_nobody_coordinates_groups_or_transactions(broker: Broker, version: int) -> None:
+    ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test")
+
+    async def code(key_type: int) -> int:
+        fields: dict[str, Any] = ({"coordinator_keys": ["k"]} if version >= 4 else {"key": "k"}) | (
+            {"key_type": key_type} if version >= 1 else {}
+        )
+        answer = await coordinator.find_coordinator(
+            ctx, FindCoordinatorRequest(version=version, **fields)
+        )
+        return int(answer.coordinators[0].error_code if version >= 4 else answer.error_code)
+
+    assert await code(0) == COORDINATOR_NOT_AVAILABLE
+    if version >= 1:
+        assert await code(1) == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert await code(2) == INVALID_REQUEST

@@ -82,7 +82,9 @@ GetClient = Callable[[str], Client]
 
 class KafkaPython(Client):
     def can_send(self, record: Record) -> bool:
-        return not (record.key is None and record.value is None)
+        return not (record.key is None and record.value is None) and not any(
+            value is None for _, value in record.headers
+        )
 
     def create_topic(self, address: str, topic: str, partitions: int) -> None:
         admin = kafka.KafkaAdminClient(bootstrap_servers=address)
@@ -296,7 +298,7 @@ class ConfluentKafka(Client):
         options: dict[str, Any] = {} if idempotent is None else {"enable.idempotence": idempotent}
         if acks is not None:
             options["acks"] = acks
-        reports: list[confluent_kafka.KafkaError | None] = []
+        reports: list[str] = []
         producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": address,
@@ -305,19 +307,22 @@ class ConfluentKafka(Client):
                 **options,
             }
         )
-        for record in records:
-            producer.produce(
-                topic,
-                key=record.key,
-                value=record.value,
-                headers=list(record.headers),
-                partition=partition,
-                timestamp=record.timestamp_ms or 0,
-                on_delivery=lambda error, _: reports.append(error),
-            )
-        left = producer.flush(LIMIT_S)
-        assert left == 0, f"{left} records without a delivery report"
-        assert reports == [None] * len(records)
+        try:
+            for record in records:
+                producer.produce(
+                    topic,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers),
+                    partition=partition,
+                    timestamp=record.timestamp_ms or 0,
+                    on_delivery=lambda error, _: reports.append(str(error or "delivered")),
+                )
+            left = producer.flush(LIMIT_S)
+            assert left == 0, f"{left} records without a delivery report"
+            assert reports == ["delivered"] * len(records), set(reports)
+        finally:
+            producer.close()
 
     def read_from_offset(
         self, address: str, topic: str, offset: int, count: int, *, partition: int = 0

@@ -54,7 +54,6 @@ SAMPLE = (
     Record(b"earlier than those before", b"v", (), TIME_MS - 500),
     Record(b"the beginning of time", b"v", (), 0),
     Record(b"the first millisecond", b"v", (), 1),
-    Record(b"year 9999", b"v", (), 253_402_300_799_999),
     Record(b"repetitive", b"abcdefgh" * 25_000, (), TIME_MS + 19),
     *(Record(b"%d" % n, b"value %d" % n, (), TIME_MS + 20 + n // 3) for n in range(200)),
 )

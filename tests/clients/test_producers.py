@@ -6,6 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 
 from tests.broker_process import BrokerProcess
 from tests.clients.adapters import CLIENTS, Client, ConfluentKafka, GetClient
@@ -137,6 +140,44 @@ def test_a_record_that_is_too_large_is_refused_and_the_next_one_taken(
     assert refused.code() == confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE
     assert taken is None
     assert [record.value for record in rows(broker, topic)] == [b"x" * 10]
+
+
+# kcat sends its own time, and kafkajs takes timestamps through JavaScript's 53-bit numbers.
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name not in ("kcat", "kafkajs")])
+def test_a_timestamp_may_be_any_that_the_topic_allows(
+    broker: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    """Kafka 4 by default allows no timestamp an hour or more ahead (KIP-937)."""
+    year_9999_ms, last_ms = 253_402_300_799_999, 2**63 - 1
+    late = [Record(b"k", b"v", (), timestamp_ms) for timestamp_ms in (last_ms, year_9999_ms)]
+    client(name).create_topic(broker.kafka, topic, 1)
+    with pytest.raises(Exception, match=r"(?i)timestamp"):
+        client(name).produce(broker.kafka, topic, late[1:])
+
+    allow_any_timestamp(broker, topic)
+    for record in late:
+        client(name).produce(broker.kafka, topic, [record])
+
+    expected = [record.at(offset) for offset, record in enumerate(late)]
+    assert rows(broker, topic) == expected
+    for reader in CLIENTS:
+        assert client(reader).read_from_offset(broker.kafka, topic, 0, 2) == expected, reader
+
+
+def allow_any_timestamp(broker: BrokerProcess, topic: str) -> None:
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry(
+                "message.timestamp.after.max.ms",
+                str(2**63 - 1),
+                incremental_operation=AlterConfigOpType.SET,
+            )
+        ],
+    )
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    admin.incremental_alter_configs([resource])[resource].result(20)
 
 
 def test_many_producers_and_partitions_at_once(

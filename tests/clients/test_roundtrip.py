@@ -17,7 +17,7 @@ from tests.clients.adapters import CLIENTS, CODECS, Client, GetClient
 from tests.clients.records import SAMPLE, TIME_MS, Record, rows
 
 WRITTEN = [(writer, codec) for writer in CLIENTS for codec in CODECS]
-TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 253_402_300_799_999)
+TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 2**62)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ const Batch = require('kafkajs/src/consumer/batch')
 const socketFactory = require('kafkajs/src/network/socketFactory')
 const { createLogger } = require('kafkajs/src/loggers')
 const snappy = require('kafkajs-snappy')
-const lz4 = require('lz4js')
+const lz4 = require('lz4-napi')
 const { ZstdCodec } = require('zstd-codec')
 
-// kafkajs itself has gzip only; the others are plugged in the way its documentation describes. Packages without
-// native code, so that nothing is compiled or downloaded at install time.
+// kafkajs itself has gzip only; the others are plugged in the way its documentation describes. Packages that compile
+// and download nothing when they are installed.
 CompressionCodecs[CompressionTypes.Snappy] = snappy
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
-  compress: async encoder => Buffer.from(lz4.compress(encoder.buffer)),
-  decompress: async buffer => Buffer.from(lz4.decompress(buffer)),
+  compress: encoder => lz4.compressFrame(encoder.buffer),
+  decompress: buffer => lz4.decompressFrame(buffer),
 })
 const zstd = new Promise(resolve => ZstdCodec.run(module => resolve(new module.Streaming())))
 CompressionCodecs[CompressionTypes.ZSTD] = () => ({

@@ -35,6 +35,7 @@ format: $(INSTALLED_DEV)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED_DEV)
+	@tools/require bench
 	$(BIN)/python -m bench $(ARGS)
 
 fuzz: $(INSTALLED_DEV)

@@ -41,10 +41,6 @@ class UnknownTopicOrPartition(KafkaError):
     code = 3
 
 
-class LeaderNotAvailable(KafkaError):
-    code = 5
-
-
 class NotLeaderOrFollower(KafkaError):
     code = 6
 
@@ -53,8 +49,8 @@ class MessageTooLarge(KafkaError):
     code = 10
 
 
-class NetworkException(KafkaError):
-    code = 13
+class CoordinatorNotAvailable(KafkaError):
+    code = 15
 
 
 class InvalidTopic(KafkaError):
@@ -111,10 +107,6 @@ class OutOfOrderSequenceNumber(KafkaError):
     code = 45
 
 
-class DuplicateSequenceNumber(KafkaError):
-    code = 46
-
-
 class InvalidProducerEpoch(KafkaError):
     code = 47
 
@@ -123,10 +115,6 @@ class KafkaStorageError(KafkaError):
     """The engine refused an insert (a full disk, for one); nothing of it was stored."""
 
     code = 56
-
-
-class UnknownProducerId(KafkaError):
-    code = 59
 
 
 class FetchSessionIdNotFound(KafkaError):
@@ -155,16 +143,8 @@ class InvalidRecord(KafkaError):
     code = 87
 
 
-class ThrottlingQuotaExceeded(KafkaError):
-    code = 89
-
-
 class UnknownTopicId(KafkaError):
     code = 100
-
-
-class InconsistentTopicId(KafkaError):
-    code = 103
 
 
 class FetchSessionTopicIdError(KafkaError):
@@ -181,7 +161,3 @@ class UnsupportedEndpointType(KafkaError):
 
 class MismatchedEndpointType(KafkaError):
     code = 114
-
-
-class InvalidRegularExpression(KafkaError):
-    code = 128

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from protocol.errors import InvalidRequest, KafkaError, TransactionalIdAuthorizationFailed
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    InvalidRequest,
+    KafkaError,
+    TransactionalIdAuthorizationFailed,
+)
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
-
-
-class CoordinatorNotAvailable(KafkaError):
-    code = 15
 
 
 class KeyType(IntEnum):

@@ -112,12 +112,11 @@ def test_a_key_or_version_that_is_not_served_is_refused_by_name(key: int, versio
         decode_request(header(key, version))
 
 
-def test_bytes_after_the_end_of_the_message_are_refused() -> None:
+def test_bytes_after_the_end_of_the_message_are_not_read() -> None:
+    # As Kafka: librdkafka 2.16 leaves three bytes behind when it asks for the metadata of all topics.
     sent = MetadataRequest[1](topics=[])
     frame = header(ApiKey.Metadata, 1) + bytes(sent.encode())
-    decode_request(frame)
-    with pytest.raises(MalformedRequest, match=f"ends at byte {len(frame)} of {len(frame) + 1}"):
-        decode_request(frame + b"\0")
+    assert decode_request(frame + b"\0\0\0").message == decode_request(frame).message
 
 
 @pytest.mark.parametrize("size", [7, 1000, 2**15 - 1])

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import IO, TypeVar
 from urllib.parse import parse_qsl
 
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
 from broker.config import Settings
 from broker.http_codings import (
@@ -42,9 +42,11 @@ from broker.http_codings import (
 )
 from storage.sql_access import Action, Role, SqlError, sql_error
 from storage.sql_session import (
+    NO_EXPRESSIONS,
     SESSION_TIMEOUT_MAX_S,
     SESSION_TIMEOUT_S,
     Engine,
+    ExternalTable,
     Facts,
     Job,
     Limits,
@@ -65,6 +67,8 @@ MAX_QUERY_BYTES = (
     256 * 1024
 )  # the engine's default max_query_size, which a request may raise up to:
 MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024
+FORM_MAX_BYTES = 64 * 1024 * 1024
+FORM_CHUNK_BYTES = 64 * 1024
 HOLD_BYTES = 1024 * 1024
 SPOOL_BYTES = 4 * 1024 * 1024
 _INLINE_CODING_BYTES = 32 * 1024
@@ -192,8 +196,10 @@ class Ask:
     session_id: str | None = None
     session_timeout_s: int = SESSION_TIMEOUT_S
     session_check: bool = False
+    session_close: bool = False
     wait_end: bool = False
     coding: str | None = None
+    tables: tuple[ExternalTable, ...] = ()
     started_ns: int = field(default_factory=time.monotonic_ns)
 
     def max_query_bytes(self) -> int:
@@ -257,7 +263,13 @@ class HttpInterface:
         ask: Ask | None = None
         try:
             role = self._who(request)
-            ask = _read_ask(request, role)
+            values = _url_parameters(request)
+            files: dict[str, bytes] = {}
+            if request.content_type == "multipart/form-data":
+                fields, files = await _form(request)
+                values |= fields
+            ask = _read_ask(request, role, values)
+            ask.tables = _external_tables(ask, values, files)
             return await self._answer(request, ask)
         except SqlError as error:
             return self._failure(error, ask)
@@ -281,11 +293,11 @@ class HttpInterface:
             )
             if right:
                 return Role.WRITER
-        if user in ("", "default") and not password:
-            if settings.sql_anonymous == "always" or (
-                settings.sql_anonymous == "loopback" and _is_loopback(request.remote)
-            ):
-                return Role.READER
+        here = settings.sql_anonymous == "always" or (
+            settings.sql_anonymous == "loopback" and _is_loopback(request.remote)
+        )
+        if here and user in ("", "default") and not password:
+            return Role.READER
         raise sql_error(
             516, "AUTHENTICATION_FAILED",
             f"{user or 'default'}: Authentication failed: password is incorrect,"
@@ -294,6 +306,8 @@ class HttpInterface:
 
     async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         body = _Body(request, self._in_coding_thread)
+        if request.content_type == "multipart/form-data":
+            body.complete = True
         async with AsyncExitStack() as stack:
             session = None
             if ask.session_id is not None:
@@ -303,6 +317,7 @@ class HttpInterface:
                         ask.session_id,
                         ask.session_timeout_s,
                         must_exist=ask.session_check,
+                        last=ask.session_close,
                     )
                 )
             job = Job(
@@ -312,7 +327,15 @@ class HttpInterface:
                 params=ask.params,
                 read_only=ask.method != "POST",
                 session=session,
+                tables=ask.tables,
             )
+            if ask.tables and session is not None and session.handle is not None:
+                raise sql_error(
+                    48,
+                    "NOT_IMPLEMENTED",
+                    "External tables cannot be sent into a session that has SET values or temporary"
+                    " tables of its own",
+                )
             text, head = await _head(ask, body)
             await self.gateway.take_place()
             place = _Place(self.gateway)
@@ -324,12 +347,8 @@ class HttpInterface:
                     fmt, asked = _format(text, ask)
                     query = self.gateway.start_read(handle, job, text, asked, place.hand_over())
                     return await self._stream(request, ask, query, fmt)
-                try:
-                    result, summary = await self.gateway.execute(
-                        handle, job, text, _format(text, ask)[1]
-                    )
-                finally:
-                    self.gateway.finish(handle, job)
+                asked = _format(text, ask)[1]
+                result, summary = await self.gateway.execute(handle, job, text, asked)
                 return await self._whole(request, ask, result, summary, None)
             finally:
                 place.give_back()
@@ -418,6 +437,8 @@ class HttpInterface:
         piece = start
         while piece:
             await response.write(await self._encode(encoder, piece))
+            # Writing to a fast client never waits, so others on the loop get their turn here.
+            await asyncio.sleep(0)
             piece = await query.read()
         query.close()
         try:
@@ -441,9 +462,7 @@ class HttpInterface:
         """wait_end_of_query: nothing goes out before the query has ended well; what does not fit waits on disk."""
         encoder = ENCODERS[ask.coding]() if ask.coding is not None else None
         spool: IO[bytes]
-        with tempfile.SpooledTemporaryFile(
-            SPOOL_BYTES, dir=str(self._settings.data_dir)
-        ) as spool:
+        with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._settings.data_dir)) as spool:
             piece = start
             while piece:
                 await self._in_coding_thread(spool.write, await self._encode(encoder, piece))
@@ -474,8 +493,18 @@ class HttpInterface:
     ) -> web.StreamResponse:
         statement = head.statement + b" FORMAT " + head.format.encode()
         data = text[head.data_start :]
-        if head.format == "Values" and not _is_plain_values(data, complete=body.complete):
-            job.settings = {**job.settings, "input_format_values_interpret_expressions": "0"}
+        if head.format.lower() == "values":
+            while len(data) < HOLD_BYTES and not body.complete:
+                data += await body.read()
+            if not _may_hold_expressions(data, complete=body.complete):
+                if b"input_format_values" in head.statement.lower():
+                    raise sql_error(
+                        497,
+                        "ACCESS_DENIED",
+                        "Not enough privileges to evaluate expressions in this much data, or in data"
+                        " that names a file: write literals, and leave out input_format_values_*",
+                    )
+                job.settings = {**job.settings, **NO_EXPRESSIONS}
         handle, _ = await self.gateway.open(job, statement)
         insert = self.gateway.start_insert(handle, job, head)
         try:
@@ -552,7 +581,7 @@ class _Body:
 async def _head(ask: Ask, body: _Body) -> tuple[bytes, InsertData | None]:
     """The SQL of a request; for an INSERT with data, its beginning and as much data as came with it."""
     text = bytearray(ask.query)
-    piece = await body.read()
+    piece = b"" if body.complete else await body.read()
     if text and piece:
         text += b"\n"
     while True:
@@ -578,8 +607,8 @@ def _format(text: bytes, ask: Ask) -> tuple[str, str]:
     return output_clauses(text)[0].format or asked, asked
 
 
-def _is_plain_values(data: bytes, *, complete: bool) -> bool:
-    """Whether VALUES data may hold expressions: they must not reach the function `file` by any spelling."""
+def _may_hold_expressions(data: bytes, *, complete: bool) -> bool:
+    """Whether VALUES data is seen whole and cannot name the function `file` by any spelling."""
     return complete and not any(sign in data for sign in (b"file", b"`", b'"', b"\xe2\x80\x9c"))
 
 
@@ -594,8 +623,53 @@ def _told_in_stream(message: str, tag: str) -> bytes:
     )
 
 
-def _read_ask(request: web.Request, role: Role) -> Ask:
-    values = _url_parameters(request)
+async def _form(request: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Fields and files of a form, as they came. Raises BAD_ARGUMENTS and QUERY_IS_TOO_LARGE."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise sql_error(48, "NOT_IMPLEMENTED", "A form cannot have a Content-Encoding here")
+    fields: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    size = 0
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name is None:
+                raise ValueError("a part without a name")
+            content = bytearray()
+            while chunk := await part.read_chunk(FORM_CHUNK_BYTES):
+                content += chunk
+                size += len(chunk)
+                if size > FORM_MAX_BYTES:
+                    raise sql_error(
+                        223, "QUERY_IS_TOO_LARGE", f"A form can have {FORM_MAX_BYTES} bytes here"
+                    )
+            if part.filename is None:
+                fields[part.name] = content.decode("utf-8", "surrogateescape")
+            else:
+                files[part.name] = bytes(content)
+    except (ValueError, AssertionError) as error:
+        raise sql_error(36, "BAD_ARGUMENTS", f"The form cannot be read: {error}") from error
+    return fields, files
+
+
+def _external_tables(
+    ask: Ask, values: dict[str, str], files: dict[str, bytes]
+) -> tuple[ExternalTable, ...]:
+    """https://clickhouse.com/docs/engines/table-engines/special/external-data"""
+    tables = []
+    for name, data in files.items():
+        structure = values.get(f"{name}_structure")
+        if structure is None and (types := values.get(f"{name}_types")):
+            structure = ", ".join(f"_{n} {kind}" for n, kind in enumerate(types.split(","), 1))
+        if structure is None:
+            raise sql_error(36, "BAD_ARGUMENTS", f"{name}_structure or {name}_types is missing")
+        fmt = values.get(f"{name}_format") or DEFAULT_FORMAT
+        tables.append(ExternalTable(name, structure.encode("utf-8", "surrogateescape"), fmt, data))
+        for suffix in ("structure", "types", "format"):
+            ask.settings.pop(f"{name}_{suffix}", None)
+    return tuple(tables)
+
+
+def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
     headers = request.headers
     if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
         raise sql_error(
@@ -612,9 +686,14 @@ def _read_ask(request: web.Request, role: Role) -> Ask:
         default_format=values.get("default_format") or headers.get("X-ClickHouse-Format") or None,
         session_id=values.get("session_id") or None,
         session_check=values.get("session_check") in ("1", "true"),
+        session_close=values.get("close_session") in ("1", "true"),
         wait_end=values.get("wait_end_of_query") in ("1", "true")
         or values.get("http_wait_end_of_query") in ("1", "true"),
     )
+    if values.get("role"):
+        raise sql_error(
+            512, "SET_NON_GRANTED_ROLE", f"Role {values['role']} is not granted to the current user"
+        )
     if "session_timeout" in values:
         text = values["session_timeout"]
         if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:

@@ -16,9 +16,10 @@ identifier parameter that names `file` all read any file although the role has n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any, Protocol
 
 from storage.sql_text import Kind, Token, literal, tokens, unquote
@@ -117,14 +118,17 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         raise _why_not(handle, sql, params)
     if report["statement_count"] > 1:
         raise sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Multi-statements are not allowed")
-    canonical = _canonical(handle, sql)
+    database, canonical = _canonical(handle, sql)
     words = list(tokens(canonical))
     action = _action(words, report["query_class"].name, role)
     _refuse_file_function(words, params)
     if role is Role.WRITER and action is not Action.READ:
         _refuse_borrowed_rights(words)
     if action is not Action.SESSION or words[0].is_word(b"CREATE"):
-        _refuse_outside(_syntax_tree(handle, sql, params))
+        tree = _syntax_tree(handle, sql, params)
+        _refuse_outside(tree)
+        if role is Role.READER:
+            _refuse_hidden(words, tree, database)
     return Statement(action)
 
 
@@ -158,10 +162,7 @@ def _name_of(words: list[Token]) -> str:
 
 
 def _writes_a_file(words: list[Token]) -> bool:
-    return any(
-        one.is_word(b"INTO") and two.is_word(b"OUTFILE")
-        for one, two in zip(words, words[1:], strict=False)
-    )
+    return any(one.is_word(b"INTO") and two.is_word(b"OUTFILE") for one, two in pairwise(words))
 
 
 def _refuse_file_function(words: list[Token], params: Mapping[str, str]) -> None:
@@ -173,10 +174,17 @@ def _refuse_file_function(words: list[Token], params: Mapping[str, str]) -> None
         qualifies = after is not None and after.is_sign(b".")
         if not (qualified or qualifies) or (after is not None and after.is_sign(b"(")):
             raise _refuse_name()
-    if any(value == "file" or "\\" in value for value in params.values()) and any(
-        word.kind is Kind.WORD and word.text == b"Identifier" for word in words
-    ):
-        raise _refuse_name()
+    for name in _identifier_parameters(words):
+        value = params.get(name)
+        if value is None or value == "file" or "\\" in value:
+            raise _refuse_name()
+
+
+def _identifier_parameters(words: list[Token]) -> Iterator[str]:
+    """Names of the parameters `{name:Identifier}`, whose values become part of the statement."""
+    for brace, name, colon, kind in zip(words, words[1:], words[2:], words[3:], strict=False):
+        if brace.is_sign(b"{") and colon.is_sign(b":") and kind.is_word(b"IDENTIFIER"):
+            yield unquote(name).decode("utf-8", "replace")
 
 
 def _is_file(word: Token) -> bool:
@@ -192,13 +200,19 @@ def _refuse_name() -> SqlError:
 
 
 def _refuse_borrowed_rights(words: list[Token]) -> None:
-    """A view that runs with another's rights could reach what its maker cannot."""
-    for one, two in zip(words, words[1:], strict=False):
+    """Ways around the rights of the role: views that run with another's, disks and files anywhere."""
+    for one, two in pairwise(words):
         if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
             raise sql_error(
                 ACCESS_DENIED,
                 "ACCESS_DENIED",
                 "Not enough privileges to set the SQL SECURITY of a view.",
+            )
+        if one.is_word(b"FROM") and two.is_word(b"INFILE"):
+            raise sql_error(
+                ACCESS_DENIED,
+                "ACCESS_DENIED",
+                "Not enough privileges to read a file of the server: send its data with the INSERT.",
             )
         if unquote(one) == b"disk" and two.is_sign(b"("):
             raise sql_error(
@@ -210,7 +224,6 @@ def _refuse_borrowed_rights(words: list[Token]) -> None:
 _TABLE_FUNCTIONS = frozenset(
     [
         "dictionary",
-        "format",
         "fuzzJSON",
         "generateRandom",
         "generateSeries",
@@ -235,7 +248,7 @@ _TABLE_FUNCTIONS = frozenset(
 # Table engines that keep data here. Others forward rows to another table with rights of their own, or reach outside.
 _ENGINES = re.compile(
     r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
-    r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Merge|Atomic"
+    r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Atomic"
 )
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
@@ -269,9 +282,48 @@ def _refuse_outside(tree: str) -> None:
             )
 
 
-def _canonical(handle: Handle, sql: bytes) -> bytes:
-    statement = b"SELECT formatQuerySingleLine(" + literal(sql) + b")"
-    return run(handle, statement, "TSVRaw").bytes()
+# What they show is other people's statements, whole or in part, or the inside of the process. The engine lets every
+# role read its database `system`, whatever is revoked.
+_HIDDEN = frozenset(
+    [
+        "processes",
+        "errors",
+        "query_cache",
+        "asynchronous_inserts",
+        "stack_trace",
+        "background_schedule_pool",
+        "jemalloc_profile_text",
+        "jemalloc_sampled_allocations",
+    ]
+)
+
+
+def _refuse_hidden(words: list[Token], tree: str, database: str) -> None:
+    names = [line.split()[1] for line in tree.splitlines() if _NAME_LINE.match(line)]
+    hidden = [
+        name
+        for name in names
+        if name.removeprefix("system.") in _HIDDEN
+        and (name.startswith("system.") or database == "system")
+    ]
+    merges = any(word.is_word(b"MERGE") and after.is_sign(b"(") for word, after in pairwise(words))
+    if hidden or merges or (len(words) > 1 and words[1].is_word(b"PROCESSLIST")):
+        what = f"{hidden[0]}" if hidden else "merge" if merges else "SHOW PROCESSLIST"
+        raise sql_error(
+            ACCESS_DENIED,
+            "ACCESS_DENIED",
+            f"Not enough privileges. {what} is not available without credentials.",
+        )
+
+
+_NAME_LINE = re.compile(r" *(?:TableIdentifier|Identifier) \S")
+
+
+def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:
+    """The handle's database, and the statement as the engine writes it."""
+    statement = b"SELECT currentDatabase(), formatQuerySingleLine(" + literal(sql) + b")"
+    database, _, canonical = run(handle, statement, "TSVRaw").bytes().partition(b"\t")
+    return database.decode("utf-8", "replace"), canonical
 
 
 _EXPLAIN = b"EXPLAIN AST "

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -36,7 +36,14 @@ from storage.sql_access import (
     run,
     sql_error,
 )
-from storage.sql_text import InsertData, OutputClause, identifier, literal, output_clauses
+from storage.sql_text import (
+    InsertData,
+    OutputClause,
+    identifier,
+    is_enclosed,
+    literal,
+    output_clauses,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +55,19 @@ QUEUED_PER_RUNNING = 25
 SESSIONS_MAX = 200
 SESSION_TIMEOUT_S = 60
 SESSION_TIMEOUT_MAX_S = 3600
+THREAD_PRIORITY = (
+    10  # of a query, below the inserts (nice value; storage/embedded.py has the figures)
+)
 _KILL_AGAIN_S = 0.5
 
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
+
+
+# Expressions in VALUES data would reach the function `file`; literals are read all the same.
+NO_EXPRESSIONS = {
+    "input_format_values_interpret_expressions": "0",
+    "input_format_values_deduce_templates_of_expressions": "0",
+}
 
 
 class Engine(Protocol):
@@ -65,6 +82,16 @@ class Limits:
     max_memory_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalTable:
+    """Data that a client sends along with its query, as a temporary table."""
+
+    name: str
+    structure: bytes
+    format: str
+    data: bytes
+
+
 @dataclass(slots=True)
 class Job:
     """What a client asks for, beside the SQL itself."""
@@ -75,6 +102,7 @@ class Job:
     params: Mapping[str, bytes]  # in the escaped form of ClickHouse's HTTP interface
     read_only: bool
     session: Session | None = None
+    tables: Sequence[ExternalTable] = ()
 
     def text_params(self) -> dict[str, str]:
         try:
@@ -186,7 +214,7 @@ class SqlGateway:
             if job.read_only and job.role is Role.WRITER:
                 run(handle, b"SET readonly = 2", "Null")
         except BaseException:
-            self._done_with(handle, job)
+            self.finish(handle, job)
             raise
         return handle, statement
 
@@ -204,13 +232,13 @@ class SqlGateway:
         """Run a statement with a small result to its end, even if the caller is cancelled meanwhile."""
 
         def call() -> tuple[bytes, Summary]:
-            result = run(handle, sql, fmt, job.text_params())
-            return result.bytes(), _summary(result)
+            try:
+                result = run(handle, sql, fmt, job.text_params())
+                return result.bytes(), _summary(result)
+            finally:
+                self.finish(handle, job)
 
         return await self._in_thread(call)
-
-    def finish(self, handle: Handle, job: Job) -> None:
-        self._done_with(handle, job)
 
     def start_insert(self, handle: Handle, job: Job, head: InsertData) -> RunningInsert:
         insert = RunningInsert(self, handle, job, head)
@@ -236,39 +264,49 @@ class SqlGateway:
             handle = session.handle
             session.restore = _undo(handle, job)
         else:
-            handle = self._narrow(job.role)
+            handle = self._narrow(job.role, job.tables)
         try:
             if job.database is not None:
                 run(handle, b"USE " + identifier(job.database), "Null")
             if job.settings:
                 run(handle, _set(job.settings), "Null")
         except BaseException:
-            self._done_with(handle, job)
+            self.finish(handle, job)
             raise
         return handle
 
-    def _narrow(self, role: Role) -> Handle:
+    def _narrow(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+        """Blocking (1 ms). A new handle that can do what this role may, and no more."""
         limits = self._limits
-        handle: Handle = self._engine.handle()
-        run(
-            handle,
+        fence = (
             f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
-            " os_thread_priority = 10, implicit_select = 0, allow_introspection_functions = 0,"
-            " storage_file_read_method = 'pread'".encode(),
-            "Null",
+            f" os_thread_priority = {THREAD_PRIORITY}, implicit_select = 0,"
+            " allow_introspection_functions = 0, profile = 'sql'"
         )
+        handle: Handle = self._engine.handle()
         try:
-            run(handle, b"SET profile = 'sql'", "Null")
-        except SqlError as error:
-            if error.code != 180:  # THERE_IS_NO_PROFILE
-                raise
-            log.warning("the engine's configuration lacks the profile sql: settings are not fenced")
-        run(handle, f"SET ROLE {role.value}".encode(), "Null")
-        if role is Role.READER:
-            run(handle, b"SET readonly = 2", "Null")
+            if tables:
+                # Readers may not make tables, so this is done for them, with a writer's rights.
+                run(handle, b"SET ROLE writer", "Null")
+                run(handle, fence.encode(), "Null")
+                for table in tables:
+                    _load(handle, table)
+            run(handle, f"SET ROLE {role.value}".encode(), "Null")
+            if role is Role.READER:
+                fence += ", readonly = 2"
+            try:
+                run(handle, fence.encode(), "Null")
+            except SqlError as error:
+                if error.code != 180:  # THERE_IS_NO_PROFILE
+                    raise
+                log.warning("the engine's configuration lacks storage/sql_access.xml")
+                run(handle, fence.replace("profile = 'sql'", "max_threads = 1").encode(), "Null")
+        except BaseException:
+            handle.close()
+            raise
         return handle
 
-    def _done_with(self, handle: Handle, job: Job) -> None:
+    def finish(self, handle: Handle, job: Job) -> None:
         """Blocking. Closes the handle, or gives it back to its session as the session left it."""
         session = job.session
         if session is None or session.handle is not handle:
@@ -282,7 +320,7 @@ class SqlGateway:
 
     @asynccontextmanager
     async def session(
-        self, role: Role, session_id: str, timeout_s: int, *, must_exist: bool
+        self, role: Role, session_id: str, timeout_s: int, *, must_exist: bool, last: bool
     ) -> AsyncIterator[Session]:
         """The session of this name, for one statement. Raises SESSION_NOT_FOUND or SESSION_IS_LOCKED."""
         key = (role, session_id)
@@ -303,7 +341,11 @@ class SqlGateway:
             yield session
         finally:
             session.busy = False
-            session.expiry = asyncio.get_running_loop().call_later(timeout_s, self._expire, key)
+            if last:
+                self._expire(key)
+            else:
+                loop = asyncio.get_running_loop()
+                session.expiry = loop.call_later(timeout_s, self._expire, key)
 
     def _make_room(self) -> None:
         """Sessions that hold nothing are forgotten first, the oldest of them first."""
@@ -435,8 +477,7 @@ class RunningQuery:
             try:
                 if self._abandoned:
                     raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
-                text = _into_pipe(handle, sql, fmt, into, self._marker)
-                return _summary(run(handle, text, "Null", params))
+                return _write_result(handle, sql, fmt, into, self._marker, params)
             finally:
                 os.close(into)
                 gateway.finish(handle, job)
@@ -546,14 +587,39 @@ class RunningInsert:
             raise engine_error(error) from error
 
 
-def _into_pipe(handle: Handle, sql: bytes, fmt: str, fd: int, marker: str) -> bytes:
-    """The query with its result directed into the pipe."""
+def _load(handle: Handle, table: ExternalTable) -> None:
+    name = identifier(table.name)
+    if not is_enclosed(table.structure):
+        raise sql_error(
+            62, "SYNTAX_ERROR", f"The structure of {table.name} is not a list of columns"
+        )
+    create = b"CREATE TEMPORARY TABLE " + name + b" (" + table.structure + b"\n) ENGINE = Memory"
+    judge(handle, create, {}, Role.WRITER)
+    run(handle, create, "Null")
+    run(handle, _set(NO_EXPRESSIONS), "Null")
+    try:
+        insert = handle.send_insert(b"INSERT INTO " + name, table.format)
+        handle.insert_append(insert, table.data)
+        handle.insert_done(insert)
+    except RuntimeError as error:
+        raise engine_error(error) from error
+
+
+def _write_result(
+    handle: Handle, sql: bytes, fmt: str, fd: int, marker: str, params: Mapping[str, str]
+) -> Summary:
+    """Run a query and write its result into the pipe."""
     for clause in output_clauses(sql):
         text = marker.encode() + b" " + _directed(sql, clause, fmt, fd)
         report = handle.classify_query(text)
         if report["statement_count"] == 1 and report["query_class"].name == "CONTROL":
-            return text
-    raise sql_error(62, "SYNTAX_ERROR", "This statement cannot be read as a query with a result")
+            # Some statements (SHOW) write nothing when the format of the call itself is Null.
+            return _summary(run(handle, text, "TabSeparated", params))
+    # Some statements (EXPLAIN AST) take no output clause; what they say is as short as their text.
+    result = run(handle, marker.encode() + b" " + sql, fmt, params)
+    with suppress(BrokenPipeError), open(fd, "wb", closefd=False) as out:
+        out.write(result.bytes())
+    return _summary(result)
 
 
 def _directed(sql: bytes, clause: OutputClause, fmt: str, fd: int) -> bytes:

@@ -171,6 +171,16 @@ def _ends_an_expression(token: Token | None) -> bool:
     return not (token.kind is Kind.WORD and token.text.upper() in _EXPRESSION_GOES_ON)
 
 
+def is_enclosed(text: bytes) -> bool:
+    """Whether `text` stays inside of parentheses that are put around it."""
+    depth = 0
+    for token in tokens(text):
+        depth += token.is_sign(b"(") - token.is_sign(b")")
+        if depth < 0 or token.kind is Kind.BROKEN or token.is_sign(b";"):
+            return False
+    return depth == 0
+
+
 def unquote(token: Token) -> bytes:
     """The name that an identifier token stands for."""
     text = token.text
@@ -190,11 +200,6 @@ def literal(value: bytes) -> bytes:
 def identifier(name: str) -> bytes:
     """A quoted identifier that the engine reads as exactly this name."""
     return b"`" + name.encode().replace(b"\\", b"\\\\").replace(b"`", b"\\`") + b"`"
-
-
-def escaped(value: bytes) -> bytes:
-    """A query parameter's value in the escaped form in which the engine and its HTTP interface take them."""
-    return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n")
 
 
 class InsertHead:
@@ -249,6 +254,8 @@ def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
                 b"INSERT", b"INTO", b"TABLE"
             )
             in_name = keyword
+        elif depth == 0 and token.is_word(b"FROM"):
+            return NotAnInsert()
         elif depth == 0 and token.is_word(b"VALUES"):
             return InsertData(sql[: previous.end], "Values", token.end)
         elif depth == 0 and token.is_word(b"FORMAT"):

@@ -75,7 +75,7 @@ def _to_configs(
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise click.BadParameter(
-                f"write NAME=VALUE, for example retention.ms=60000, not {pair!r}"
+                f"write NAME=VALUE, for example max.message.bytes=2000000, not {pair!r}"
             )
         configs[name] = value
     return configs
@@ -92,7 +92,7 @@ def _to_configs(
     metavar="NAME=VALUE",
     multiple=True,
     callback=_to_configs,
-    help="A topic config such as retention.ms=60000; may be repeated.",
+    help="A topic config such as max.message.bytes=2000000; may be repeated.",
 )
 @bootstrap_option
 def create_topic(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker import config
+from broker.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")]
@@ -23,8 +24,15 @@ def settings_lines() -> list[str]:
 
 def test_the_settings_page_holds_every_setting_as_the_code_has_it() -> None:
     page = (PROJECT / "docs/configuration.md").read_text(encoding="utf-8")
-    found = [line for line in page.splitlines() if line.startswith("| `")]
+    table = page.partition("## Topic configs")[0]
+    found = [line for line in table.splitlines() if line.startswith("| `")]
     assert found == settings_lines(), "put this there:\n" + "\n".join(settings_lines())
+
+
+def test_the_settings_page_names_the_topic_configs_that_act() -> None:
+    page = (PROJECT / "docs/configuration.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([a-z.]+)` \|", page.partition("## Topic configs")[2], re.MULTILINE)
+    assert set(named) == {name for name, known in TOPIC_CONFIGS.items() if known.acts}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,5 +1,5 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-# cython: nonecheck=False, embedsignature=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, nonecheck=False, embedsignature=True
 """Record batches to and from ClickHouse Native blocks: the version that the broker runs.
 
 The same functions as `protocol/records.py`, which says what each of them means; the tests hold the
@@ -45,8 +45,7 @@ cdef extern from *:
     #endif
 
     /* CRC32C (Castagnoli, reflected polynomial 0x82F63B78): the processor's own instruction where
-    there is
-       one, eight tables (slicing-by-8) elsewhere. */
+       there is one, eight tables (slicing-by-8) elsewhere. */
     static uint32_t bh_crc_table[8][256];
 
     static void bh_crc_init(void) {
@@ -104,17 +103,41 @@ cdef extern from *:
     static int bh_crc_has_hardware(void) { return 0; }
     #endif
 
-    static inline uint64_t bh_be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return
-    __builtin_bswap64(v); } static inline uint32_t bh_be32(const uint8_t *p) { uint32_t v;
-    memcpy(&v, p, 4); return __builtin_bswap32(v); } static inline uint16_t bh_be16(const uint8_t
-    *p) { uint16_t v; memcpy(&v, p, 2); return __builtin_bswap16(v); } static inline void
-    bh_put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); } static inline
-    void bh_put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); } static
-    inline void bh_put16(uint8_t *p, uint16_t v) { v = __builtin_bswap16(v); memcpy(p, &v, 2); }
+    static inline uint64_t bh_be64(const uint8_t *p) {
+        uint64_t v;
+        memcpy(&v, p, 8);
+        return __builtin_bswap64(v);
+    }
+    static inline uint32_t bh_be32(const uint8_t *p) {
+        uint32_t v;
+        memcpy(&v, p, 4);
+        return __builtin_bswap32(v);
+    }
+    static inline uint16_t bh_be16(const uint8_t *p) {
+        uint16_t v;
+        memcpy(&v, p, 2);
+        return __builtin_bswap16(v);
+    }
+    static inline void bh_put64(uint8_t *p, uint64_t v) {
+        v = __builtin_bswap64(v);
+        memcpy(p, &v, 8);
+    }
+    static inline void bh_put32(uint8_t *p, uint32_t v) {
+        v = __builtin_bswap32(v);
+        memcpy(p, &v, 4);
+    }
+    static inline void bh_put16(uint8_t *p, uint16_t v) {
+        v = __builtin_bswap16(v);
+        memcpy(p, &v, 2);
+    }
 
-    /* Bytes that a base-128 varint of v takes: 1 to 10. */ static inline unsigned
-    bh_varuint_size(uint64_t v) { return (unsigned)((63 - __builtin_clzll(v | 1)) / 7 + 1); } static
-    inline uint64_t bh_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
+    /* Bytes that a base-128 varint of v takes: 1 to 10. */
+    static inline unsigned bh_varuint_size(uint64_t v) {
+        return (unsigned)((63 - __builtin_clzll(v | 1)) / 7 + 1);
+    }
+    static inline uint64_t bh_zigzag(int64_t v) {
+        return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63);
+    }
     """
     void bh_crc_init() noexcept nogil
     uint32_t bh_crc_by_table(const uint8_t *p, size_t n) noexcept nogil
@@ -159,7 +182,7 @@ cdef inline uint32_t _crc(const uint8_t *p, size_t n) noexcept nogil:
 
 
 def crc32c(data, *, bint hardware=True):
-    """CRC32C of `data`. `hardware=False` takes the tables even where the processor has the instruction."""
+    """CRC32C of `data`; by the tables, whatever the processor has, with `hardware=False`."""
     cdef Py_buffer view
     cdef uint32_t crc
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -174,7 +197,7 @@ def crc32c(data, *, bint hardware=True):
     return crc
 
 
-# --- growable buffers -----------------------------------------------------------------------------------
+# --- growable buffers ---
 
 
 cdef struct Buf:
@@ -242,11 +265,11 @@ cdef inline int _put_int64(Buf *b, int64_t v) noexcept nogil:
     return 1
 
 
-# --- batch headers --------------------------------------------------------------------------------------
+# --- batch headers ---
 
 
 cdef class BatchHeader:
-    """The fixed part of one record batch, and where the batch lies: see `protocol.records.BatchHeader`."""
+    """The fixed part of one record batch: see `protocol.records.BatchHeader`."""
 
     cdef readonly Py_ssize_t start
     cdef readonly Py_ssize_t end
@@ -315,13 +338,26 @@ cdef class BatchHeader:
     def last_sequence(self):
         if self.base_sequence < 0:
             return -1
-        return (<uint32_t>self.base_sequence + <uint32_t>self.last_offset_delta) & <uint32_t>INT32_MAX
+        return (
+            <uint32_t>self.base_sequence + <uint32_t>self.last_offset_delta
+        ) & <uint32_t>INT32_MAX
 
     def _fields(self):
         return (
-            self.start, self.end, self.base_offset, self.leader_epoch, self.magic, self.crc, self.attributes,
-            self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id,
-            self.producer_epoch, self.base_sequence, self.count,
+            self.start,
+            self.end,
+            self.base_offset,
+            self.leader_epoch,
+            self.magic,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
         )
 
     def __eq__(self, other):
@@ -344,13 +380,13 @@ cdef class BatchHeader:
 
 
 def parse_headers(records):
-    """The headers of the concatenated batches in `records`: see `protocol.records.parse_headers`."""
+    """The headers of concatenated batches: see `protocol.records.parse_headers`."""
     cdef Py_buffer view
     cdef const uint8_t *base
     cdef const uint8_t *p
     cdef Py_ssize_t at = 0
     cdef int64_t end
-    cdef int32_t length
+    cdef int64_t length
     cdef int8_t magic
     cdef list headers = []
     PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
@@ -359,7 +395,9 @@ def parse_headers(records):
         while at < view.len:
             p = base + at
             if view.len - at < CRC_AT:
-                raise CorruptMessage(f"record batch at byte {at} is cut: {view.len - at} bytes are left")
+                raise CorruptMessage(
+                    f"record batch at byte {at} is cut: {view.len - at} bytes are left"
+                )
             magic = <int8_t>p[MAGIC_AT]
             if magic == 0 or magic == 1:
                 raise UnsupportedForMessageFormat(
@@ -369,8 +407,10 @@ def parse_headers(records):
                 raise CorruptMessage(f"record batch at byte {at} has unknown magic {magic}")
             length = <int32_t>bh_be32(p + 8)
             if length < BATCH_OVERHEAD - LENGTH_END:
-                raise CorruptMessage(f"record batch at byte {at} has length {length}, shorter than its header")
-            end = <int64_t>at + LENGTH_END + length
+                raise CorruptMessage(
+                    f"record batch at byte {at} is shorter than its header: {length + LENGTH_END}"
+                )
+            end = at + LENGTH_END + length
             if end > view.len:
                 raise CorruptMessage(
                     f"record batch at byte {at} is cut: it says {length + LENGTH_END} bytes, "
@@ -428,7 +468,13 @@ def check_crc(records, BatchHeader header not None):
         raise CorruptMessage(f"record batch has CRC {header.crc:#010x}, its bytes have {crc:#010x}")
 
 
-def stamp_batch(records, BatchHeader header not None, int64_t base_offset, int32_t leader_epoch, log_append_time_ms):
+def stamp_batch(
+    records,
+    BatchHeader header not None,
+    int64_t base_offset,
+    int32_t leader_epoch,
+    log_append_time_ms,
+):
     """A copy of the batch as the log keeps it: see `protocol.records.stamp_batch`."""
     cdef Py_buffer view
     cdef uint8_t *p
@@ -453,7 +499,7 @@ def stamp_batch(records, BatchHeader header not None, int64_t base_offset, int32
     return batch
 
 
-# --- batches to columns ---------------------------------------------------------------------------------
+# --- batches to columns ---
 
 
 cdef struct Run:
@@ -533,7 +579,9 @@ cdef dict _FAULTS = {
 }
 
 
-cdef inline int _read_varint(const uint8_t **cursor, const uint8_t *end, int32_t *out) noexcept nogil:
+cdef inline int _read_varint(
+    const uint8_t **cursor, const uint8_t *end, int32_t *out
+) noexcept nogil:
     """A zigzag varint of at most 5 bytes and 32 bits."""
     cdef const uint8_t *p = cursor[0]
     cdef uint32_t value = 0
@@ -555,7 +603,9 @@ cdef inline int _read_varint(const uint8_t **cursor, const uint8_t *end, int32_t
     return 1
 
 
-cdef inline int _read_varlong(const uint8_t **cursor, const uint8_t *end, int64_t *out) noexcept nogil:
+cdef inline int _read_varlong(
+    const uint8_t **cursor, const uint8_t *end, int64_t *out
+) noexcept nogil:
     """A zigzag varint of at most 10 bytes and 64 bits."""
     cdef const uint8_t *p = cursor[0]
     cdef uint64_t value = 0
@@ -586,7 +636,7 @@ cdef Fault _parse_records(
     bint one_timestamp,
     int64_t *record,
 ) noexcept nogil:
-    """Appends `count` records to the columns; `record` is the one at fault. The caller rolls back."""
+    """Appends `count` records; `record` is the one at fault, and the caller rolls back."""
     cdef const uint8_t *stop
     cdef int32_t n = 0
     cdef int32_t headers = 0
@@ -656,7 +706,8 @@ cdef Fault _parse_records(
             if n < -1 or n > stop - p:
                 return BAD_HEADER_VALUE
             if not (
-                _put_byte(&c.header_value_null, n < 0) and _put_string(&c.header_value, p, n if n > 0 else 0)
+                _put_byte(&c.header_value_null, n < 0)
+                and _put_string(&c.header_value, p, n if n > 0 else 0)
             ):
                 return NO_MEMORY
             if n > 0:
@@ -729,7 +780,12 @@ cdef inline size_t _index_width(uint64_t keys) noexcept nogil:
 
 
 cdef void _write_block(
-    uint8_t *p, Columns *c, int64_t rows, uint64_t topics, int64_t append_time_ms, int32_t leader_epoch
+    uint8_t *p,
+    Columns *c,
+    int64_t rows,
+    uint64_t topics,
+    int64_t append_time_ms,
+    int32_t leader_epoch,
 ) noexcept nogil:
     cdef Run *runs = <Run *>c.runs.data
     cdef size_t run_count = c.runs.len // sizeof(Run)
@@ -842,7 +898,7 @@ cdef void _write_block(
 
 
 cdef class BlockBuilder:
-    """Gathers batches into one block for `INSERT INTO messages`: see `protocol.records.BlockBuilder`."""
+    """Gathers batches into one block for `messages`: see `protocol.records.BlockBuilder`."""
 
     COLUMNS = COLUMNS
 
@@ -879,10 +935,10 @@ cdef class BlockBuilder:
         cdef size_t size = 1 + bh_varuint_size(<uint64_t>self._rows) + _column_heads_size
         if self._rows == 0:
             return size
-        return (
-            size + 32 + c.topics.len + <size_t>self._rows * (_index_width(len(self._topics)) + FIXED_ROW_BYTES)
-            + c.key.len + c.value.len + c.header_key.len + c.header_value_null.len + c.header_value.len
-        )
+        size += 32 + c.topics.len
+        size += <size_t>self._rows * (_index_width(len(self._topics)) + FIXED_ROW_BYTES)
+        size += c.key.len + c.value.len
+        return size + c.header_key.len + c.header_value_null.len + c.header_value.len
 
     def append(
         self,
@@ -960,7 +1016,8 @@ cdef class BlockBuilder:
                 if not _reserve(&c.runs, sizeof(Run)):
                     fault = NO_MEMORY
                 elif known is None:
-                    if not _put_string(&c.topics, <const uint8_t *>PyBytes_AS_STRING(name), len(name)):
+                    p = <const uint8_t *>PyBytes_AS_STRING(name)
+                    if not _put_string(&c.topics, p, len(name)):
                         fault = NO_MEMORY
                     else:
                         self._topics[topic] = run.topic
@@ -982,22 +1039,26 @@ cdef class BlockBuilder:
     def finish(self):
         cdef bytes block
         cdef uint8_t *p
+        cdef Columns *c = &self._columns
         cdef uint64_t topics = len(self._topics)
+        cdef int64_t rows = self._rows
+        cdef int64_t append_time_ms = self._append_time_ms
+        cdef int32_t leader_epoch = self._leader_epoch
         if self._busy:
             raise RuntimeError("the block builder is in use by another thread")
         block = PyBytes_FromStringAndSize(NULL, self._size())
         p = <uint8_t *>PyBytes_AS_STRING(block)
         self._busy = True
         if len(block) < RELEASE_GIL_BYTES:
-            _write_block(p, &self._columns, self._rows, topics, self._append_time_ms, self._leader_epoch)
+            _write_block(p, c, rows, topics, append_time_ms, leader_epoch)
         else:
             with nogil:
-                _write_block(p, &self._columns, self._rows, topics, self._append_time_ms, self._leader_epoch)
+                _write_block(p, c, rows, topics, append_time_ms, leader_epoch)
         self._busy = False
         return block
 
 
-# --- columns to batches ---------------------------------------------------------------------------------
+# --- columns to batches ---
 
 
 cdef class EncodedBatch:
@@ -1008,7 +1069,13 @@ cdef class EncodedBatch:
     cdef readonly int64_t max_timestamp
     cdef readonly bytes data
 
-    def __cinit__(self, int64_t base_offset, int64_t last_offset, int64_t max_timestamp, bytes data not None):
+    def __cinit__(
+        self,
+        int64_t base_offset,
+        int64_t last_offset,
+        int64_t max_timestamp,
+        bytes data not None,
+    ):
         self.base_offset = base_offset
         self.last_offset = last_offset
         self.max_timestamp = max_timestamp
@@ -1080,7 +1147,9 @@ cdef struct Encoder:
     int fault_column
 
 
-cdef inline int _read_varuint(const uint8_t **cursor, const uint8_t *end, uint64_t *out) noexcept nogil:
+cdef inline int _read_varuint(
+    const uint8_t **cursor, const uint8_t *end, uint64_t *out
+) noexcept nogil:
     cdef const uint8_t *p = cursor[0]
     cdef uint64_t value = 0
     cdef uint64_t byte
@@ -1146,9 +1215,14 @@ cdef inline uint64_t _next_length(const uint8_t **cursor) noexcept nogil:
 
 
 cdef Fault _locate(
-    Encoder *e, Rows *c, const uint8_t *base, const uint8_t **cursor, const uint8_t *end, uint64_t *rows_out
+    Encoder *e,
+    Rows *c,
+    const uint8_t *base,
+    const uint8_t **cursor,
+    const uint8_t *end,
+    uint64_t *rows_out,
 ) noexcept nogil:
-    """Checks one block's shape and finds its columns. After it every string of the block is known to fit."""
+    """Checks one block's shape and finds its columns; after it every string is known to fit."""
     cdef const uint8_t *p = cursor[0]
     cdef const uint8_t *begin[READ_WIDTH]
     cdef uint64_t width = 0
@@ -1156,20 +1230,23 @@ cdef Fault _locate(
     cdef uint64_t total
     cdef uint64_t previous
     cdef uint64_t i
+    cdef size_t head_size
     cdef int column
     if not (_read_varuint(&p, end, &width) and _read_varuint(&p, end, &rows)):
         return BLOCK_CUT
     if width != READ_WIDTH:
         e.fault_at = width
         return BLOCK_COLUMNS
-    if rows > <uint64_t>(end - p):  # every row takes more than a byte; keeps the products below small
+    # Every row takes more than a byte; and so the products below are small.
+    if rows > <uint64_t>(end - p):
         return BLOCK_CUT
     for column in range(READ_WIDTH):
         e.fault_column = column
         e.fault_at = p - base
-        if <size_t>(end - p) < _read_head_size[column] or memcmp(p, _read_head[column], _read_head_size[column]) != 0:
+        head_size = _read_head_size[column]
+        if <size_t>(end - p) < head_size or memcmp(p, _read_head[column], head_size) != 0:
             return BLOCK_COLUMN
-        p += _read_head_size[column]
+        p += head_size
         begin[column] = p
         if rows == 0:
             continue
@@ -1287,7 +1364,9 @@ cdef inline size_t _bytes_size(bint null, uint64_t n) noexcept nogil:
     return 1 if null else bh_varuint_size(n << 1) + n
 
 
-cdef inline uint8_t *_write_bytes(uint8_t *p, bint null, const uint8_t *data, uint64_t n) noexcept nogil:
+cdef inline uint8_t *_write_bytes(
+    uint8_t *p, bint null, const uint8_t *data, uint64_t n
+) noexcept nogil:
     if null:
         p[0] = 1  # -1
         return p + 1
@@ -1362,14 +1441,15 @@ cdef Fault _encode_rows(Encoder *e, Rows *c, uint64_t rows) noexcept nogil:
 
         joins = b.count > 0 and _continues(b, &row)
         while True:
-            offset_delta = <uint64_t>row.base_offset - <uint64_t>b.base_offset if joins else 0
-            timestamp_delta = (
-                bh_zigzag(<int64_t>(<uint64_t>row.base_timestamp - <uint64_t>b.base_timestamp)) if joins else 0
-            )
-            body = (
-                1 + bh_varuint_size(timestamp_delta) + bh_varuint_size(offset_delta << 1)
-                + _bytes_size(key_null, key_size) + _bytes_size(value_null, value_size) + headers_size
-            )
+            offset_delta = 0
+            timestamp_delta = 0
+            if joins:
+                offset_delta = <uint64_t>row.base_offset - <uint64_t>b.base_offset
+                timestamp_delta = <uint64_t>row.base_timestamp - <uint64_t>b.base_timestamp
+                timestamp_delta = bh_zigzag(<int64_t>timestamp_delta)
+            body = 1 + bh_varuint_size(timestamp_delta) + bh_varuint_size(offset_delta << 1)
+            body += _bytes_size(key_null, key_size) + _bytes_size(value_null, value_size)
+            body += headers_size
             record_size = bh_varuint_size(body << 1) + body
             if not joins or e.out.len - b.start + record_size <= e.max_batch_bytes:
                 break

@@ -11,7 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import crc32c
+from hypothesis import settings
 from hypothesis import strategies as st
+
+# A deadline would measure how busy the machine is.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 Headers = tuple[tuple[bytes, bytes | None], ...]
 
@@ -256,23 +261,28 @@ def records() -> st.SearchStrategy[Record]:
 def batches() -> st.SearchStrategy[Batch]:
     """Sound batches, with every header field anywhere in its range."""
 
-    def build(records_: list[Record], fields: dict[str, int]) -> Batch:
-        return Batch(encode_records(records_), len(records_), **fields)
+    def build(records_: list[Record], *fields: dict[str, int]) -> Batch:
+        given = {name: value for part in fields for name, value in part.items()}
+        return Batch(encode_records(records_), len(records_), **given)
 
-    fields = st.fixed_dictionaries(
-        {},
-        optional={
-            "base_offset": _edges(INT64),
-            "leader_epoch": _edges(INT32),
-            "attributes": _edges(INT16, 0x08, 0x10, 0x20, 0x38),
-            "base_timestamp": _edges(INT64),
-            "max_timestamp": _edges(INT64),
-            "producer_id": _edges(INT64),
-            "producer_epoch": _edges(INT16),
-            "base_sequence": _edges(INT32, 2**31 - 4),
-        },
+    some_fields = {
+        "base_offset": _edges(INT64),
+        "leader_epoch": _edges(INT32),
+        "attributes": _edges(INT16, 0x08, 0x10, 0x20, 0x38),
+        "base_timestamp": _edges(INT64),
+        "max_timestamp": _edges(INT64),
+    }
+    producer = {
+        "producer_id": _edges(INT64, 5, 6, 7),
+        "producer_epoch": _edges(INT16),
+        "base_sequence": _edges(INT32, 7, 2**31 - 2, 2**31 - 3, 2**31 - 4),
+    }
+    return st.builds(
+        build,
+        st.lists(records(), min_size=1, max_size=6),
+        st.fixed_dictionaries({}, optional=some_fields),
+        st.just({}) | st.fixed_dictionaries(producer),
     )
-    return st.builds(build, st.lists(records(), min_size=1, max_size=6), fields)
 
 
 @st.composite

@@ -394,7 +394,7 @@ class _Record:
 
 
 class _Reader:
-    """Reads numbers and byte strings from the front of some bytes; what is not there is InvalidRecord."""
+    """Reads numbers and byte strings from the front of some bytes, or raises InvalidRecord."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -411,7 +411,7 @@ class _Reader:
         return self._data[self._position - size : self._position]
 
     def number(self, bits: int) -> int:
-        """A zigzag varint that fits into `bits`; a longer one is read differently by each client."""
+        """A zigzag varint of at most `bits`; each client would read a longer one differently."""
         value = 0
         for shift in range(0, bits, 7):
             byte = self.take(1)[0]
@@ -621,7 +621,7 @@ def _length_and_bytes(text: bytes | None) -> bytes:
 
 
 class _BlockReader:
-    """Reads a Native block from the front of some bytes; what is not there is a ValueError."""
+    """Reads a Native block from the front of some bytes, or raises ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

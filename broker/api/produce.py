@@ -133,6 +133,8 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
     """KIP-937. The header's first and largest timestamp stand for those of the records."""
     if topic.config.message_timestamp_type == "LogAppendTime":
         return
+    if header.timestamp_type:
+        raise InvalidTimestamp("only the broker may stamp a batch with LogAppendTime")
     now_ms = time.time_ns() // 1_000_000
     if (
         header.max_timestamp != _NO_TIMESTAMP

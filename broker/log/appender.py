@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import UUID
 
-from broker.log.partition import PartitionLog, Staging
+from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
     ProducerEntry,
@@ -321,7 +321,7 @@ def _recovered_entry(rows: list[list[object]]) -> ProducerEntry:
 def _build(appends: list[_Append], limits: AppendLimits) -> _Block:
     """Check, decompress, number and encode the appends of one block. Runs in the lane's thread."""
     now_ms = time.time_ns() // 1_000_000
-    builder = BlockBuilder(now_ms, 0)
+    builder = BlockBuilder(now_ms, SINGLE_BROKER_EPOCH)
     block = _Block(Staging(), [], [], b"", 0)
     for append in appends:
         if append.done.done():
@@ -365,7 +365,7 @@ def _add(
         payload,
         append_time_ms,
     )
-    data = stamp_batch(append.records, header, base_offset, partition.leader_epoch, append_time_ms)
+    data = stamp_batch(append.records, header, base_offset, SINGLE_BROKER_EPOCH, append_time_ms)
     block.staging.reserve(partition, header.count)
     if header.producer_id >= 0:
         block.staging.set_producer(

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from broker.topics import Topic
 
 
+SINGLE_BROKER_EPOCH = 0
+"""The leader epoch while there is one broker: leadership never changes."""
+
+
 class PartitionLog:
     """Offsets: `log_start_offset` <= any readable offset < `high_watermark` <= `next_offset`."""
 
@@ -42,7 +46,7 @@ class PartitionLog:
         log_start_offset: int,
         next_offset: int,
         first_fresh_producer_id: int,
-        leader_epoch: int = 0,
+        leader_epoch: int = SINGLE_BROKER_EPOCH,
     ) -> None:
         self.topic = topic  # replaced by the catalog when the topic's configs change
         self.partition = partition

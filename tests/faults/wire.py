@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import ProduceRequest
@@ -20,8 +20,6 @@ from protocol.versions import APIS, ApiKey
 from tests.broker_process import BrokerProcess
 
 LIMIT_S = 30.0
-
-Message = TypeVar("Message", bound=ApiMessage)
 
 
 class Closed(Exception):
@@ -46,7 +44,7 @@ def request_body(request: ApiMessage, version: int, correlation_id: int = 1) -> 
     return bytes(request.encode(header=True))
 
 
-def decode(response: type[Message], version: int, body: bytes) -> tuple[int, Message]:
+def decode(response: type[ApiMessage], version: int, body: bytes) -> tuple[int, Any]:
     """(correlation id, message) of a response frame; AssertionError unless it ends with it."""
     (correlation_id,) = struct.unpack_from(">i", body)
     flexible = response.flexible_version_q(version)
@@ -160,6 +158,8 @@ class Wire:
         done = 0
         deadline = time.monotonic() + (self.socket.gettimeout() or LIMIT_S)
         while done < size:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{done} of {size} bytes came in time")
             try:
                 count = self.socket.recv_into(view[done:])
             except ConnectionResetError as error:
@@ -167,7 +167,6 @@ class Wire:
             if count == 0:
                 raise Closed
             done += count
-            assert time.monotonic() < deadline, f"{done} of {size} bytes came in time"
         return bytes(data)
 
 

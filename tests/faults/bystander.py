@@ -1,0 +1,77 @@
+"""A well-behaved client that works while others do not, and says whether it noticed.
+
+It writes one record after the other with acks=all and reads each back. Whatever else goes on, its
+offsets must be dense, its records its own, and no answer may take long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from tests.broker_process import BrokerProcess
+from tests.faults import samples
+from tests.faults.wire import Wire
+from tests.unit.record_batches import Record, batch_of, decoded
+
+_PAUSE_S = 0.01
+
+
+class Bystander:
+    """Works in a thread from `with` to its end, where what went wrong for it is raised."""
+
+    def __init__(self, broker: BrokerProcess, topic: str, *, slowest_s: float = 5.0) -> None:
+        """`slowest_s`: an answer that takes longer is an error."""
+        self._wire = Wire(broker)
+        self._target = samples.create_topic(self._wire, topic)
+        self._allowed_s = slowest_s
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="bystander", daemon=True)
+        self.stored = 0
+        self.slowest_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        self._wire.close()
+        assert not self._thread.is_alive(), "the bystander hangs"
+        if error is not None:
+            return
+        if self._error is not None:
+            raise AssertionError(f"the bystander failed: {self._error!r}") from self._error
+        assert self.stored > 0, "the bystander got nothing stored"
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.wait(_PAUSE_S):
+                began = time.monotonic()
+                self._write_and_read()
+                took_s = time.monotonic() - began
+                self.slowest_s = max(self.slowest_s, took_s)
+                assert took_s < self._allowed_s, f"a write and a read took {took_s:.1f} s"
+        except BaseException as error:
+            self._error = error
+
+    def _write_and_read(self) -> None:
+        value = b"record %d" % self.stored
+        batch = batch_of(Record(value=value), max_timestamp=samples.TIME_MS).data
+        written = self._wire.ask(samples.produce(self._target, batch), 9)
+        partition = written.responses[0].partition_responses[0]
+        assert partition.error_code == 0, f"error {partition.error_code}"
+        assert partition.base_offset == self.stored, "offsets are not dense"
+        read = self._wire.ask(samples.fetch(self._target, self.stored), 12)
+        (row,) = decoded(read.responses[0].partitions[0].records)
+        assert row.value == value, "read something that it did not write"
+        self.stored += 1

@@ -8,7 +8,7 @@ import base64
 import json
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ from broker.config import ENV_PREFIX, Address, parse_address
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     from kafka.consumer.fetcher import ConsumerRecord
+    from kafka.net.compat import KafkaNetClient
 
 CONNECT_TIMEOUT_S = 5.0
 BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
-POLL_TIMEOUT_MS = 1000
+POLL_TIMEOUT_MS = 5000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -188,15 +189,19 @@ def tail(
     if offset not in ("earliest", "latest") and not offset.isdecimal():
         raise click.BadParameter("write earliest, latest or a number", param_hint="--offset")
     render = {"text": record_as_text, "json": record_as_json}[output]
-    with suppress(KeyboardInterrupt):
-        with admin_client(bootstrap) as admin:
-            known = _partitions(admin, topic)
+    with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin:
+        known = _partitions(admin, topic)
         chosen = known if partition is None else [partition]
         if partition is not None and partition not in known:
             raise click.ClickException(f"topic {topic} has no partition {partition}")
         with consumer_client(bootstrap) as consumer:
             ends = _start(consumer, topic, chosen, offset)
-            _print_records(consumer, ends if exit_at_end else None, render)
+            for records in _polls(consumer, ends if exit_at_end else None):
+                if not records:
+                    # The client goes on asking for a topic that was deleted.
+                    _partitions(admin, topic)
+                sys.stdout.writelines(render(record) + "\n" for record in records)
+                sys.stdout.flush()
 
 
 def record_as_text(record: "ConsumerRecord") -> str:
@@ -261,10 +266,22 @@ def consumer_client(bootstrap: Address) -> "Iterator[KafkaConsumer]":
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             group_id=None,
             enable_auto_commit=False,
-            allow_auto_create_topics=False,
             auto_offset_reset="earliest",
+            kafka_client=_client_that_makes_no_topics,
         ) as consumer:
             yield consumer
+
+
+def _client_that_makes_no_topics(**configs: Any) -> "KafkaNetClient":
+    """The consumer's own `allow_auto_create_topics` does not reach its metadata requests.
+
+    (kafka-python 3.0.12.) Without this, a tail would make a deleted topic again.
+    """
+    from kafka.net.compat import KafkaNetClient
+
+    client = KafkaNetClient(**configs)
+    client.cluster.config["allow_auto_create_topics"] = False
+    return client
 
 
 @contextmanager
@@ -351,18 +368,21 @@ def _start(
     return ends
 
 
-def _print_records(
-    consumer: "KafkaConsumer",
-    ends: "Mapping[TopicPartition, int] | None",
-    render: "Callable[[ConsumerRecord], str]",
-) -> None:
-    """Prints as records come, for ever or until every partition stands at its end in `ends`."""
+def _polls(
+    consumer: "KafkaConsumer", ends: "Mapping[TopicPartition, int] | None"
+) -> "Iterator[list[ConsumerRecord]]":
+    """Records as they come, for ever or until every partition stands at its end in `ends`.
+
+    An empty list says that nothing came for POLL_TIMEOUT_MS.
+    """
     while ends is None or any(consumer.position(part) < end for part, end in ends.items()):
-        for part, records in consumer.poll(timeout_ms=POLL_TIMEOUT_MS).items():
-            for record in records:
-                if ends is None or record.offset < ends[part]:
-                    sys.stdout.write(render(record) + "\n")
-        sys.stdout.flush()
+        polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS)
+        yield [
+            record
+            for part, records in polled.items()
+            for record in records
+            if ends is None or record.offset < ends[part]
+        ]
 
 
 def _table(*headings: str, right: Collection[str] = ()) -> Table:

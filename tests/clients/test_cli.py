@@ -379,6 +379,29 @@ def test_tail_prints_records_as_they_come_until_ctrl_c(
     assert process.stderr.read() == ""
 
 
+def test_tail_ends_when_its_topic_is_deleted(
+    broker: BrokerProcess, topic: str, produce: Callable[..., None]
+) -> None:
+    produce(topic, b"last words")
+    process = subprocess.Popen(
+        [*COMMAND, "tail", topic, "--offset", "earliest", "--bootstrap", broker.kafka],
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith("\tlast words\n")
+        output("topics", "delete", topic, "--bootstrap", broker.kafka)
+        rest, complaints = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert (process.returncode, rest) == (1, "")
+    assert complaints == f"Error: topic {topic} does not exist\n"
+
+
 def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
     broker: BrokerProcess, topic: str
 ) -> None:

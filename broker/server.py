@@ -68,6 +68,7 @@ class Broker:
                 settings.block_max_rows,
                 settings.decompressed_max_bytes,
                 settings.linger_ms,
+                settings.producer_id_expiration_ms,
             ),
             uuid4(),
         )

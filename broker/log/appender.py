@@ -26,9 +26,9 @@ from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
     ProducerEntry,
-    SequenceRange,
     find_duplicate,
     first_entry,
+    recovered_range,
 )
 from broker.log.tail_cache import CachedBatch, TailCache
 from protocol._records import BatchHeader, BlockBuilder, stamp_batch
@@ -58,12 +58,13 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendLimits:
-    """How much one block may hold, and what one batch may decompress to."""
+    """What a block may hold, what a batch may decompress to, how long a producer is known."""
 
     block_max_bytes: int
     block_max_rows: int
     decompressed_max_bytes: int
     linger_ms: int
+    producer_id_expiration_ms: int
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class _Block:
     stored: list[tuple[PartitionLog, CachedBatch]]
     data: bytes
     rows: int
+    left: list[_Append]
 
 
 class Appender:
@@ -112,6 +114,13 @@ class Appender:
         """
         return self._lane(partition).append(partition, records, header)
 
+    async def settled(self) -> None:
+        """Wait for the blocks that are being stored now.
+
+        After it, no row can come any more of a partition that was closed before it.
+        """
+        await asyncio.gather(*(lane.settled() for lane in self._lanes))
+
     def _lane(self, partition: PartitionLog) -> _Lane:
         return self._lanes[(partition.topic_id.int + partition.partition) % len(self._lanes)]
 
@@ -133,6 +142,8 @@ class _Lane:
         self._queue: deque[_Append] = deque()
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
 
@@ -157,6 +168,9 @@ class _Lane:
             await self._task
         self._thread.shutdown(wait=True)
 
+    async def settled(self) -> None:
+        await self._settled.wait()
+
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
@@ -168,6 +182,7 @@ class _Lane:
             if self._limits.linger_ms and not self._closing.is_set():
                 await self._linger()
             appends = self._take()
+            self._settled.clear()
             try:
                 await self._commit(appends)
             except Exception:
@@ -175,6 +190,8 @@ class _Lane:
                 # that may or may not be taken.
                 log.exception("lane %d failed; its appends are refused", self._number)
                 self._refuse(appends)
+            finally:
+                self._settled.set()
 
     async def _linger(self) -> None:
         try:
@@ -199,6 +216,7 @@ class _Lane:
             await self._recover_producer(append)
         loop = asyncio.get_running_loop()
         block = await loop.run_in_executor(self._thread, _build, appends, self._limits)
+        self._queue.extendleft(reversed(block.left))
         if block.rows:
             self._block_number += 1
             token = f"{self._identity}-{self._block_number}"
@@ -283,13 +301,12 @@ class _Lane:
             return
         try:
             rows = await self._engine.rows(
-                "SELECT producer_epoch, min(offset) AS first, max(offset) AS last,"
-                " argMin(sequence, offset), argMax(sequence, offset),"
-                " toUnixTimestamp64Milli(max(append_time))"
+                "SELECT producer_epoch, min(offset), max(offset) AS last,"
+                " argMax(sequence, offset), toUnixTimestamp64Milli(max(append_time))"
                 " FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
                 " AND partition = {partition:Int32} AND producer_id = {producer_id:Int64}"
                 " AND NOT control"
-                " GROUP BY producer_epoch, offset - sequence"
+                " GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)"
                 " ORDER BY producer_epoch DESC, last DESC LIMIT {kept:UInt8}",
                 {
                     "topic": partition.topic.name,
@@ -311,19 +328,25 @@ def _recovered_entry(rows: list[list[object]]) -> ProducerEntry:
     numbers = [[int(str(cell)) for cell in row] for row in rows]
     epoch = numbers[0][0]
     ranges = [
-        SequenceRange(first_sequence, last_sequence, first_offset)
-        for row_epoch, first_offset, _, first_sequence, last_sequence, _ in numbers
+        recovered_range(first_offset, last_offset, last_sequence)
+        for row_epoch, first_offset, last_offset, last_sequence, _ in numbers
         if row_epoch == epoch
     ]
-    return ProducerEntry(epoch, tuple(reversed(ranges)), numbers[0][5], recovered=True)
+    return ProducerEntry(epoch, tuple(reversed(ranges)), numbers[0][4], recovered=True)
 
 
 def _build(appends: list[_Append], limits: AppendLimits) -> _Block:
-    """Check, decompress, number and encode the appends of one block. Runs in the lane's thread."""
+    """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
+
+    What they become may be much larger than what came: those that find no room are left over.
+    """
     now_ms = time.time_ns() // 1_000_000
     builder = BlockBuilder(now_ms, SINGLE_BROKER_EPOCH)
-    block = _Block(Staging(), [], [], b"", 0)
-    for append in appends:
+    block = _Block(Staging(), [], [], b"", 0, [])
+    for position, append in enumerate(appends):
+        if builder.bytes >= limits.block_max_bytes:
+            block.left = appends[position:]
+            break
         if append.done.done():
             continue
         try:
@@ -347,6 +370,7 @@ def _add(
         now_ms if partition.topic.config.message_timestamp_type == "LogAppendTime" else None
     )
     answered_ms = -1 if append_time_ms is None else append_time_ms
+    partition.forget_producers(now_ms - limits.producer_id_expiration_ms)
     entry = partition.producers.get(header.producer_id) if header.producer_id >= 0 else None
     duplicate_of = find_duplicate(entry, header)
     if duplicate_of is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.log.producers import ProducerEntry
+from broker.log.producers import ProducerEntry, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from protocol.errors import KafkaError
 
@@ -55,7 +55,7 @@ class PartitionLog:
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
         self.closed: KafkaError | None = None  # why no append is taken any more
-        self.producers: dict[int, ProducerEntry] = {}
+        self.producers: dict[int, ProducerEntry] = {}  # the one silent for longest comes first
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
         self.tail = PartitionTail()
@@ -74,6 +74,14 @@ class PartitionLog:
         self.high_watermark = high_watermark
         self.wake()
 
+    def forget_producers(self, silent_since_ms: int) -> None:
+        """Drop those that have not appended since then (`producer_id_expiration_ms`)."""
+        while self.producers:
+            producer_id, entry = next(iter(self.producers.items()))
+            if entry.last_append_ms >= silent_since_ms:
+                return
+            del self.producers[producer_id]
+
     def wake(self) -> None:
         """Let every waiting fetch look at this partition again."""
         for waiter in tuple(self.waiters):
@@ -85,7 +93,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._offsets: dict[PartitionLog, int] = {}
-        self._producers: list[tuple[PartitionLog, int, ProducerEntry | None]] = []
+        self._producers: list[tuple[PartitionLog, int, ProducerEntry | None, ProducerEntry]] = []
 
     def reserve(self, log: PartitionLog, count: int) -> None:
         """Take `count` offsets of `log`."""
@@ -93,7 +101,8 @@ class Staging:
         log.next_offset += count
 
     def set_producer(self, log: PartitionLog, producer_id: int, entry: ProducerEntry) -> None:
-        self._producers.append((log, producer_id, log.producers.get(producer_id)))
+        before = log.producers.pop(producer_id, None)
+        self._producers.append((log, producer_id, before, entry))
         log.producers[producer_id] = entry
 
     @property
@@ -103,10 +112,7 @@ class Staging:
 
     def take_back(self) -> None:
         """Give back every offset and producer state: nothing of the block is stored."""
-        for log, producer_id, entry in reversed(self._producers):
-            if entry is None:
-                del log.producers[producer_id]
-            else:
-                log.producers[producer_id] = entry
+        for log, producer_id, before, entry in reversed(self._producers):
+            log.producers[producer_id] = before or refused_first_entry(entry)
         for log, first_offset in self._offsets.items():
             log.next_offset = first_offset

@@ -1,6 +1,6 @@
 """Idempotent producers of one partition: what has been seen, and what may come next.
 
-A value type and one function, without IO or clock. Kafka's rules (KIP-98; `ProducerStateManager` in
+Values and functions, without IO or clock. Kafka's rules (KIP-98; `ProducerStateManager` in
 Kafka's source): the last five batches of a producer are remembered, because a client has at most
 five in flight; one of them again is a duplicate and is answered with its first offset; a sequence
 that does not follow is out of order; an epoch below the known one is fenced.
@@ -36,14 +36,28 @@ class SequenceRange:
         return None
 
 
+def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> SequenceRange:
+    """The range of rows that are neighbours; of one that wrapped all around, its end."""
+    length = min(last_offset - first_offset, _SEQUENCES // 2)
+    return SequenceRange((last_sequence - length) % _SEQUENCES, last_sequence, last_offset - length)
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """What a partition knows of one producer. `last_append_ms`: wall clock, for expiry."""
+    """What a partition knows of one producer. `last_append_ms`: wall clock, for expiry.
+
+    `begins_at` is the sequence that must come first while `ranges` is empty.
+    """
 
     epoch: int
     ranges: tuple[SequenceRange, ...]
     last_append_ms: int
     recovered: bool = False
+    begins_at: int = 0
+
+    @property
+    def next_sequence(self) -> int:
+        return (self.ranges[-1].last + 1) % _SEQUENCES if self.ranges else self.begins_at
 
     def after(self, header: BatchHeader, base_offset: int, now_ms: int) -> ProducerEntry:
         """The entry once this batch is stored at `base_offset`."""
@@ -57,6 +71,14 @@ class ProducerEntry:
 def first_entry(header: BatchHeader, base_offset: int, now_ms: int) -> ProducerEntry:
     """The entry of a producer whose first batch on this partition is stored at `base_offset`."""
     return ProducerEntry(header.producer_epoch, (), now_ms).after(header, base_offset, now_ms)
+
+
+def refused_first_entry(entry: ProducerEntry) -> ProducerEntry:
+    """What remains of a `first_entry` whose batch was not stored after all.
+
+    The client sends that batch again; the ones it had already sent after it must not come before.
+    """
+    return ProducerEntry(entry.epoch, (), entry.last_append_ms, begins_at=entry.ranges[0].first)
 
 
 def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | None:
@@ -82,13 +104,11 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
         offset = _offset_in(known, header, exact=not entry.recovered)
         if offset is not None:
             return offset
-    if entry.ranges:
-        expected = (entry.ranges[-1].last + 1) % _SEQUENCES
-        if header.base_sequence != expected:
-            raise OutOfOrderSequenceNumber(
-                f"producer {header.producer_id} sent sequence {header.base_sequence}, "
-                f"expected {expected}"
-            )
+    if header.base_sequence != entry.next_sequence:
+        raise OutOfOrderSequenceNumber(
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, "
+            f"expected {entry.next_sequence}"
+        )
     return None
 
 

@@ -5,13 +5,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import confluent_kafka
+import kafka
+import kafka.record.default_records
+import lz4.frame
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CLIENTS, Client, ConfluentKafka, GetClient
+from tests.clients.adapters import CLIENTS, Client, ConfluentKafka, GetClient, KafkaPython
 from tests.clients.records import Record, rows
 
 IDEMPOTENT_BY_DEFAULT = ["kafka-python", "java"]
@@ -178,6 +181,22 @@ def allow_any_timestamp(broker: BrokerProcess, topic: str) -> None:
     )
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     admin.incremental_alter_configs([resource])[resource].result(20)
+
+
+@pytest.mark.xfail(strict=True, reason="such a batch is taken, and read from the tail as it is")
+def test_an_lz4_batch_that_kafkas_clients_cannot_read_is_refused(
+    broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka knows no blocks that depend on earlier ones (KIP-57); its client and broker say so."""
+    monkeypatch.setattr(
+        kafka.record.default_records,
+        "lz4_encode",
+        lambda payload: lz4.frame.compress(payload, block_linked=True, block_size=4),
+    )
+    records = [Record(b"key", b"x" * 200_000)]
+
+    with pytest.raises(kafka.errors.KafkaError):
+        KafkaPython().produce(broker.kafka, topic, records, codec="lz4")
 
 
 def test_many_producers_and_partitions_at_once(

@@ -6,6 +6,7 @@ records; then it is restarted, so that nothing is left in memory, and the same t
 storage.
 """
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,8 +17,19 @@ from tests.broker_process import BrokerProcess
 from tests.clients.adapters import CLIENTS, CODECS, Client, GetClient
 from tests.clients.records import SAMPLE, TIME_MS, Record, rows
 
-WRITTEN = [(writer, codec) for writer in CLIENTS for codec in CODECS]
 TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 2**62)
+
+
+LARGE = [
+    Record(b"%d" % n, random.Random(n).randbytes(900_000), (), TIME_MS, offset=n) for n in range(4)
+]
+MANY = [Record(b"%d" % n, b"value %d" % n, (), TIME_MS + n, offset=n) for n in range(20_000)]
+VOLUMES = {
+    "large-none": ("java", "none", LARGE),
+    "large-lz4": ("java", "lz4", LARGE),
+    "many-none": ("confluent-kafka", "none", MANY),
+    "many-zstd": ("java", "zstd", MANY),
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +37,15 @@ class Log:
     """The broker with all that was written; `outcomes` tell whether each topic came to be."""
 
     broker: BrokerProcess
-    outcomes: dict[tuple[str, str], "Future[None]"]
+    outcomes: dict[str, "Future[None]"]
 
-    def topic(self, writer: str, codec: str) -> str:
-        self.outcomes[writer, codec].result()
-        return f"{writer}-{codec}"
+    def topic(self, name: str) -> str:
+        self.outcomes[name].result()
+        return name
+
+
+def topic_of(writer: str, codec: str) -> str:
+    return f"{writer}-{codec}"
 
 
 def sent_by(client: Client) -> list[Record]:
@@ -38,19 +54,18 @@ def sent_by(client: Client) -> list[Record]:
     return [record.at(offset) for offset, record in enumerate(sendable)]
 
 
-def write(broker: BrokerProcess, client: Client, topic: str, codec: str) -> None:
-    client.create_topic(broker.kafka, topic, 1)
-    client.produce(broker.kafka, topic, sent_by(client), codec=codec)
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, client: GetClient) -> Iterator[Log]:
     broker = BrokerProcess(tmp_path_factory.mktemp("roundtrip") / "data")
     broker.start()
-    log = Log(broker, {case: Future() for case in WRITTEN})
-    for (writer, codec), outcome in log.outcomes.items():
+    samples = {topic_of(w, codec): (w, codec, None) for w in CLIENTS for codec in CODECS}
+    log = Log(broker, {})
+    for topic, (writer, codec, records) in {**samples, **VOLUMES}.items():
+        outcome = log.outcomes[topic] = Future()
         try:
-            write(broker, client(writer), f"{writer}-{codec}", codec)
+            writing = client(writer)
+            writing.create_topic(broker.kafka, topic, 1)
+            writing.produce(broker.kafka, topic, records or sent_by(writing), codec=codec)
             outcome.set_result(None)
         except (Exception, pytest.fail.Exception) as failure:
             outcome.set_exception(failure)  # raised again by each test that asks for the topic
@@ -68,7 +83,7 @@ def log(request: pytest.FixtureRequest, written: Log) -> Log:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", CLIENTS)
 def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, codec: str) -> None:
-    found = rows(log.broker, log.topic(writer, codec))
+    found = rows(log.broker, log.topic(topic_of(writer, codec)))
 
     assert with_stored_timestamps(sent_by(client(writer)), found) == found
 
@@ -79,7 +94,7 @@ def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, c
 def test_a_client_reads_what_another_wrote(
     log: Log, client: GetClient, writer: str, codec: str, reader: str
 ) -> None:
-    topic = log.topic(writer, codec)
+    topic = log.topic(topic_of(writer, codec))
     sent = with_stored_timestamps(sent_by(client(writer)), rows(log.broker, topic))
     expected = [client(reader).as_shown(record) for record in sent]
 
@@ -91,7 +106,7 @@ def test_a_client_reads_what_another_wrote(
 def test_a_client_reads_from_an_offset_inside_of_a_batch(
     log: Log, client: GetClient, name: str, codec: str
 ) -> None:
-    topic = log.topic(name, codec)
+    topic = log.topic(topic_of(name, codec))
     stored = rows(log.broker, topic)
     start = len(stored) - 50
     expected = [client(name).as_shown(record) for record in stored[start:]]
@@ -104,7 +119,7 @@ def test_a_client_reads_from_an_offset_inside_of_a_batch(
 def test_a_client_reads_from_a_timestamp(
     log: Log, client: GetClient, name: str, codec: str
 ) -> None:
-    topic = log.topic(name, codec)
+    topic = log.topic(topic_of(name, codec))
     stored = rows(log.broker, topic)
     latest_ms = max(record.timestamp_ms or 0 for record in stored)
 
@@ -117,6 +132,19 @@ def test_a_client_reads_from_a_timestamp(
         found = client(name).read_from_timestamp(log.broker.kafka, topic, wanted_ms, len(expected))
 
         assert found == expected, f"from timestamp {wanted_ms}"
+
+
+@pytest.mark.parametrize("reader", CLIENTS)
+@pytest.mark.parametrize("topic", VOLUMES)
+def test_a_client_reads_more_than_one_fetch_brings(
+    log: Log, client: GetClient, topic: str, reader: str
+) -> None:
+    _, _, records = VOLUMES[topic]
+
+    found = client(reader).read_from_offset(log.broker.kafka, log.topic(topic), 0, len(records))
+
+    different = next((n for n, record in enumerate(records) if found[n] != record), None)
+    assert different is None, f"record {different}: {str(found[different])[:200]}"
 
 
 def with_stored_timestamps(sent: list[Record], stored: list[Record]) -> list[Record]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from tests.broker_process import BrokerProcess
 from tests.clients import tools
@@ -46,8 +47,16 @@ class Load:
                 "batch.num.messages": 100,  # many small requests: some are always on their way
                 "queue.buffering.max.messages": 5000,
                 "reconnect.backoff.max.ms": 250,
+                "log_level": 2,  # lost connections are what these tests are about
             }
         )
+
+    def __enter__(self) -> "Load":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._producer.purge()
+        self._producer.close()
 
     def send_until_acknowledged(self, count: int) -> None:
         deadline = time.monotonic() + ACKNOWLEDGED_LIMIT_S
@@ -127,14 +136,13 @@ def test_nothing_is_lost_or_doubled_when_the_broker_ends_under_librdkafkas_load(
     chance = random.Random(seed)
     broker = own_broker()
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
-    load = Load(broker.kafka, topic)
-
-    for _ in range(ENDS):
-        load.send_until_acknowledged(len(load.acknowledged) + chance.randrange(1, 8000))
-        END[end](broker)
-        broker.start()
-    load.send_until_acknowledged(len(load.acknowledged) + 1000)
-    load.finish()
+    with Load(broker.kafka, topic) as load:
+        for _ in range(ENDS):
+            load.send_until_acknowledged(len(load.acknowledged) + chance.randrange(1, 8000))
+            END[end](broker)
+            broker.start()
+        load.send_until_acknowledged(len(load.acknowledged) + 1000)
+        load.finish()
 
     check(broker, topic, load.acknowledged, load.sent)
     broker.kill()
@@ -178,16 +186,16 @@ def test_a_broker_killed_while_it_starts_starts_the_next_time(
 ) -> None:
     broker = own_broker()
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
-    load = Load(broker.kafka, topic)
-    load.send_until_acknowledged(5000)
-    broker.kill()
+    with Load(broker.kafka, topic) as load:
+        load.send_until_acknowledged(5000)
+        broker.kill()
 
-    # Kills spread over the time that a start takes.
-    for part in range(1, 6):
-        broker.launch()
-        broker.kill(after_s=broker.start_s * part / 5)
-    broker.start()
-    load.finish()
+        # Kills spread over the time that a start takes.
+        for part in range(1, 6):
+            broker.launch()
+            broker.kill(after_s=broker.start_s * part / 5)
+        broker.start()
+        load.finish()
 
     check(broker, topic, load.acknowledged, load.sent)
 
@@ -196,11 +204,11 @@ def test_a_topic_that_was_deleted_stays_deleted_and_its_name_starts_anew(
     own_broker: OwnBroker, topic: str
 ) -> None:
     broker = own_broker()
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": broker.kafka})
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
-    first = Load(broker.kafka, topic)
-    first.send_until_acknowledged(100)
-    first.finish()
+    with Load(broker.kafka, topic) as first:
+        first.send_until_acknowledged(100)
+        first.finish()
     admin.delete_topics([topic])[topic].result(20)
 
     broker.kill()
@@ -208,9 +216,9 @@ def test_a_topic_that_was_deleted_stays_deleted_and_its_name_starts_anew(
 
     assert broker.sql("SELECT name FROM topics") == []
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
-    second = Load(broker.kafka, topic)
-    second.send_until_acknowledged(50)
-    second.finish()
+    with Load(broker.kafka, topic) as second:
+        second.send_until_acknowledged(50)
+        second.finish()
     assert min(offset for _, offset, _ in second.acknowledged) == 0
     check(broker, topic, second.acknowledged, second.sent)
 

@@ -33,22 +33,29 @@ log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
 _SMALL_SHARE_BYTES = 1 << 20
+_STALLED_AFTER_S = 5.0
 
 
 class InFlight:
-    """Bytes of requests not answered and of responses not sent, over all connections."""
+    """Bytes of requests not answered and of responses not sent, over all connections.
+
+    Past the budget one connection at a time has the turn and is read on: half-sent requests that
+    fill the budget between them would otherwise all wait for each other. One that has the turn and
+    sends nothing is closed. The newest is next, because clients that stalled are among the older.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes` bounds the requests and, by itself, the responses."""
         self._max_bytes = max_bytes
         self._size = 0
         self._unsent = 0
-        self._held_back: set[Connection] = set()
+        self._held_back: dict[Connection, None] = {}  # a set that keeps its order
+        self._turn: Connection | None = None
 
     def change(self, delta: int) -> None:
         self._size += delta
         if self._held_back and self._size < self._max_bytes:
-            released, self._held_back = self._held_back, set()
+            released, self._held_back = self._held_back, {}
             for connection in released:
                 connection.update_reading()
 
@@ -66,12 +73,38 @@ class InFlight:
         One that holds little is always read, so small requests get through when large ones wait.
         """
         if self._size < self._max_bytes or held <= _SMALL_SHARE_BYTES:
+            self.forget(connection)
             return False
-        self._held_back.add(connection)
+        if self._turn is None:
+            self._give_turn(connection)
+        if self._turn is connection:
+            return False
+        self._held_back[connection] = None
         return True
 
     def forget(self, connection: Connection) -> None:
-        self._held_back.discard(connection)
+        """This connection needs no turn, or is gone; the next one has it."""
+        self._held_back.pop(connection, None)
+        if self._turn is connection:
+            self._turn = None
+        for waiting in reversed(tuple(self._held_back)):
+            if self._turn is not None:
+                return
+            waiting.update_reading()
+
+    def _give_turn(self, connection: Connection) -> None:
+        self._turn = connection
+        self._held_back.pop(connection, None)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_STALLED_AFTER_S, self._check_turn, connection, loop.time())
+
+    def _check_turn(self, connection: Connection, since: float) -> None:
+        if self._turn is not connection:
+            return
+        if self._held_back and connection.idle and connection.last_active <= since:
+            connection.abort("its request stopped arriving while others wait for the memory")
+            return
+        self._give_turn(connection)
 
 
 class Connection(asyncio.Protocol):

@@ -27,6 +27,7 @@ class Bystander:
         self._wire = Wire(broker)
         self._target = samples.create_topic(self._wire, topic)
         self._allowed_s = slowest_s
+        self._begun = threading.Event()
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="bystander", daemon=True)
@@ -35,6 +36,7 @@ class Bystander:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        assert self._begun.wait(30), "the bystander does not get to work"
         return self
 
     def __exit__(
@@ -51,7 +53,6 @@ class Bystander:
             return
         if self._error is not None:
             raise AssertionError(f"the bystander failed: {self._error!r}") from self._error
-        assert self.stored > 0, "the bystander got nothing stored"
 
     def _work(self) -> None:
         try:
@@ -61,8 +62,11 @@ class Bystander:
                 took_s = time.monotonic() - began
                 self.slowest_s = max(self.slowest_s, took_s)
                 assert took_s < self._allowed_s, f"a write and a read took {took_s:.1f} s"
+                self._begun.set()
         except BaseException as error:
             self._error = error
+        finally:
+            self._begun.set()
 
     def _write_and_read(self) -> None:
         value = b"record %d" % self.stored

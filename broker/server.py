@@ -54,7 +54,6 @@ class Broker:
         self.node_id = settings.node_id
         self.controller_id = settings.node_id
         self.advertised: tuple[str, int] = ("", 0)
-        self.topics = TopicCatalog(engine, settings)
         self.registry: Registry = TableRegistry(engine)
         self.producer_ids = ProducerIds(self.registry)
         self.cold_reader = ColdReader(engine, settings.cold_cache_bytes)
@@ -72,6 +71,7 @@ class Broker:
             ),
             uuid4(),
         )
+        self.topics = TopicCatalog(engine, settings, self.appender.settled)
         self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from broker.config import Settings
@@ -38,16 +40,50 @@ class Topic:
     version: int = 1
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _whole(
+    change: Callable[Concatenate[TopicCatalog, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[TopicCatalog, P], Coroutine[Any, Any, T]]:
+    """A change that has begun is made, even if the client that asked for it leaves meanwhile.
+
+    Otherwise the table could call a topic deleted that still takes records.
+    """
+
+    @wraps(change)
+    async def run(self: TopicCatalog, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.create_task(change(self, *args, **kwargs))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    return run
+
+
+async def _nothing_is_stored() -> None:
+    """For a catalog without an appender."""
+
+
 class TopicCatalog:
     """Names and ids to topics, and topics to partition logs."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        settled: Callable[[], Awaitable[None]] = _nothing_is_stored,
+    ) -> None:
+        """`settled` ends when all that was being stored when it was called is stored."""
         self._engine = engine
         self._settings = settings
+        self._settled = settled
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._logs: dict[UUID, list[PartitionLog]] = {}
         self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
         self.first_fresh_producer_id = 0
 
@@ -106,6 +142,7 @@ class TopicCatalog:
             raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
         return logs[partition]
 
+    @_whole
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         """Raises `TopicAlreadyExists`. The name and the configs have been checked."""
         async with self._lock:
@@ -116,6 +153,7 @@ class TopicCatalog:
             self._publish(topic, [self._new_log(topic, n, 0, 0) for n in range(partitions)])
             return topic
 
+    @_whole
     async def delete(self, topic: Topic) -> None:
         """Forget the topic now; its rows go in the background. Raises `UnknownTopicOrPartition`."""
         async with self._lock:
@@ -129,6 +167,7 @@ class TopicCatalog:
                 partition.wake()
             self._clean_up(gone)
 
+    @_whole
     async def add_partitions(self, topic: Topic, total: int) -> Topic:
         """Raises `InvalidPartitions` unless `total` is more than there are now."""
         async with self._lock:
@@ -143,6 +182,7 @@ class TopicCatalog:
             self._publish(changed, [*self._logs[topic.topic_id], *added])
             return changed
 
+    @_whole
     async def set_configs(self, topic: Topic, configs: Mapping[str, str]) -> Topic:
         """Replace all configs set on the topic. They have been checked."""
         async with self._lock:
@@ -163,7 +203,8 @@ class TopicCatalog:
         return {(UUID(str(i)), int(str(p))): int(str(size)) for i, p, size in rows}
 
     async def close(self) -> None:
-        """Stop clean-ups; they begin again at the next start."""
+        """End what is being changed; stop clean-ups: they begin again at the next start."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
         for task in self._cleanups:
             task.cancel()
         await asyncio.gather(*self._cleanups, return_exceptions=True)
@@ -212,6 +253,7 @@ class TopicCatalog:
 
     async def _remove_rows(self, topic: Topic) -> None:
         try:
+            await self._settled()  # a block with rows of the topic may still be on its way
             await self._engine.execute(
                 "DELETE FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}",
                 {"topic": topic.name, "topic_id": str(topic.topic_id)},

@@ -352,7 +352,9 @@ def _build(appends: list[_Append], limits: AppendLimits) -> _Block:
         try:
             answer: Appended | KafkaError = _add(append, builder, block, now_ms, limits)
         except KafkaError as error:
-            answer = error
+            # A copy: the traceback, and that of its cause, hold the batch and what it decompressed
+            # to, in a cycle that only a full garbage collection finds (measured: 1.3 GB after ten).
+            answer = type(error)(*error.args)
         block.answers.append((append, answer))
     block.rows = builder.rows
     if builder.rows:

@@ -181,6 +181,10 @@ def make_app(engine: Engine, settings: Settings) -> web.Application:
     return app
 
 
+class NobodyError(SqlError):
+    """Credentials are needed, and there are none."""
+
+
 @dataclass(slots=True)
 class Ask:
     """What one request wants."""
@@ -255,7 +259,7 @@ class HttpInterface:
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
         if request.path != "/":
             return web.Response(status=404, text=_HELP)
-        if request.method != "POST" and "query" not in request.rel_url.query:
+        if request.method != "POST" and "query" not in _url_parameters(request):
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
         return await self._sql(request)
 
@@ -271,6 +275,8 @@ class HttpInterface:
             ask = _read_ask(request, role, values)
             ask.tables = _external_tables(ask, values, files)
             return await self._answer(request, ask)
+        except NobodyError as error:
+            return self._failure(error, ask, status=401)
         except SqlError as error:
             return self._failure(error, ask)
         except UnknownCoding as error:
@@ -298,11 +304,13 @@ class HttpInterface:
         )
         if here and user in ("", "default") and not password:
             return Role.READER
-        raise sql_error(
-            516, "AUTHENTICATION_FAILED",
+        refused = sql_error(
+            516,
+            "AUTHENTICATION_FAILED",
             f"{user or 'default'}: Authentication failed: password is incorrect,"
             " or there is no user with such name.",
-        )  # fmt: skip
+        )
+        raise refused if user or password else NobodyError(refused.code, refused.message)
 
     async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         body = _Body(request, self._in_coding_thread)
@@ -677,9 +685,12 @@ def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
             "compress=1 and decompress=1 (ClickHouse's own block compression) are not served here:"
             " use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
         )  # fmt: skip
+    query_id = values.get("query_id") or str(uuid.uuid4())
+    if not query_id.isprintable():
+        raise sql_error(36, "BAD_ARGUMENTS", "A query_id has printable characters only")
     ask = Ask(
         method=request.method,
-        query_id=values.get("query_id") or str(uuid.uuid4()),
+        query_id=query_id,
         role=role,
         query=values.get("query", "").encode("utf-8", "surrogateescape"),
         database=values.get("database") or headers.get("X-ClickHouse-Database") or None,

@@ -87,13 +87,21 @@ def run(handle: Handle, sql: bytes, fmt: str, params: Mapping[str, str] | None =
     """One statement, blocking. Raises SqlError."""
     try:
         return handle.query(sql, fmt, params=dict(params or {}))
-    except RuntimeError as error:
+    except ENGINE_ERRORS as error:
         raise engine_error(error) from error
 
 
-def engine_error(error: RuntimeError) -> SqlError:
+# What a chDB handle raises: the second when the message quotes bytes that are no UTF-8.
+ENGINE_ERRORS = (RuntimeError, UnicodeDecodeError)
+
+
+def engine_error(error: RuntimeError | UnicodeDecodeError) -> SqlError:
     """The engine's exception, without the repetitions that chDB wraps around some of them."""
-    text = _REPEATED_HEAD.sub(r"\1", str(error).strip())
+    if isinstance(error, UnicodeDecodeError):
+        message = bytes(error.object).decode("utf-8", "replace")
+    else:
+        message = str(error)
+    text = _REPEATED_HEAD.sub(r"\1", message.strip())
     text = _REPEATED_TAIL.sub(r"", text)
     match = _CODE.search(text)
     if match is None:
@@ -115,7 +123,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
     """
     report = handle.classify_query(sql)
     if report["statement_count"] == 0:
-        raise _why_not(handle, sql, params)
+        raise _why_not(handle, sql)
     if report["statement_count"] > 1:
         raise sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Multi-statements are not allowed")
     database, canonical = _canonical(handle, sql)
@@ -144,7 +152,9 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
         raise sql_error(ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges. " + _READ_ONLY)
     if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
         return Action.SESSION
-    if query_class == "MUTATING":
+    # An INSERT into a temporary table counts as more than a change of tables when the database is `system`.
+    into_table = first.is_word(b"INSERT") and not any(word.is_word(b"FUNCTION") for word in words[:4])
+    if query_class == "MUTATING" or into_table:
         return Action.WRITE
     raise sql_error(
         ACCESS_DENIED, "ACCESS_DENIED",
@@ -326,33 +336,24 @@ def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:
     return database.decode("utf-8", "replace"), canonical
 
 
-_EXPLAIN = b"EXPLAIN AST "
-
-
 def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
-    return run(handle, _EXPLAIN + sql, "TSVRaw", params).bytes().decode("utf-8", "replace")
+    return run(handle, b"EXPLAIN AST " + sql, "TSVRaw", params).bytes().decode("utf-8", "replace")
 
 
-def _why_not(handle: Handle, sql: bytes, params: Mapping[str, str]) -> SqlError:
-    """Why `sql` does not parse, with positions as the client counts them."""
+_OWN_SCOPE = re.compile(
+    r": In scope SELECT currentDatabase\(\), formatQuerySingleLine\(.*\)\.", re.DOTALL
+)
+
+
+def _why_not(handle: Handle, sql: bytes) -> SqlError:
+    """Why `sql` does not parse."""
     if not any(True for _ in tokens(sql)):
         return sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: empty query")
     try:
-        run(handle, _EXPLAIN + sql, "TSVRaw", params)
+        _canonical(handle, sql)
     except SqlError as error:
-        message = re.sub(
-            r"(failed at position )(\d+)",
-            lambda m: f"{m[1]}{max(1, int(m[2]) - len(_EXPLAIN))}",
-            error.message,
-            count=1,
-        )
-        message = re.sub(
-            r"\(line 1, col (\d+)\)",
-            lambda m: f"(line 1, col {max(1, int(m[1]) - len(_EXPLAIN))})",
-            message,
-            count=1,
-        )
-        return SqlError(error.code, message)
+        # The engine adds the query in which it met the error, which is not the client's.
+        return SqlError(error.code, _OWN_SCOPE.sub("", error.message))
     return sql_error(
         SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: not a statement that this server can run"
     )

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from storage.sql_access import (
+    ENGINE_ERRORS,
     Action,
     Handle,
     Result,
@@ -568,7 +569,7 @@ class RunningInsert:
 
         def call() -> None:
             if self._insert is not None:
-                with suppress(RuntimeError):  # the engine ended it already
+                with suppress(*ENGINE_ERRORS):  # the engine ended it already
                     self._handle.insert_cancel(self._insert)
             self._gateway.finish(self._handle, self._job)
 
@@ -583,7 +584,7 @@ class RunningInsert:
     def _guard(function: Callable[..., T], *args: Any) -> T:
         try:
             return function(*args)
-        except RuntimeError as error:
+        except ENGINE_ERRORS as error:
             raise engine_error(error) from error
 
 
@@ -601,7 +602,7 @@ def _load(handle: Handle, table: ExternalTable) -> None:
         insert = handle.send_insert(b"INSERT INTO " + name, table.format)
         handle.insert_append(insert, table.data)
         handle.insert_done(insert)
-    except RuntimeError as error:
+    except ENGINE_ERRORS as error:
         raise engine_error(error) from error
 
 

@@ -1,4 +1,7 @@
-"""Where log lines go: stderr, one line each, for a person or as JSON for a machine."""
+"""Where log lines go: stderr, one line each, for a person or as JSON for a machine.
+
+What a client sent may stand in a line and cannot end it, nor reach the terminal as a control code.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import sys
 from typing import Literal
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x0A: "\\n"}
 
 
 def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
@@ -15,6 +21,7 @@ def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso"),
+        _escape,
         structlog.processors.format_exc_info,
     ]
     renderer: structlog.typing.Processor = (
@@ -30,3 +37,23 @@ def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_client_fault)
+
+
+def _escape(
+    logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    event["event"] = str(event["event"]).translate(_ESCAPES)
+    return event
+
+
+def _client_fault(record: logging.LogRecord) -> bool:
+    """aiohttp logs bytes that are no HTTP as an error of the server, with a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    record.msg = f"{record.getMessage()}: {' '.join(error.message.split())}"
+    record.args = ()
+    record.exc_info = None
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    return logging.getLogger().isEnabledFor(logging.INFO)

@@ -111,7 +111,11 @@ async def serve(settings: Settings, progress: Callable[[str], None]) -> None:
     progress(f"opening {settings.data_dir}")
     try:
         engine = await asyncio.to_thread(
-            EmbeddedEngine, Path(settings.data_dir), settings.lanes, settings.fsync
+            EmbeddedEngine,
+            Path(settings.data_dir),
+            settings.lanes,
+            settings.fsync,
+            settings.sql_max_memory_bytes,
         )
     except DataDirectoryError as error:
         raise StartError(str(error)) from error

@@ -1,7 +1,7 @@
 """chDB: ClickHouse inside this process, one data directory per process.
 
 The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` (the engine's
-configuration, rendered at each start) and `clickhouse/` (the engine's own files).
+configuration, with `engine.d/` rendered at each start) and `clickhouse/` (the engine's own files).
 
 A chDB handle runs one statement at a time and blocks its thread, with the GIL released: each lane
 of inserts has a handle and a thread of its own, and a few more serve reads. The engine must not be
@@ -66,12 +66,17 @@ class DataDirectoryError(Exception):
 class EmbeddedEngine:
     """`storage.engine.Engine` on chDB."""
 
-    def __init__(self, data_dir: Path, lanes: int, fsync: bool) -> None:
-        """Open (or make) the engine's files below `data_dir`. Raises `DataDirectoryError`."""
+    def __init__(
+        self, data_dir: Path, lanes: int, fsync: bool, sql_max_memory_bytes: int = 4 << 30
+    ) -> None:
+        """Open (or make) the engine's files below `data_dir`. Raises `DataDirectoryError`.
+
+        `sql_max_memory_bytes`: what one query of a person may take at most.
+        """
         self.data_dir = data_dir
         self._lock_fd = _lock_directory(data_dir)
         try:
-            self._connection_string = _prepare(data_dir, fsync)
+            self._connection_string = _prepare(data_dir, fsync, sql_max_memory_bytes)
             self._connect = _chdb_connect()
             base = self._open(self._connection_string)
             base.query(f"CREATE DATABASE IF NOT EXISTS {DATABASE} ENGINE = Atomic", "Null")
@@ -243,21 +248,33 @@ def _lock_directory(data_dir: Path) -> int:
     return fd
 
 
-def _prepare(data_dir: Path, fsync: bool) -> str:
+def _prepare(data_dir: Path, fsync: bool, sql_max_memory_bytes: int) -> str:
     """Write the engine's configuration and give the string that opens it."""
-    engine_dir = data_dir.resolve() / "clickhouse"
-    if re.search(r"[?&]", str(engine_dir)):
-        raise DataDirectoryError(f"the path {engine_dir} must have no '?' or '&' in it")
-    template = string.Template(files("storage").joinpath("engine_config.xml").read_text("utf-8"))
-    config = data_dir.resolve() / "engine.xml"
+    base = data_dir.resolve()
+    engine_dir, config = base / "clickhouse", base / "engine.xml"
+    if re.search(r"[?&]", str(base)):
+        raise DataDirectoryError(f"the path {base} must have no '?' or '&' in it")
     try:
         engine_dir.mkdir(exist_ok=True)
-        config.write_text(template.substitute(fsync=int(fsync), config=config, data=engine_dir))
+        (base / "engine.d").mkdir(exist_ok=True)
+        config.write_text(_render("engine_config.xml", fsync=int(fsync), config=config))
+        (base / "engine.d" / "sql_access.xml").write_text(
+            _render(
+                "sql_access.xml",
+                sql_max_memory_bytes=sql_max_memory_bytes,
+                sql_threads=os.cpu_count() or 1,
+            )
+        )
     except OSError as error:
         raise DataDirectoryError(
             f"the data directory {data_dir} cannot be written: {error.strerror}"
         ) from error
     return f"{engine_dir}?config-file={config}"
+
+
+def _render(name: str, **values: object) -> str:
+    text = files("storage").joinpath(name).read_text("utf-8")
+    return string.Template(text).substitute(values)
 
 
 _import_lock = threading.Lock()

@@ -24,6 +24,7 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
+from xml.sax.saxutils import escape
 
 from storage.engine import (
     DATABASE,
@@ -46,11 +47,12 @@ _READ_SETTINGS = (
     "SET max_threads = 1, os_thread_priority = 10, optimize_read_in_order = 1,"
     " read_in_order_use_buffering = 0, max_block_size = 8192"
 )
-# A block is one part: never split, never merged with another before it is written. A view that a
-# user hangs on the log must not be able to fail an append.
+# A block is one part: never split, never merged with another before it is written, and never one
+# of which a column is left out. A view that a user hangs on the log must not fail an append.
 _INSERT_SETTINGS = (
     "SET max_insert_block_size = 1000000000, min_insert_block_size_rows = 0,"
     " min_insert_block_size_bytes = 0, async_insert = 0, insert_deduplicate = 1,"
+    " input_format_skip_unknown_fields = 0,"
     " materialized_views_ignore_errors = 1, max_threads = 1, max_insert_threads = 1"
 )
 _ERROR_CODE = re.compile(r"Code: (\d+)\. ")
@@ -105,7 +107,7 @@ class EmbeddedEngine:
     def _open(self, connection_string: str) -> Handle:
         try:
             return self._connect(connection_string)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise DataDirectoryError(
                 f"the embedded ClickHouse cannot open {self.data_dir}: {error}"
             ) from error
@@ -252,18 +254,23 @@ def _prepare(data_dir: Path, fsync: bool, sql_max_memory_bytes: int) -> str:
     """Write the engine's configuration and give the string that opens it."""
     base = data_dir.resolve()
     engine_dir, config = base / "clickhouse", base / "engine.xml"
-    if re.search(r"[?&]", str(base)):
-        raise DataDirectoryError(f"the path {base} must have no '?' or '&' in it")
+    if re.search(r"[?&\ud800-\udfff]", str(base)):
+        raise DataDirectoryError(
+            f"the path {str(base)!a} must be UTF-8 and have no '?' or '&' in it"
+        )
     try:
         engine_dir.mkdir(exist_ok=True)
         (base / "engine.d").mkdir(exist_ok=True)
-        config.write_text(_render("engine_config.xml", fsync=int(fsync), config=config))
+        config.write_text(
+            _render("engine_config.xml", fsync=int(fsync), config=escape(str(config))), "utf-8"
+        )
         (base / "engine.d" / "sql_access.xml").write_text(
             _render(
                 "sql_access.xml",
                 sql_max_memory_bytes=sql_max_memory_bytes,
                 sql_threads=os.cpu_count() or 1,
-            )
+            ),
+            "utf-8",
         )
     except OSError as error:
         raise DataDirectoryError(

@@ -43,12 +43,13 @@ async def migrate(engine: Engine) -> list[Migration]:
         " (number UInt32, name String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
         " ENGINE = MergeTree ORDER BY number"
     )
-    applied = {row[0] for row in await engine.rows("SELECT number FROM schema_migrations")}
+    rows = await engine.rows("SELECT number FROM schema_migrations")
+    applied = {int(str(number)) for (number,) in rows}
     known = migrations()
     if unknown := applied - {migration.number for migration in known}:
         raise SchemaError(
             "the data directory was written by a newer version of brokerhouse (its tables are at "
-            f"{max(unknown, key=str)}, this version knows {known[-1].number}): start that one"
+            f"{max(unknown)}, this version knows {known[-1].number}): start that one"
         )
     pending = [migration for migration in known if migration.number not in applied]
     for migration in pending:

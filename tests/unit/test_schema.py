@@ -1,0 +1,150 @@
+"""Migrations: each is applied once and in order, and data of a newer version is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from protocol._records import COLUMNS
+from storage import schema
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, Parameter
+from storage.schema import Migration, SchemaError, migrate, migrations
+
+
+class CountingEngine(EmbeddedEngine):
+    """Knows every statement that was executed; fails one that contains `failing`."""
+
+    statements: list[str]
+    failing = "nothing"
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        self.statements.append(sql)
+        if self.failing in sql:
+            raise EngineError("scripted", 999)
+        await super().execute(sql, params)
+
+
+@pytest.fixture
+async def empty(tmp_path: Path) -> AsyncIterator[CountingEngine]:
+    """An engine without tables."""
+    engine = CountingEngine(tmp_path / "data", 1, fsync=False)
+    engine.statements = []
+    yield engine
+    await engine.close()
+
+
+async def tables(engine: EmbeddedEngine) -> set[object]:
+    rows = await engine.rows("SELECT name FROM system.tables WHERE database = currentDatabase()")
+    return {row[0] for row in rows}
+
+
+async def applied(engine: EmbeddedEngine) -> list[list[object]]:
+    return await engine.rows("SELECT number, name FROM schema_migrations ORDER BY number")
+
+
+def test_numbers_are_unique_and_without_gaps() -> None:
+    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_the_first_start_applies_every_migration_in_order(empty: CountingEngine) -> None:
+    known = migrations()
+    assert await migrate(empty) == known
+    assert await applied(empty) == [[one.number, one.name] for one in known]
+    made = [sql for sql in empty.statements if sql in {one.statement for one in known}]
+    assert made == [one.statement for one in known]
+    assert {"messages", "topics", "topic_versions", "cluster_state"} < await tables(empty)
+
+
+async def test_the_next_start_applies_nothing(empty: CountingEngine) -> None:
+    await migrate(empty)
+    empty.statements.clear()
+    assert await migrate(empty) == []
+    assert not any("INSERT" in sql for sql in empty.statements)
+    assert len(await applied(empty)) == len(migrations())
+
+
+async def test_a_migration_that_is_new_is_applied_alone(
+    empty: CountingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(empty)
+    known = migrations()
+    new = Migration(len(known) + 1, "more", "CREATE TABLE more (n UInt8) ENGINE = Memory")
+    monkeypatch.setattr(schema, "migrations", lambda: [*known, new])
+    assert await migrate(empty) == [new]
+    assert "more" in await tables(empty)
+
+
+async def test_a_migration_that_fails_is_tried_again_at_the_next_start(
+    empty: CountingEngine,
+) -> None:
+    known = migrations()
+    empty.failing = known[2].statement
+    with pytest.raises(EngineError):
+        await migrate(empty)
+    assert len(await applied(empty)) == 2
+    empty.failing = "nothing"
+    assert await migrate(empty) == known[2:]
+
+
+async def test_a_start_that_ended_before_it_was_noted_applies_the_migration_again(
+    empty: CountingEngine,
+) -> None:
+    """Every statement has to bear that: nothing makes a statement and its note one."""
+    for one in migrations():
+        await empty.execute(one.statement)
+        await empty.execute(one.statement)
+    assert await migrate(empty) == migrations()
+
+
+@pytest.mark.parametrize("newer", [[99], [99, 100], [100, 99, 101]])
+async def test_data_of_a_newer_version_is_refused_in_a_sentence_and_not_touched(
+    empty: CountingEngine, newer: list[int]
+) -> None:
+    await migrate(empty)
+    for number in newer:
+        await empty.execute(
+            "INSERT INTO schema_migrations (number, name) SELECT {n:UInt32}, 'later'",
+            {"n": number},
+        )
+    before = await tables(empty)
+    with pytest.raises(SchemaError) as refused:
+        await migrate(empty)
+    assert str(refused.value) == (
+        "the data directory was written by a newer version of brokerhouse (its tables are at "
+        f"{max(newer)}, this version knows {len(migrations())}): start that one"
+    )
+    assert await tables(empty) == before
+    assert len(await applied(empty)) == len(migrations()) + len(newer)
+
+
+async def test_the_log_has_the_columns_that_blocks_are_made_of(empty: CountingEngine) -> None:
+    await migrate(empty)
+    rows = await empty.rows(
+        "SELECT name, type FROM system.columns WHERE table = 'messages'"
+        " AND default_kind = '' ORDER BY position"
+    )
+    assert [(str(name), str(kind).replace(", 'UTC'", "")) for name, kind in rows] == list(COLUMNS)
+
+
+async def test_every_table_of_data_has_a_comment_for_what_its_name_does_not_say(
+    empty: CountingEngine,
+) -> None:
+    await migrate(empty)
+    rows = await empty.rows(
+        "SELECT name FROM system.columns WHERE table = 'messages' AND default_kind = ''"
+        " AND comment = ''"
+    )
+    assert rows == []
+
+
+async def test_any_int64_timestamp_can_be_selected(empty: CountingEngine) -> None:
+    await migrate(empty)
+    numbers = [-(2**63), -1, 0, 1_700_000_000_000, 2**63 - 1]
+    for number in numbers:
+        await empty.execute("INSERT INTO messages (timestamp_ms) SELECT {n:Int64}", {"n": number})
+    rows = await empty.rows("SELECT timestamp_ms, timestamp FROM messages ORDER BY timestamp_ms")
+    assert [row[0] for row in rows] == numbers
+    assert rows[3][1] == "2023-11-14 22:13:20.000"

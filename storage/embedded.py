@@ -1,7 +1,8 @@
 """chDB: ClickHouse inside this process, one data directory per process.
 
-The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` (the engine's
-configuration, with `engine.d/` rendered at each start) and `clickhouse/` (the engine's own files).
+The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` with
+`engine.d/` (the engine's configuration, rendered at each start) and `clickhouse/` (its own
+files).
 
 A chDB handle runs one statement at a time and blocks its thread, with the GIL released: each lane
 of inserts has a handle and a thread of its own, and a few more serve reads. The engine must not be

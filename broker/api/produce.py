@@ -43,6 +43,7 @@ _ZSTD = 4
 _ZSTD_SINCE = 7
 _TOPIC_IDS_SINCE = 13
 _NO_TIMESTAMP = -1
+_INT64_MAX = 2**63 - 1  # as a limit it lets every timestamp pass
 
 _Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _RecordError = _Partition.BatchIndexAndErrorMessage
@@ -146,7 +147,7 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
     if (
         header.base_timestamp != _NO_TIMESTAMP
-        and now_ms - header.base_timestamp > topic.config.timestamp_before_max_ms
+        and min(now_ms - header.base_timestamp, _INT64_MAX) > topic.config.timestamp_before_max_ms
     ):
         raise InvalidTimestamp(
             f"timestamp {header.base_timestamp} is further in the past than "

@@ -1,9 +1,10 @@
 """Content codings of HTTP bodies, both ways, piece by piece and in bounded memory.
 
-A decoder gives out small pieces (at most a few MiB) however much its input expands to, so that a compressed
-bomb costs a client's patience and not the broker's memory. For br no library here can do that, so a request in
-it is refused; answers are given in it. An encoder is a plain stream compressor. zstd, lz4 (frame format), gzip,
-deflate (zlib format), br, xz and bz2, as in ClickHouse: https://clickhouse.com/docs/interfaces/http
+A decoder gives out small pieces (at most a few MiB) however much its input expands to, so that a
+compressed bomb costs a client's patience and not the broker's memory. For br no library here can do
+that, so a request in it is refused; answers are given in it. An encoder is a plain stream
+compressor. zstd, lz4 (frame format), gzip, deflate (zlib format), br, xz and bz2, as in ClickHouse:
+https://clickhouse.com/docs/interfaces/http
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ ENCODERS: Mapping[str, Callable[[], Encoder]] = {
 
 
 def choose(accept_encoding: str) -> str | None:
-    """The coding for an answer: of those that the client takes (RFC 9110, 12.5.3) the one that costs least."""
+    """The coding for an answer: of those that the client takes (RFC 9110, 12.5.3) the one that
+    costs least.
+    """
     accepted = set()
     for part in accept_encoding.lower().split(","):
         name, _, weight = part.partition(";")
@@ -132,7 +135,9 @@ def choose(accept_encoding: str) -> str | None:
 
 
 class _Multi:
-    """Streams of the decompressors that tell the end of a member and what was left over; members may follow."""
+    """Streams of the decompressors that tell the end of a member and what was left over; members
+    may follow.
+    """
 
     _errors = (zlib.error, lzma.LZMAError, OSError, RuntimeError, EOFError, ValueError)
 
@@ -175,7 +180,9 @@ class _Multi:
 
 
 class _Unzstd:
-    """zstandard bounds no output, so its input is given in small bites: a block of 4 bytes can stand for 128 KiB."""
+    """zstandard bounds no output, so its input is given in small bites: a block of 4 bytes can
+    stand for 128 KiB.
+    """
 
     def __init__(self) -> None:
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)

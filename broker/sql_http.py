@@ -1,10 +1,11 @@
-"""ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the embedded engine.
+"""ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the
+embedded engine.
 
-A request becomes an `Ask` (who, what, with which settings); storage/sql_session.py runs it; the answer is
-written here. Rules that hold:
-* The status line goes out when the first MiB of the result is there or the query has ended, so that most
-  failures get their own status. A later failure is told in the body, marked with the tag that the headers
-  announced, and the stream is broken off without its last chunk.
+A request becomes an `Ask` (who, what, with which settings); storage/sql_session.py runs it; the
+answer is written here. Rules that hold:
+* The status line goes out when the first MiB of the result is there or the query has ended, so that
+  most failures get their own status. A later failure is told in the body, marked with the tag that
+  the headers announced, and the stream is broken off without its last chunk.
 * A client that leaves ends its query.
 * Bytes are copied here and nothing else: parsing SQL, running it and compressing happen in threads.
 """
@@ -97,7 +98,8 @@ _OWN_PARAMETERS = frozenset(
         "stacktrace",
     ]
 )
-# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is not done here.
+# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is
+# not done here.
 _HTTP_SETTINGS = frozenset(
     [
         "enable_http_compression",
@@ -118,7 +120,8 @@ _HELP = (
     " /ping and /replicas_status say whether the server is alive.\n"
 )
 
-# https://clickhouse.com/docs/interfaces/http: codes that have an HTTP status of their own; the others are 500.
+# https://clickhouse.com/docs/interfaces/http: codes that have an HTTP status of their own; the
+# others are 500.
 _STATUS = {
     194: 401,
     **dict.fromkeys((192, 193, 497, 512, 516), 403),
@@ -167,7 +170,8 @@ def make_app(engine: Engine, settings: Settings) -> web.Application:
     interface = HttpInterface(engine, settings)
     app = web.Application(
         handler_args={
-            # Bodies are decoded here, in bounded memory; a client that leaves ends its handler; long URLs are usual.
+            # Bodies are decoded here, in bounded memory; a client that leaves ends its handler;
+            # long URLs are usual.
             "auto_decompress": False,
             "handler_cancellation": True,
             "max_line_size": URL_MAX_BYTES,
@@ -228,7 +232,7 @@ class HttpInterface:
             settings.sql_max_queries, settings.sql_max_threads, settings.sql_max_memory_bytes
         )
         self._gateway = SqlGateway(self._engine, limits)
-        self._facts = await self._gateway.facts()
+        self._facts = await self._gateway.start()
 
     async def stop_queries(self, _app: web.Application) -> None:
         await self.gateway.close()
@@ -457,7 +461,8 @@ class HttpInterface:
                 await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
             )
             if request.transport is not None:
-                request.transport.close()  # what was written still goes out; the last chunk does not
+                # What was written still goes out; the last chunk does not.
+                request.transport.close()
             return response
         if encoder is not None:
             await response.write(encoder.finish())
@@ -467,7 +472,9 @@ class HttpInterface:
     async def _spool(
         self, request: web.Request, ask: Ask, query: RunningQuery, fmt: str, start: bytes
     ) -> web.StreamResponse:
-        """wait_end_of_query: nothing goes out before the query has ended well; what does not fit waits on disk."""
+        """wait_end_of_query: nothing goes out before the query has ended well; what does not fit
+        waits on disk.
+        """
         encoder = ENCODERS[ask.coding]() if ask.coding is not None else None
         spool: IO[bytes]
         with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._settings.data_dir)) as spool:
@@ -509,7 +516,8 @@ class HttpInterface:
                     raise sql_error(
                         497,
                         "ACCESS_DENIED",
-                        "Not enough privileges to evaluate expressions in this much data, or in data"
+                        "Not enough privileges to evaluate expressions in this much data, or"
+                        " in data"
                         " that names a file: write literals, and leave out input_format_values_*",
                     )
                 job.settings = {**job.settings, **NO_EXPRESSIONS}
@@ -540,7 +548,9 @@ class HttpInterface:
 
 
 class _Place:
-    """A place in the pool, given back once: by the request, or by the query that it was handed to."""
+    """A place in the pool, given back once: by the request, or by the query that it was handed
+    to.
+    """
 
     def __init__(self, gateway: SqlGateway) -> None:
         self._gateway = gateway
@@ -587,7 +597,9 @@ class _Body:
 
 
 async def _head(ask: Ask, body: _Body) -> tuple[bytes, InsertData | None]:
-    """The SQL of a request; for an INSERT with data, its beginning and as much data as came with it."""
+    """The SQL of a request; for an INSERT with data, its beginning and as much data as came with
+    it.
+    """
     text = bytearray(ask.query)
     piece = b"" if body.complete else await body.read()
     if text and piece:
@@ -718,7 +730,8 @@ def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
                 raise sql_error(
                     115,
                     "UNKNOWN_SETTING",
-                    f"Setting {name} is neither a builtin setting nor started with the prefix 'SQL_'",
+                    f"Setting {name} is neither a builtin setting nor started with the prefix"
+                    f" 'SQL_'",
                 )
             ask.settings[name] = value
     if values.get("enable_http_compression") in ("1", "true"):
@@ -727,7 +740,10 @@ def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
 
 
 def _url_parameters(request: web.Request) -> dict[str, str]:
-    """As they came, byte for byte: bytes that are no UTF-8 become surrogates. The last of a name wins."""
+    """As they came, byte for byte: bytes that are no UTF-8 become surrogates.
+
+    The last of a name wins.
+    """
     _, _, text = request.raw_path.partition("?")
     return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))
 

@@ -2,15 +2,17 @@
 
 Three walls, each of which holds alone against most attempts:
 
-1. Roles and settings constraints in the engine's configuration (storage/sql_access.xml): a handle that serves
-   people is narrowed with SET ROLE, and settings that reach files, other dialects or other limits are fixed.
+1. Roles and settings constraints in the engine's configuration (storage/sql_access.xml): a handle
+   that serves people is narrowed with SET ROLE, and settings that reach files, other dialects or
+   other limits are fixed.
 2. The class that the engine gives a statement: a reader's is read-only and alone in its text.
-3. What grants do not cover is looked for in the statement as the engine writes it back (formatQuery) and in its
-   syntax tree (EXPLAIN AST), where comments, letter case, quoting and escapes are gone: the function `file`,
-   table functions and table engines that reach outside, views that run with another's rights.
+3. What grants do not cover is looked for in the statement as the engine writes it back
+   (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
+   escapes are gone: the function `file`, table functions and table engines that reach outside,
+   views that run with another's rights.
 
-Measured against chdb-core 26.9: `file('/etc/passwd')`, `arrayMap(file, [...])`, `* APPLY(file)` and an
-identifier parameter that names `file` all read any file although the role has no right to files.
+Measured against chdb-core 26.9: `file('/etc/passwd')`, `arrayMap(file, [...])`, `* APPLY(file)` and
+an identifier parameter that names `file` all read any file although the role has no right to files.
 """
 
 from __future__ import annotations
@@ -152,19 +154,26 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
         raise sql_error(ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges. " + _READ_ONLY)
     if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
         return Action.SESSION
-    # An INSERT into a temporary table counts as more than a change of tables when the database is `system`.
-    into_table = first.is_word(b"INSERT") and not any(word.is_word(b"FUNCTION") for word in words[:4])
+    # An INSERT into a temporary table counts as more than a change of tables when the database is
+    # `system`.
+    into_table = first.is_word(b"INSERT") and not any(
+        word.is_word(b"FUNCTION") for word in words[:4]
+    )
     if query_class == "MUTATING" or into_table:
         return Action.WRITE
     raise sql_error(
         ACCESS_DENIED, "ACCESS_DENIED",
-        f"Not enough privileges. This server does not run {_name_of(words)} statements for its users."
+        f"Not enough privileges. This server does not run {_name_of(words)} statements for its"
+        f" users."
         if not _writes_a_file(words) else
         "Not enough privileges. INTO OUTFILE would write a file of the server: leave it out.",
     )  # fmt: skip
 
 
-_READ_ONLY = "Without credentials SQL is read-only: only a single SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS runs."
+_READ_ONLY = (
+    "Without credentials SQL is read-only:"
+    " only a single SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS runs."
+)
 
 
 def _name_of(words: list[Token]) -> str:
@@ -210,7 +219,9 @@ def _refuse_name() -> SqlError:
 
 
 def _refuse_borrowed_rights(words: list[Token]) -> None:
-    """Ways around the rights of the role: views that run with another's, disks and files anywhere."""
+    """Ways around the rights of the role: views that run with another's, disks and files
+    anywhere.
+    """
     for one, two in pairwise(words):
         if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
             raise sql_error(
@@ -222,7 +233,8 @@ def _refuse_borrowed_rights(words: list[Token]) -> None:
             raise sql_error(
                 ACCESS_DENIED,
                 "ACCESS_DENIED",
-                "Not enough privileges to read a file of the server: send its data with the INSERT.",
+                "Not enough privileges to read a file of the server: send its data with the"
+                " INSERT.",
             )
         if unquote(one) == b"disk" and two.is_sign(b"("):
             raise sql_error(
@@ -255,7 +267,8 @@ _TABLE_FUNCTIONS = frozenset(
         "zeros_mt",
     ]
 )
-# Table engines that keep data here. Others forward rows to another table with rights of their own, or reach outside.
+# Table engines that keep data here. Others forward rows to another table with rights of their own,
+# or reach outside.
 _ENGINES = re.compile(
     r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
     r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Atomic"
@@ -292,7 +305,8 @@ def _refuse_outside(tree: str) -> None:
             )
 
 
-# What they show is other people's statements, whole or in part, or the inside of the process. The engine lets every
+# What they show is other people's statements, whole or in part, or the inside of the process. The
+# engine lets every
 # role read its database `system`, whatever is revoked.
 _HIDDEN = frozenset(
     [

@@ -1,13 +1,15 @@
 """Runs people's SQL on the embedded engine: handles, threads, sessions, streams, cancellation.
 
 What must hold:
-* The event loop never waits for the engine: every call into it is made in a thread of a bounded pool, and a
-  query keeps its place in the pool until its thread is free again, however it ends.
-* A result is streamed in constant memory: the engine writes the finished document into a pipe (INTO OUTFILE),
-  the loop reads it as fast as the client does, and the pipe holds the engine back.
-* A query that nobody waits for any longer is killed; the engine does not notice a closed pipe by itself.
-* A handle belongs to one statement at a time. A handle on which a statement failed in `query` may hold rows of
-  it and give them out with the next result (measured, chdb-core 26.9), so its output always goes to a pipe.
+* The event loop never waits for the engine: every call into it is made in a thread of a bounded
+  pool, and a query keeps its place in the pool until its thread is free again, however it ends.
+* A result is streamed in constant memory: the engine writes the finished document into a pipe (INTO
+  OUTFILE), the loop reads it as fast as the client does, and the pipe holds the engine back.
+* A query that nobody waits for any longer is killed; the engine does not notice a closed pipe by
+  itself.
+* A handle belongs to one statement at a time. A handle on which a statement failed in `query` may
+  hold rows of it and give them out with the next result (measured, chdb-core 26.9), so its output
+  always goes to a pipe.
 """
 
 from __future__ import annotations
@@ -222,7 +224,10 @@ class SqlGateway:
     def start_read(
         self, handle: Handle, job: Job, sql: bytes, fmt: str, after: Callable[[], None]
     ) -> RunningQuery:
-        """Start a query whose result is read from the returned stream. `after` runs when its thread is free."""
+        """Start a query whose result is read from the returned stream.
+
+        `after` runs when its thread is free.
+        """
         query = RunningQuery(self, handle, job, sql, fmt, after)
         self._running.add(query)
         return query
@@ -230,7 +235,9 @@ class SqlGateway:
     async def execute(
         self, handle: Handle, job: Job, sql: bytes, fmt: str
     ) -> tuple[bytes, Summary]:
-        """Run a statement with a small result to its end, even if the caller is cancelled meanwhile."""
+        """Run a statement with a small result to its end, even if the caller is cancelled
+        meanwhile.
+        """
 
         def call() -> tuple[bytes, Summary]:
             try:
@@ -295,13 +302,7 @@ class SqlGateway:
             run(handle, f"SET ROLE {role.value}".encode(), "Null")
             if role is Role.READER:
                 fence += ", readonly = 2"
-            try:
-                run(handle, fence.encode(), "Null")
-            except SqlError as error:
-                if error.code != 180:  # THERE_IS_NO_PROFILE
-                    raise
-                log.warning("the engine's configuration lacks storage/sql_access.xml")
-                run(handle, fence.replace("profile = 'sql'", "max_threads = 1").encode(), "Null")
+            run(handle, fence.encode(), "Null")
         except BaseException:
             handle.close()
             raise
@@ -323,7 +324,10 @@ class SqlGateway:
     async def session(
         self, role: Role, session_id: str, timeout_s: int, *, must_exist: bool, last: bool
     ) -> AsyncIterator[Session]:
-        """The session of this name, for one statement. Raises SESSION_NOT_FOUND or SESSION_IS_LOCKED."""
+        """The session of this name, for one statement.
+
+        Raises SESSION_NOT_FOUND or SESSION_IS_LOCKED.
+        """
         key = (role, session_id)
         session = self._sessions.get(key)
         if session is None:
@@ -402,12 +406,13 @@ class SqlGateway:
 
         await asyncio.get_running_loop().run_in_executor(self._control, call)
 
-    async def facts(self) -> Facts:
-        """What the HTTP interface tells about the engine."""
+    async def start(self) -> Facts:
+        """Make the engine ready for people; gives what the HTTP interface tells about it."""
 
         def call() -> Facts:
             handle: Handle = self._engine.handle()
             try:
+                _close_the_file_system(handle)
                 row = (
                     run(handle, b"SELECT version(), timezone(), hostName()", "TSVRaw")
                     .bytes()
@@ -491,7 +496,8 @@ class RunningQuery:
         self._gateway.forget(self)
         self._after()
         if not done.cancelled():
-            done.exception()  # whoever reads the stream to its end asks for it; after abandon nobody does
+            # Whoever reads the stream to its end asks for it; after `abandon` nobody does.
+            done.exception()
 
     async def read(self) -> bytes:
         """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
@@ -588,6 +594,22 @@ class RunningInsert:
             raise engine_error(error) from error
 
 
+def _close_the_file_system(handle: Handle) -> None:
+    """Make `default` a database like others.
+
+    chDB lays it over the local file system: every file is a table there, so that each use of the
+    database needs the right to read files. Its tables stay (measured, chdb-core 26.9); the engine
+    lays it anew at every start.
+    """
+    found = run(
+        handle, b"SELECT engine, uuid FROM system.databases WHERE name = 'default'", "TSVRaw"
+    )
+    engine, uuid_text = found.bytes().decode().split()
+    if engine == "Overlay":
+        run(handle, b"DETACH DATABASE default", "Null")
+        run(handle, f"ATTACH DATABASE default UUID '{uuid_text}' ENGINE = Atomic".encode(), "Null")
+
+
 def _load(handle: Handle, table: ExternalTable) -> None:
     name = identifier(table.name)
     if not is_enclosed(table.structure):
@@ -639,7 +661,9 @@ def _set(settings: Mapping[str, str]) -> bytes:
 
 
 def _undo(handle: Handle, job: Job) -> list[bytes]:
-    """Statements that take back what this job will set: settings of a request are not the session's."""
+    """Statements that take back what this job will set: settings of a request are not the
+    session's.
+    """
     statements = []
     if job.database is not None:
         current = run(handle, b"SELECT currentDatabase()", "TSVRaw").bytes()[:-1].decode()

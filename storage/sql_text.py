@@ -1,9 +1,11 @@
-"""Reading the outside of ClickHouse SQL: where its tokens, its FORMAT clause and its inline data are.
+"""Reading the outside of ClickHouse SQL: where its tokens, its FORMAT clause and its inline data
+are.
 
-The text of a client is never changed by searching in it: a lexer that knows strings, quoted identifiers,
-comments, heredocs and parentheses walks it, and what is added goes between two tokens. Everything here works
-on bytes, because the data that follows an INSERT is not text. Nothing here knows what a query means: whether
-it may run is asked of the engine's own parser (storage/sql_access.py).
+The text of a client is never changed by searching in it: a lexer that knows strings, quoted
+identifiers, comments, heredocs and parentheses walks it, and what is added goes between two tokens.
+Everything here works on bytes, because the data that follows an INSERT is not text. Nothing here
+knows what a query means: whether it may run is asked of the engine's own parser
+(storage/sql_access.py).
 
 Lexical rules: https://clickhouse.com/docs/sql-reference/syntax
 """
@@ -40,7 +42,8 @@ class Token:
         return self.kind is Kind.SIGN and self.text in signs
 
 
-# Whitespace as the engine sees it: ASCII, and the Unicode spaces that editors and chat programs leave behind.
+# Whitespace as the engine sees it: ASCII, and the Unicode spaces that editors and chat programs
+# leave behind.
 _SPACE = (
     rb"(?:[ \t\n\r\f\v]|\xc2\x85|\xc2\xa0|\xe1\x9a\x80|\xe1\xa0\x8e|\xe2\x80[\x80-\x8d\xa8\xa9\xaf]"
     rb"|\xe2\x81[\x9f\xa0]|\xe3\x80\x80|\xef\xbb\xbf)+"
@@ -71,9 +74,10 @@ _KINDS = {
 
 
 def tokens(sql: bytes, start: int = 0) -> Iterator[Token]:
-    """The tokens of `sql`, without whitespace and comments. Lazy, so that data after an INSERT is never read.
+    """The tokens of `sql`, without whitespace and comments.
 
-    A string or comment without an end is one BROKEN token that reaches to the end, and the last.
+    Lazy, so that data after an INSERT is never read. A string or comment without an end is one
+    BROKEN token that reaches to the end, and the last.
     """
     position = start
     while position < len(sql):
@@ -124,7 +128,8 @@ class OutputClause:
 
 # After one of these words an expression goes on, so a following FORMAT is a column of that name.
 _EXPRESSION_GOES_ON = frozenset(
-    b"SELECT DISTINCT AS AND OR NOT BETWEEN IN LIKE ILIKE IS WHERE PREWHERE HAVING BY ON WHEN THEN ELSE CASE "
+    b"SELECT DISTINCT AS AND OR NOT BETWEEN IN LIKE ILIKE IS WHERE PREWHERE HAVING BY ON WHEN"
+    b" THEN ELSE CASE "
     b"FROM JOIN USING LIMIT OFFSET ALL INTERVAL DIV MOD RETURNING QUALIFY".split()
 )
 
@@ -132,8 +137,9 @@ _EXPRESSION_GOES_ON = frozenset(
 def output_clauses(sql: bytes) -> list[OutputClause]:
     """The places where an output clause can go, the likeliest first; never empty.
 
-    `SELECT 1 FORMAT JSON SETTINGS a = 1` takes it before FORMAT, any other query after its last token. The last
-    place is always the plain end, for the rare query in which `FORMAT x` is a column and its alias.
+    `SELECT 1 FORMAT JSON SETTINGS a = 1` takes it before FORMAT, any other query after its last
+    token. The last place is always the plain end, for the rare query in which `FORMAT x` is a
+    column and its alias.
     """
     depth = 0
     end = 0
@@ -216,7 +222,9 @@ class InsertData(InsertHead):
 
 
 class NotAnInsert(InsertHead):
-    """Another statement, or an INSERT without data of its own (from a SELECT): all of the text is SQL."""
+    """Another statement, or an INSERT without data of its own (from a SELECT): all of the text is
+    SQL.
+    """
 
 
 class Unfinished(InsertHead):
@@ -226,8 +234,8 @@ class Unfinished(InsertHead):
 def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
     """Reads the beginning of a statement; `complete` says that nothing follows `sql`.
 
-    Bytes from `data_start` on are data: as in ClickHouse, blanks and one line end after the format's name are
-    not part of it, and everything after VALUES is.
+    Bytes from `data_start` on are data: as in ClickHouse, blanks and one line end after the name
+    of the format are not part of it, and everything after VALUES is.
     """
     words = tokens(sql)
     first = next(words, None)

@@ -20,7 +20,7 @@ JAVA_BUILD = PROJECT / ".tools" / "java"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
-    "java": "openjdk-17-jre-headless",
+    "java": "default-jre-headless",
     "kcat": "kcat",
     "mvn": "maven",
     "node": "nodejs",
@@ -86,7 +86,7 @@ def _compile_helper(java: str, libraries: Path, classes: Path) -> None:
     if not _is(stamp, wanted):
         jars = [str(jar) for jar in sorted(libraries.glob("*.jar"))]
         compiler = [java, "-cp", ":".join(jars), "org.eclipse.jdt.internal.compiler.batch.Main"]
-        options = ["--release", "17", "-proc:none", "-nowarn", "-cp", ":".join(jars)]
+        options = ["-17", "-proc:none", "-nowarn", "-cp", ":".join(jars)]
         shutil.rmtree(classes, ignore_errors=True)
         run([*compiler, *options, "-d", str(classes), *map(str, sources)], limit_s=INSTALL_LIMIT_S)
         stamp.write_text(wanted)

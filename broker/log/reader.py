@@ -81,11 +81,6 @@ class ColdReader:
         self._read_ahead(partition, segment, offset)
         return segment.read(offset, max_bytes)
 
-    def forget(self, partition: PartitionLog) -> None:
-        """Drop what is kept of a partition that is deleted."""
-        for key in [key for key in self._segments if key[0] is partition]:
-            self._size -= self._segments.pop(key).size
-
     async def close(self) -> None:
         tasks = list(self._loads.values())
         for task in tasks:

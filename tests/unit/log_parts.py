@@ -137,7 +137,7 @@ class ScriptedEngine:
 
     `faults` holds what the next inserts meet: None for nothing, "refused" and "unknown" before the
     real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
-    closed inserts wait for it.
+    closed inserts wait for it; `failing_reads` and `read_gate` do the same for reads.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -150,6 +150,8 @@ class ScriptedEngine:
         self.insert_came = asyncio.Event()
         self.inserting: set[int] = set()
         self.reads = 0
+        self.failing_reads = 0
+        self.read_came = asyncio.Event()
         self.read_gate = asyncio.Event()
         self.read_gate.set()
 
@@ -178,11 +180,20 @@ class ScriptedEngine:
         self.insert_came.clear()
         await self.insert_came.wait()
 
+    async def next_read(self) -> None:
+        """Wait until another read has begun."""
+        self.read_came.clear()
+        await self.read_came.wait()
+
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         self.reads += 1
+        self.read_came.set()
         await self.read_gate.wait()
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise EngineError("scripted", 999)
         stream = self.engine.read_native(sql, params, chunk_bytes)
         try:
             async for chunk in stream:

@@ -19,6 +19,7 @@ import hmac
 import ipaddress
 import logging
 import secrets
+import socket
 import tempfile
 import time
 import uuid
@@ -71,7 +72,10 @@ MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024
 FORM_MAX_BYTES = 64 * 1024 * 1024
 FORM_CHUNK_BYTES = 64 * 1024
 HOLD_BYTES = 1024 * 1024
+STALL_S = 300
+STOP_GRACE_S = 2.0
 SPOOL_BYTES = 4 * 1024 * 1024
+SPOOL_MAX_BYTES = 2 * 1024**3
 _INLINE_CODING_BYTES = 32 * 1024
 _CODING_THREADS = 2
 
@@ -185,6 +189,10 @@ def make_app(engine: Engine, settings: Settings) -> web.Application:
     return app
 
 
+class StalledError(Exception):
+    """The client neither takes nor gives anything, and holds a place while it does so."""
+
+
 class NobodyError(SqlError):
     """Credentials are needed, and there are none."""
 
@@ -222,6 +230,7 @@ class HttpInterface:
         self._settings = settings
         self._gateway: SqlGateway | None = None
         self._facts: Facts | None = None
+        self._handlers: set[asyncio.Task[web.StreamResponse]] = set()
         self._coding_pool = ThreadPoolExecutor(_CODING_THREADS, thread_name_prefix="sql-coding")
 
     # --- life
@@ -235,6 +244,13 @@ class HttpInterface:
         self._facts = await self._gateway.start()
 
     async def stop_queries(self, _app: web.Application) -> None:
+        """Short queries end by themselves; the others are ended, and their clients see it."""
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=STOP_GRACE_S)
+        for handler in self._handlers:
+            handler.cancel()
+        if self._handlers:
+            await asyncio.wait(self._handlers)
         await self.gateway.close()
 
     async def stop(self, _app: web.Application) -> None:
@@ -265,7 +281,17 @@ class HttpInterface:
             return web.Response(status=404, text=_HELP)
         if request.method != "POST" and "query" not in _url_parameters(request):
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
-        return await self._sql(request)
+        # A task of its own, so that a stop can end it and still wait for it.
+        handler = asyncio.get_running_loop().create_task(self._sql(request))
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
+        try:
+            return await handler
+        except asyncio.CancelledError:
+            # The client has left, or the server stops: the handler ends its query first.
+            handler.cancel()
+            await asyncio.wait([handler])
+            raise
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
         ask: Ask | None = None
@@ -283,6 +309,11 @@ class HttpInterface:
             return self._failure(error, ask, status=401)
         except SqlError as error:
             return self._failure(error, ask)
+        except StalledError:
+            log.info("a client of the SQL interface took or gave nothing for %d s", STALL_S)
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=408)
         except UnknownCoding as error:
             return self._failure(sql_error(48, "NOT_IMPLEMENTED", str(error)), ask)
         except CodingError as error:
@@ -304,7 +335,7 @@ class HttpInterface:
             if right:
                 return Role.WRITER
         here = settings.sql_anonymous == "always" or (
-            settings.sql_anonymous == "loopback" and _is_loopback(request.remote)
+            settings.sql_anonymous == "loopback" and _is_local(request)
         )
         if here and user in ("", "default") and not password:
             return Role.READER
@@ -448,7 +479,7 @@ class HttpInterface:
             return response
         piece = start
         while piece:
-            await response.write(await self._encode(encoder, piece))
+            await _write(response, await self._encode(encoder, piece))
             # Writing to a fast client never waits, so others on the loop get their turn here.
             await asyncio.sleep(0)
             piece = await query.read()
@@ -457,15 +488,15 @@ class HttpInterface:
             await query.done
         except SqlError as error:
             told = _told_in_stream(self._message(error), tag)
-            await response.write(
-                await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
+            await _write(
+                response, await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
             )
             if request.transport is not None:
                 # What was written still goes out; the last chunk does not.
                 request.transport.close()
             return response
         if encoder is not None:
-            await response.write(encoder.finish())
+            await _write(response, encoder.finish())
         await response.write_eof()
         return response
 
@@ -480,6 +511,13 @@ class HttpInterface:
         with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._settings.data_dir)) as spool:
             piece = start
             while piece:
+                if spool.tell() > SPOOL_MAX_BYTES:
+                    raise sql_error(
+                        396,
+                        "TOO_MANY_ROWS_OR_BYTES",
+                        f"Limit for result exceeded: wait_end_of_query holds {SPOOL_MAX_BYTES}"
+                        " bytes; leave it out to have the result streamed",
+                    )
                 await self._in_coding_thread(spool.write, await self._encode(encoder, piece))
                 piece = await query.read()
             query.close()
@@ -499,7 +537,7 @@ class HttpInterface:
             while request.method != "HEAD" and (
                 piece := await self._in_coding_thread(spool.read, HOLD_BYTES)
             ):
-                await response.write(piece)
+                await _write(response, piece)
             await response.write_eof()
             return response
 
@@ -533,7 +571,7 @@ class HttpInterface:
                 data = await body.read()
             summary = await insert.finish()
         finally:
-            await asyncio.shield(insert.end())
+            await asyncio.shield(self.gateway.own(insert.end()))
         return await self._whole(request, ask, b"", summary, None)
 
     async def _encode(self, encoder: Encoder | None, data: bytes) -> bytes:
@@ -545,6 +583,14 @@ class HttpInterface:
 
     async def _in_coding_thread(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._coding_pool, function, *args)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    try:
+        async with asyncio.timeout(STALL_S):
+            await response.write(data)
+    except TimeoutError:
+        raise StalledError from None
 
 
 class _Place:
@@ -585,7 +631,7 @@ class _Body:
         return piece
 
     async def _read(self) -> AsyncIterator[bytes]:
-        while data := await self._content.readany():
+        while data := await self._received():
             if self._decoder is None:
                 yield data
                 continue
@@ -594,6 +640,13 @@ class _Body:
                 yield piece
         if self._decoder is not None:
             self._decoder.finish()
+
+    async def _received(self) -> bytes:
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._content.readany()
+        except TimeoutError:
+            raise StalledError from None
 
 
 async def _head(ask: Ask, body: _Body) -> tuple[bytes, InsertData | None]:
@@ -723,18 +776,13 @@ def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
             raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
         ask.session_timeout_s = int(text)
     for name, value in values.items():
+        if not name.isidentifier() or not name.isascii():
+            raise sql_error(115, "UNKNOWN_SETTING", f"{name!r} is no setting and no parameter")
         if name.startswith("param_"):
             ask.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
         elif name not in _OWN_PARAMETERS and name not in _HTTP_SETTINGS:
-            if not name.isidentifier() or not name.isascii():
-                raise sql_error(
-                    115,
-                    "UNKNOWN_SETTING",
-                    f"Setting {name} is neither a builtin setting nor started with the prefix"
-                    f" 'SQL_'",
-                )
             ask.settings[name] = value
-    if values.get("enable_http_compression") in ("1", "true"):
+    if values.get("enable_http_compression") not in ("0", "false"):
         ask.coding = choose(headers.get("Accept-Encoding", ""))
     return ask
 
@@ -774,6 +822,28 @@ def _credentials(request: web.Request) -> tuple[str, str]:
         "AUTHENTICATION_FAILED",
         f"Invalid authentication: '{scheme}' HTTP Authorization is not understood here",
     )
+
+
+# Set by proxies, which make everyone's requests come from where they run themselves.
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+
+
+def _is_local(request: web.Request) -> bool:
+    """Whether the client runs on this machine and means to talk to it.
+
+    A web page can have its own name point at 127.0.0.1 and use the visitor's browser to read from
+    here (DNS rebinding), so the name that was asked for has to be one of this machine.
+    """
+    if not _is_loopback(request.remote) or any(name in request.headers for name in _FORWARDED):
+        return False
+    host = request.url.host or ""
+    if host in ("localhost", socket.gethostname()) or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _is_loopback(remote: str | None) -> bool:

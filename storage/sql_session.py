@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -61,6 +61,7 @@ SESSION_TIMEOUT_MAX_S = 3600
 THREAD_PRIORITY = (
     10  # of a query, below the inserts (nice value; storage/embedded.py has the figures)
 )
+TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
 _KILL_AGAIN_S = 0.5
 
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
@@ -159,7 +160,6 @@ class SqlGateway:
         self._free = asyncio.Semaphore(limits.max_queries)
         self._queued = 0
         self._sessions: dict[tuple[Role, str], Session] = {}
-        self._running: set[RunningQuery | RunningInsert] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._control_handle: Handle | None = None
         self._closing = False
@@ -193,7 +193,7 @@ class SqlGateway:
 
     async def open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
         """A handle for this job and how the statement runs on it. The caller holds a place."""
-        return await self._in_thread(self._open, job, sql)
+        return await self.in_thread(self._open, job, sql)
 
     def _open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
         params = job.text_params()
@@ -228,9 +228,7 @@ class SqlGateway:
 
         `after` runs when its thread is free.
         """
-        query = RunningQuery(self, handle, job, sql, fmt, after)
-        self._running.add(query)
-        return query
+        return RunningQuery(self, handle, job, sql, fmt, after)
 
     async def execute(
         self, handle: Handle, job: Job, sql: bytes, fmt: str
@@ -246,14 +244,12 @@ class SqlGateway:
             finally:
                 self.finish(handle, job)
 
-        return await self._in_thread(call)
+        return await self.in_thread(call)
 
     def start_insert(self, handle: Handle, job: Job, head: InsertData) -> RunningInsert:
-        insert = RunningInsert(self, handle, job, head)
-        self._running.add(insert)
-        return insert
+        return RunningInsert(self, handle, job, head)
 
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+    async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run in the pool; a cancelled caller waits for the engine to return the handle."""
         future = asyncio.wrap_future(self._pool.submit(function, *args))
         try:
@@ -289,6 +285,7 @@ class SqlGateway:
         fence = (
             f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
             f" os_thread_priority = {THREAD_PRIORITY}, implicit_select = 0,"
+            f" max_temporary_data_on_disk_size_for_query = {TEMPORARY_BYTES},"
             " allow_introspection_functions = 0, profile = 'sql'"
         )
         handle: Handle = self._engine.handle()
@@ -378,19 +375,17 @@ class SqlGateway:
 
     # --- ending
 
-    def own(self, coroutine: Any) -> None:
+    def own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run in the background; a failure is logged, and `close` waits for it."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("ending a query failed", exc_info=error)
-
-    def forget(self, running: RunningQuery | RunningInsert) -> None:
-        self._running.discard(running)
 
     async def kill(self, marker: str) -> None:
         """Tell the engine to stop the query whose text begins with this marker."""
@@ -433,10 +428,8 @@ class SqlGateway:
         return await asyncio.get_running_loop().run_in_executor(self._control, call)
 
     async def close(self) -> None:
-        """Kill what runs, wait for its threads, close every handle."""
+        """Wait for what runs and close every handle. Nobody may read a result any more."""
         self._closing = True
-        for running in tuple(self._running):
-            running.abandon()
         while self._tasks:
             await asyncio.wait(self._tasks)
         for key in tuple(self._sessions):
@@ -493,7 +486,6 @@ class RunningQuery:
         self.done.add_done_callback(self._thread_free)
 
     def _thread_free(self, done: asyncio.Future[Summary]) -> None:
-        self._gateway.forget(self)
         self._after()
         if not done.cancelled():
             # Whoever reads the stream to its end asks for it; after `abandon` nobody does.
@@ -528,7 +520,10 @@ class RunningQuery:
 
 
 class RunningInsert:
-    """An INSERT that is given its data piece by piece. Atomic up to one block of the engine."""
+    """An INSERT that is given its data piece by piece. Atomic up to one block of the engine.
+
+    One call at a time; `end` is the last one, however it goes.
+    """
 
     def __init__(self, gateway: SqlGateway, handle: Handle, job: Job, head: InsertData) -> None:
         self._gateway = gateway
@@ -536,39 +531,22 @@ class RunningInsert:
         self._job = job
         self._head = head
         self._insert: Any = None
-        self._lock = asyncio.Lock()
-        self._ended = False
 
     async def begin(self) -> None:
         def call() -> Any:
             for name, value in self._job.params.items():
-                run(
-                    self._handle,
-                    b"SET " + f"param_{name}".encode() + b" = " + literal(value),
-                    "Null",
-                )
-            return self._guard(self._handle.send_insert, self._head.statement, self._head.format)
+                run(self._handle, f"SET param_{name} = ".encode() + literal(value), "Null")
+            return _guarded(self._handle.send_insert, self._head.statement, self._head.format)
 
-        async with self._lock:
-            self._insert = await self._gateway._in_thread(call)
+        self._insert = await self._gateway.in_thread(call)
 
     async def append(self, data: bytes) -> None:
-        async with self._lock:
-            await self._gateway._in_thread(
-                self._guard, self._handle.insert_append, self._insert, data
-            )
+        await self._gateway.in_thread(_guarded, self._handle.insert_append, self._insert, data)
 
     async def finish(self) -> Summary:
-        async with self._lock:
-            result = await self._gateway._in_thread(
-                self._guard, self._handle.insert_done, self._insert
-            )
-            self._insert = None
-            return _summary(result)
-
-    def abandon(self) -> None:
-        """End it without committing what is open."""
-        self._gateway.own(self.end())
+        done = await self._gateway.in_thread(_guarded, self._handle.insert_done, self._insert)
+        self._insert = None
+        return _summary(done)
 
     async def end(self) -> None:
         """Give the handle back; what was not finished is cancelled."""
@@ -579,19 +557,14 @@ class RunningInsert:
                     self._handle.insert_cancel(self._insert)
             self._gateway.finish(self._handle, self._job)
 
-        async with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            await self._gateway._in_thread(call)
-            self._gateway.forget(self)
+        await self._gateway.in_thread(call)
 
-    @staticmethod
-    def _guard(function: Callable[..., T], *args: Any) -> T:
-        try:
-            return function(*args)
-        except ENGINE_ERRORS as error:
-            raise engine_error(error) from error
+
+def _guarded(function: Callable[..., T], *args: Any) -> T:
+    try:
+        return function(*args)
+    except ENGINE_ERRORS as error:
+        raise engine_error(error) from error
 
 
 def _close_the_file_system(handle: Handle) -> None:

@@ -525,7 +525,7 @@ def test_an_answer_is_encoded_when_both_sides_want_it(
 ) -> None:
     sql = f"SELECT number FROM numbers({rows}) FORMAT RowBinary"
     headers = {"Accept-Encoding": f"nosuch, {coding};q=0.5"}
-    plain = ask(server, sql, headers=headers)
+    plain = ask(server, sql, headers=headers, enable_http_compression="0")
     assert "content-encoding" not in plain.headers
     for waits in ("0", "1"):
         answer = ask(
@@ -599,7 +599,7 @@ def broken_off(server: BrokerProcess, **parameters: str) -> tuple[http.client.HT
 def test_a_failure_in_the_middle_is_told_in_the_body_and_breaks_the_stream(
     server: BrokerProcess,
 ) -> None:
-    response, body = broken_off(server)
+    response, body = broken_off(server, enable_http_compression="0")
     tag = response.headers["X-ClickHouse-Exception-Tag"]
     assert response.status == 200
     assert re.fullmatch(r"\w{16}", tag)
@@ -855,6 +855,36 @@ def test_an_old_client_gets_its_answer_and_the_end_of_the_connection(server: Bro
     assert b"chunked" not in answer[:1000]
 
 
+def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
+    own_server: Callable[..., BrokerProcess],
+) -> None:
+    server = own_server()
+    connections = [connect(server) for _ in range(4)]
+    for connection, sql in zip(
+        connections,
+        (
+            "SELECT sum(cityHash64(number)) FROM system.numbers",
+            "SELECT number FROM system.numbers",
+            "SELECT number FROM system.numbers",
+            "SELECT 1",
+        ),
+        strict=True,
+    ):
+        connection.request("POST", "/?session_id=" + str(connections.index(connection)), sql)
+    connections[1].getresponse().read(100)
+    assert connections[3].getresponse().read() == b"1\n"
+    insert = connect(server)
+    insert.putrequest("POST", "/?query=INSERT+INTO+default.nosuch+FORMAT+CSV")
+    insert.putheader("Content-Length", "1000")
+    insert.endheaders(b"1,2\n")
+    assert eventually(lambda: len(running(server)) >= 3)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 15
+    for connection in connections:
+        connection.close()
+
+
 # --- sessions
 
 
@@ -985,6 +1015,40 @@ def test_without_anonymous_access_credentials_are_needed(
     assert answer.headers["www-authenticate"].startswith("Basic ")
     assert ask(server, "SELECT 1", headers=WRITER).text == "1\n"
     assert ask(server, method="GET", path="/ping").status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:8123"},
+        {"X-Forwarded-For": "203.0.113.7"},
+        {"Forwarded": "for=203.0.113.7"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+def test_what_comes_through_a_browser_or_a_proxy_is_not_of_this_machine(
+    server: BrokerProcess, headers: dict[str, str]
+) -> None:
+    answer = ask(server, "SELECT 1", headers=headers)
+    assert (answer.status, answer.code) == (401, 516)
+    assert ask(server, "SELECT 1", headers={**headers, **WRITER}).text == "1\n"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "app.localhost", "127.0.0.1", "[::1]"]
+)
+def test_names_of_this_machine_are_of_this_machine(server: BrokerProcess, host: str) -> None:
+    assert ask(server, "SELECT 1", headers={"Host": host}).text == "1\n"
+
+
+def test_a_name_is_no_way_into_the_statement(server: BrokerProcess) -> None:
+    for name in ("param_x = 1, readonly", "param_", "param_a'b", "max_threads = 1, readonly", "é"):
+        answer = ask(server, "SELECT 1", path="/?" + urllib.parse.urlencode({name: "0"}))
+        assert answer.code == 115 or answer.text == "1\n"
+        sql = "INSERT INTO default.nosuch VALUES (1)"
+        answer = ask(server, sql, headers=WRITER, path="/?" + urllib.parse.urlencode({name: "0"}))
+        assert answer.code in (115, 60, 36)
 
 
 def test_a_get_changes_nothing(server: BrokerProcess, table: str) -> None:

@@ -30,6 +30,10 @@ else:
     from backports import zstd
 
 _PIECE_BYTES: Final = 1 << 20
+# In an LZ4 frame, after its magic number of 4 bytes:
+# https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md
+_LZ4_FLAGS_AT: Final = 4
+_LZ4_INDEPENDENT_BLOCKS: Final = 0x20
 # A Zstandard frame names the window its decoder must keep; 128 MiB is what zstd itself accepts by
 # default (ZSTD_WINDOWLOG_LIMIT_DEFAULT), and the most that any of its levels asks for.
 _ZSTD_WINDOW_LOG: Final = 27
@@ -96,6 +100,7 @@ def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> byt
     if codec == Codec.SNAPPY:
         return _snappy(memoryview(payload), limit_bytes)
     if codec == Codec.LZ4:
+        _check_lz4_blocks(payload)
         return _stream("lz4", lz4.frame.LZ4FrameDecompressor(), payload, limit_bytes)
     if codec == Codec.ZSTD:
         options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
@@ -116,6 +121,12 @@ def compress(codec: int, payload: bytes | memoryview) -> bytes:
     if codec == Codec.ZSTD:
         return zstd.compress(payload)
     raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+
+
+def _check_lz4_blocks(payload: bytes | memoryview) -> None:
+    """Kafka's own clients cannot read blocks that depend on earlier ones (KIP-57)."""
+    if len(payload) > _LZ4_FLAGS_AT and not payload[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT_BLOCKS:
+        raise CorruptMessage("an lz4 frame with dependent blocks, which Kafka does not have")
 
 
 def _too_large(limit_bytes: int) -> MessageTooLarge:

@@ -183,7 +183,6 @@ def allow_any_timestamp(broker: BrokerProcess, topic: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(20)
 
 
-@pytest.mark.xfail(strict=True, reason="such a batch is taken, and read from the tail as it is")
 def test_an_lz4_batch_that_kafkas_clients_cannot_read_is_refused(
     broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,23 +87,28 @@ def test_snappy_framing_with_little_endian_versions_is_read() -> None:
     assert decompress(Codec.SNAPPY, xerial(raw_snappy(TEXT), header=header), MIB) == TEXT
 
 
-@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("content_checksum", [False, True])
 @pytest.mark.parametrize("block_checksum", [False, True])
 @pytest.mark.parametrize("store_size", [False, True])
 @pytest.mark.parametrize("block_size", [4, 7])
-def test_every_lz4_frame_is_read(
-    linked: bool, content_checksum: bool, block_checksum: bool, store_size: bool, block_size: int
+def test_every_lz4_frame_that_kafka_knows_is_read(
+    content_checksum: bool, block_checksum: bool, store_size: bool, block_size: int
 ) -> None:
     packed = lz4.frame.compress(
         TEXT,
-        block_linked=linked,
+        block_linked=False,
         content_checksum=content_checksum,
         block_checksum=block_checksum,
         store_size=store_size,
         block_size=block_size,
     )
     assert decompress(Codec.LZ4, packed, MIB) == TEXT
+
+
+def test_an_lz4_frame_with_dependent_blocks_is_refused() -> None:
+    """The Java client could not read it (KIP-57)."""
+    with pytest.raises(CorruptMessage, match="dependent blocks"):
+        decompress(Codec.LZ4, lz4.frame.compress(TEXT, block_linked=True, block_size=4), MIB)
 
 
 def test_zstd_without_a_content_size_is_read() -> None:
@@ -229,12 +234,16 @@ def refusal(codec: Codec, payload: bytes, limit_bytes: int) -> tuple[str, int]:
     return error, int(peak_bytes)
 
 
+def unlinked_lz4(size: int, *, store_size: bool) -> bytes:
+    return bytes(lz4.frame.compress(bytes(size), block_linked=False, store_size=store_size))
+
+
 BOMBS: Final[dict[str, tuple[Codec, Callable[[], bytes]]]] = {
     "gzip": (Codec.GZIP, lambda: compress(Codec.GZIP, bytes(128 * MIB))),
     "snappy": (Codec.SNAPPY, lambda: raw_snappy(bytes(128 * MIB))),
     "framed snappy": (Codec.SNAPPY, lambda: xerial(*[raw_snappy(bytes(MIB))] * 128)),
-    "lz4": (Codec.LZ4, lambda: lz4.frame.compress(bytes(128 * MIB), store_size=False)),
-    "lz4 that says its size": (Codec.LZ4, lambda: lz4.frame.compress(bytes(128 * MIB))),
+    "lz4": (Codec.LZ4, lambda: unlinked_lz4(128 * MIB, store_size=False)),
+    "lz4 that says its size": (Codec.LZ4, lambda: unlinked_lz4(128 * MIB, store_size=True)),
     "zstd": (Codec.ZSTD, lambda: compress(Codec.ZSTD, bytes(128 * MIB))),
 }
 

@@ -117,12 +117,11 @@ class EmbeddedEngine:
         self, lane: int, table: str, columns: str, block: bytes, token: str
     ) -> None:
         worker = self._lanes[lane]
-        statement = (
-            f"INSERT INTO {table} ({columns}) SETTINGS insert_deduplication_token = '{token}'"
-        )
+        into = f"INSERT INTO {table} ({columns})"
+        settings = f"SETTINGS insert_deduplication_token = '{token}'"
         for attempt in range(1, _INSERT_ATTEMPTS + 1):
             try:
-                await worker.run(_insert, worker.handle, statement, block)
+                await worker.run(_insert, worker.handle, into, settings, block)
                 return
             except EngineError as error:
                 # In this process nothing is in flight once the call has returned, so the outcome is
@@ -217,16 +216,23 @@ def _next_chunk(handle: Handle, stream: Any) -> bytes:
     return data
 
 
-def _insert(handle: Handle, statement: str, block: bytes) -> None:
-    insert = _guarded(handle.send_insert, statement, "Native")
+def _insert(handle: Handle, into: str, settings: str, block: bytes) -> None:
+    # Not by chDB's streaming insert: it says what is wrong with the bytes and returns as if all was
+    # well when the table refuses them (4.4: a full disk, a constraint). The engine reads the block
+    # from a file in memory instead, at the same speed (measured: 1 row to 60,000).
     try:
-        _guarded(handle.insert_append, insert, block)
-        _guarded(handle.insert_done, insert)
-    except EngineError:
-        # An insert that failed is over; cancelling it only frees the handle for the next one.
-        with suppress(RuntimeError):
-            handle.insert_cancel(insert)
-        raise
+        file = os.memfd_create("block")
+    except OSError as error:
+        raise EngineError(f"no memory for a block: {error.strerror}") from error
+    try:
+        with open(file, "wb", closefd=False) as writer:
+            writer.write(block)
+        source = f"FROM INFILE '/proc/self/fd/{file}'"
+        _guarded(handle.query, f"{into} {source} {settings} FORMAT Native", "Null")
+    except OSError as error:
+        raise EngineError(f"no memory for a block: {error.strerror}") from error
+    finally:
+        os.close(file)
 
 
 def _lock_directory(data_dir: Path) -> int:

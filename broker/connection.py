@@ -143,8 +143,8 @@ class Connection(asyncio.Protocol):
             self._hold(self._frames.buffered - self._partial)
             self._partial = self._frames.buffered
             for frame in frames:
-                self._hold(len(frame))
                 self._waiting.append((decode_request(frame), len(frame)))
+                self._hold(len(frame))
         except (FrameError, MalformedRequest) as error:
             self._close(str(error))
             return
@@ -161,13 +161,14 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._hold(-self._partial - sum(size for _, size in self._waiting))
         self._in_flight.forget(self)
         self._waiting.clear()
         for request, _, task in self._running:
-            # What is on its way into the log goes on; nobody waits for the rest any more.
+            # What is on its way into the log goes on, and is held until it is there; nobody waits
+            # for the rest any more.
             if request.api.key is not ApiKey.Produce:
                 task.cancel()
-        self._hold(-self._held)
         self._set_unsent(0)
         self._partial = 0
         self._broker.forget(self)
@@ -185,7 +186,7 @@ class Connection(asyncio.Protocol):
         self.update_reading()
 
     def _may_start(self, request: Request) -> bool:
-        if self._write_paused or self._draining:
+        if self._write_paused or self._draining or self._closing:
             return False
         if not self._running:
             return True
@@ -214,25 +215,34 @@ class Connection(asyncio.Protocol):
         return response
 
     def _finished(self, task: asyncio.Task[ApiMessage | None]) -> None:
-        if self._transport is not None:
-            self._advance()
-        elif not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: a request failed after its client had left: %s", self._peer, error)
+        self._advance()
 
     def _send_finished(self) -> None:
         while self._running and self._running[0][2].done():
             request, size, task = self._running.popleft()
-            if self._transport is None or task.cancelled():
-                continue
             self._hold(-size)
-            if (error := task.exception()) is not None:
-                self._close(f"{request.api.key.name} cannot be answered: {error}")
-                return
-            response = task.result()
-            if response is not None:
-                self._transport.write(encode_response(request.header, response))
-                if self._write_paused:
-                    self._set_unsent(self._transport.get_write_buffer_size())
+            if not task.cancelled():
+                self._send(request, task)
+
+    def _send(self, request: Request, task: asyncio.Task[ApiMessage | None]) -> None:
+        name = request.api.key.name
+        if (error := task.exception()) is not None:
+            if self._transport is None:
+                log.error("%s: %s failed after its client had left: %s", self._peer, name, error)
+            self._close(f"{name} cannot be answered: {error}")
+            return
+        response = task.result()
+        if response is None or self._transport is None or self._closing:
+            return
+        try:
+            frame = encode_response(request.header, response)
+        except Exception:
+            log.exception("%s: the response to %s cannot be encoded", self._peer, name)
+            self._close(f"{name} cannot be answered")
+            return
+        self._transport.write(frame)
+        if self._write_paused:
+            self._set_unsent(self._transport.get_write_buffer_size())
 
     # Back-pressure
 
@@ -245,7 +255,7 @@ class Connection(asyncio.Protocol):
         self._unsent = size
 
     def update_reading(self) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._closing:
             return
         read = not (
             self._waiting
@@ -262,6 +272,10 @@ class Connection(asyncio.Protocol):
     # Closing
 
     @property
+    def _closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is being answered."""
         return not self._running
@@ -271,7 +285,7 @@ class Connection(asyncio.Protocol):
         self._draining = True
         self.update_reading()
         while self._running:
-            _, _, task = self._running[-1]
+            _, _, task = self._running[0]
             await asyncio.wait([task])
             self._send_finished()
         if self._transport is not None:
@@ -288,9 +302,9 @@ class Connection(asyncio.Protocol):
 
 def _error_response(request: Request, error: KafkaError) -> ApiMessage:
     """The error in the response's own top-level field; raises `error` where there is none."""
-    response = request.api.response()
-    if not hasattr(response, "error_code"):
+    if not request.api.has_error_code(request.header.api_version):
         raise error
+    response = request.api.response()
     response.error_code = error.code
     if hasattr(response, "error_message"):
         response.error_message = error.message

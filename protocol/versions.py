@@ -78,6 +78,13 @@ class Api:
     def serves(self, version: int) -> bool:
         return self.min_version <= version <= self.max_version
 
+    def has_error_code(self, version: int) -> bool:
+        """Whether the response itself, not only its parts, has an error code in this version."""
+        return any(
+            field.name == "error_code" and field.for_version_q(version)
+            for field in self.response._struct._fields
+        )
+
 
 def _api(
     key: ApiKey,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -207,9 +207,10 @@ Connect = Callable[..., Client]
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
+async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
     """Makes connections; those of one broker share its budget."""
     handlers = Handlers()
+    connections: list[Connection] = []
     monkeypatch.setattr(connection_module, "HANDLERS", dict.fromkeys(APIS, handlers))
 
     def make(broker: FakeBroker | None = None) -> Client:
@@ -217,9 +218,14 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
         made, wire = Connection(cast(Broker, broker)), Wire()
         wire.protocol = made
         made.connection_made(wire)
+        connections.append(made)
         return Client(broker, handlers, made, wire)
 
-    return make
+    yield make
+    tasks = [task for made in connections for _, _, task in made._running]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def in_flight(broker: FakeBroker) -> int:

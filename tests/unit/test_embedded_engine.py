@@ -412,6 +412,29 @@ async def test_an_insert_into_no_table_is_rejected_with_its_code(engine: Embedde
     assert rejected.value.code == 60
 
 
+async def test_what_the_table_refuses_is_rejected_whole(engine: EmbeddedEngine) -> None:
+    await engine.execute("ALTER TABLE messages ADD CONSTRAINT c CHECK offset != 70")
+    with pytest.raises(InsertRejected) as rejected:
+        await insert(engine, block(0, *[b"x"] * 100), "token")
+    assert rejected.value.code == 469  # VIOLATED_CONSTRAINT
+    assert await values(engine) == []
+    await insert(engine, block(0, *[b"x"] * 70), "token")
+    assert len(await values(engine)) == 70
+
+
+async def test_inserts_leave_no_file_open(engine: EmbeddedEngine) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    await insert(engine, block(0, b"x"), "first")
+    before = open_files()
+    for n in range(1, 30):
+        await insert(engine, block(n, b"x"), f"token {n}")
+        with pytest.raises(InsertRejected):
+            await insert(engine, b"garbage", f"bad {n}")
+    assert open_files() < before + 10  # the engine's own come and go
+
+
 async def test_what_does_not_pass_is_rejected_in_the_end(engine: EmbeddedEngine) -> None:
     await insert(engine, block(0, b"a"), "first")
     await engine.execute("ALTER TABLE messages MODIFY SETTING parts_to_throw_insert = 1")

@@ -44,6 +44,8 @@ from broker.http_codings import (
 )
 from storage.sql_access import Action, Role, SqlError, sql_error
 from storage.sql_session import (
+    KILL_AGAIN_S,
+    MARK,
     NO_EXPRESSIONS,
     SESSION_TIMEOUT_MAX_S,
     SESSION_TIMEOUT_S,
@@ -249,8 +251,9 @@ class HttpInterface:
             await asyncio.wait(self._handlers, timeout=STOP_GRACE_S)
         for handler in self._handlers:
             handler.cancel()
-        if self._handlers:
-            await asyncio.wait(self._handlers)
+        while self._handlers:
+            await self.gateway.kill(MARK)
+            await asyncio.wait(self._handlers, timeout=KILL_AGAIN_S)
         await self.gateway.close()
 
     async def stop(self, _app: web.Application) -> None:
@@ -384,7 +387,7 @@ class HttpInterface:
             place = _Place(self.gateway)
             try:
                 if isinstance(head, InsertData):
-                    return await self._insert(request, ask, job, text, head, body)
+                    return await self._insert(request, ask, job, text, head, body, place)
                 handle, statement = await self.gateway.open(job, text)
                 if statement.action is Action.READ:
                     fmt, asked = _format(text, ask)
@@ -542,36 +545,27 @@ class HttpInterface:
             return response
 
     async def _insert(
-        self, request: web.Request, ask: Ask, job: Job, text: bytes, head: InsertData, body: _Body
-    ) -> web.StreamResponse:
-        statement = head.statement + b" FORMAT " + head.format.encode()
+        self, request: web.Request, ask: Ask, job: Job, text: bytes, head: InsertData,
+        body: _Body, place: _Place,
+    ) -> web.StreamResponse:  # fmt: skip
         data = text[head.data_start :]
         if head.format.lower() == "values":
             while len(data) < HOLD_BYTES and not body.complete:
                 data += await body.read()
             if not _may_hold_expressions(data, complete=body.complete):
-                if b"input_format_values" in head.statement.lower():
-                    raise sql_error(
-                        497,
-                        "ACCESS_DENIED",
-                        "Not enough privileges to evaluate expressions in this much data, or"
-                        " in data"
-                        " that names a file: write literals, and leave out input_format_values_*",
-                    )
+                if b"input_format_values" in head.settings.lower():
+                    raise sql_error(497, "ACCESS_DENIED", _NO_EXPRESSIONS_HERE)
                 job.settings = {**job.settings, **NO_EXPRESSIONS}
-        handle, _ = await self.gateway.open(job, statement)
-        insert = self.gateway.start_insert(handle, job, head)
+        handle, _ = await self.gateway.open(job, head.statement())
+        insert = self.gateway.start_insert(handle, job, head, place.hand_over())
         try:
-            await insert.begin()
-            while True:
-                if data:
-                    await insert.append(data)
-                if body.complete:
-                    break
-                data = await body.read()
+            await insert.write(data)
+            while not body.complete:
+                await insert.write(await body.read())
             summary = await insert.finish()
-        finally:
-            await asyncio.shield(self.gateway.own(insert.end()))
+        except BaseException:
+            insert.abandon()
+            raise
         return await self._whole(request, ask, b"", summary, None)
 
     async def _encode(self, encoder: Encoder | None, data: bytes) -> bytes:
@@ -678,6 +672,12 @@ def _format(text: bytes, ask: Ask) -> tuple[str, str]:
     """The output format, and the one to ask for where the query names none."""
     asked = ask.default_format or DEFAULT_FORMAT
     return output_clauses(text)[0].format or asked, asked
+
+
+_NO_EXPRESSIONS_HERE = (
+    "Not enough privileges to evaluate expressions in this much data, or in data that names a file:"
+    " write literals, and leave out input_format_values_*"
+)
 
 
 def _may_hold_expressions(data: bytes, *, complete: bool) -> bool:

@@ -27,14 +27,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from storage.sql_access import (
-    ENGINE_ERRORS,
     Action,
     Handle,
     Result,
     Role,
     SqlError,
     Statement,
-    engine_error,
     judge,
     run,
     sql_error,
@@ -62,7 +60,7 @@ THREAD_PRIORITY = (
     10  # of a query, below the inserts (nice value; storage/embedded.py has the figures)
 )
 TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
-_KILL_AGAIN_S = 0.5
+KILL_AGAIN_S = 0.5
 
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
 
@@ -155,7 +153,7 @@ class SqlGateway:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine = engine
         self._limits = limits
-        self._pool = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="sql")
+        self.pool = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="sql")
         self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
         self._free = asyncio.Semaphore(limits.max_queries)
         self._queued = 0
@@ -193,7 +191,14 @@ class SqlGateway:
 
     async def open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
         """A handle for this job and how the statement runs on it. The caller holds a place."""
-        return await self.in_thread(self._open, job, sql)
+        opening = asyncio.wrap_future(self.pool.submit(self._open, job, sql))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with suppress(SqlError):
+                handle, _ = await opening
+                await self.in_thread(self.finish, handle, job)
+            raise
 
     def _open(self, job: Job, sql: bytes) -> tuple[Handle, Statement]:
         params = job.text_params()
@@ -239,19 +244,22 @@ class SqlGateway:
 
         def call() -> tuple[bytes, Summary]:
             try:
-                result = run(handle, sql, fmt, job.text_params())
+                result = run(handle, _mark() + sql, fmt, job.text_params())
                 return result.bytes(), _summary(result)
             finally:
                 self.finish(handle, job)
 
         return await self.in_thread(call)
 
-    def start_insert(self, handle: Handle, job: Job, head: InsertData) -> RunningInsert:
-        return RunningInsert(self, handle, job, head)
+    def start_insert(
+        self, handle: Handle, job: Job, head: InsertData, after: Callable[[], None]
+    ) -> RunningInsert:
+        """Start an insert whose data is written to the returned stream."""
+        return RunningInsert(self, handle, job, head, after)
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run in the pool; a cancelled caller waits for the engine to return the handle."""
-        future = asyncio.wrap_future(self._pool.submit(function, *args))
+        future = asyncio.wrap_future(self.pool.submit(function, *args))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -387,19 +395,16 @@ class SqlGateway:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("ending a query failed", exc_info=error)
 
-    async def kill(self, marker: str) -> None:
-        """Tell the engine to stop the query whose text begins with this marker."""
+    async def kill(self, marker: bytes) -> bool:
+        """Tell the engine to stop statements whose text begins so; whether there are any."""
+        statement = b"KILL QUERY WHERE startsWith(query, '" + marker + b"') ASYNC"
 
-        def call() -> None:
+        def call() -> bool:
             if self._control_handle is None:
                 self._control_handle = self._engine.handle()
-            run(
-                self._control_handle,
-                f"KILL QUERY WHERE startsWith(query, '{marker}') ASYNC".encode(),
-                "Null",
-            )
+            return bool(run(self._control_handle, statement, "TabSeparated").bytes())
 
-        await asyncio.get_running_loop().run_in_executor(self._control, call)
+        return await asyncio.get_running_loop().run_in_executor(self._control, call)
 
     async def start(self) -> Facts:
         """Make the engine ready for people; gives what the HTTP interface tells about it."""
@@ -437,7 +442,7 @@ class SqlGateway:
             self._expire(key)
         if self._control_handle is not None:
             self._control.submit(self._control_handle.close)
-        await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self.pool.shutdown)
         await asyncio.to_thread(self._control.shutdown)
 
 
@@ -449,8 +454,54 @@ class Facts:
     content_types: Mapping[str, str]  # by format
 
 
-class RunningQuery:
-    """A query in its thread, and the pipe that its result comes through."""
+MARK = b"/* brokerhouse "
+
+
+def _mark() -> bytes:
+    """What a statement of people begins with, so that it can be found among those that run."""
+    return MARK + uuid.uuid4().hex.encode() + b" */ "
+
+
+class _Running:
+    """A statement in a thread of the pool, which the engine knows by a mark in its text."""
+
+    def __init__(self, gateway: SqlGateway, after: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._after = after
+        self._abandoned = False
+        self.marker = _mark()
+        self.done: asyncio.Future[Summary]
+
+    def _begin(self, call: Callable[[], Summary], job: Job, handle: Handle, pipe_end: int) -> None:
+        def in_thread() -> Summary:
+            try:
+                if self._abandoned:
+                    raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
+                return call()
+            finally:
+                os.close(pipe_end)
+                self._gateway.finish(handle, job)
+
+        self.done = asyncio.wrap_future(self._gateway.pool.submit(in_thread))
+        self.done.add_done_callback(self._thread_free)
+
+    def _thread_free(self, done: asyncio.Future[Summary]) -> None:
+        self._after()
+        if not done.cancelled():
+            # Whoever sees the statement to its end asks for it; after `abandon` nobody does.
+            done.exception()
+
+    async def _kill(self) -> bool:
+        """Whether the engine knows that the statement has to end; False: ask again."""
+        known = await self._gateway.kill(self.marker)
+        if not known:
+            # Not begun yet, or past its end: a moment later it is the one or the other.
+            await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
+        return known or self.done.done()
+
+
+class RunningQuery(_Running):
+    """A query, and the pipe that its result comes through."""
 
     def __init__(
         self,
@@ -461,35 +512,15 @@ class RunningQuery:
         fmt: str,
         after: Callable[[], None],
     ) -> None:
-        self._gateway = gateway
-        self._marker = f"/* brokerhouse {uuid.uuid4().hex} */"
-        self._abandoned = False
-        self._out, into = os.pipe()
+        super().__init__(gateway, after)
+        self._out, into = _pipe()
         os.set_blocking(self._out, False)
-        with suppress(
-            OSError
-        ):  # past the system's limit for unprivileged users the pipe stays small
-            fcntl.fcntl(into, _F_SETPIPE_SZ, PIPE_BYTES)
         params = job.text_params()
 
         def call() -> Summary:
-            try:
-                if self._abandoned:
-                    raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
-                return _write_result(handle, sql, fmt, into, self._marker, params)
-            finally:
-                os.close(into)
-                gateway.finish(handle, job)
+            return _write_result(handle, sql, fmt, into, self.marker, params)
 
-        self.done: asyncio.Future[Summary] = asyncio.wrap_future(gateway._pool.submit(call))
-        self._after = after
-        self.done.add_done_callback(self._thread_free)
-
-    def _thread_free(self, done: asyncio.Future[Summary]) -> None:
-        self._after()
-        if not done.cancelled():
-            # Whoever reads the stream to its end asks for it; after `abandon` nobody does.
-            done.exception()
+        self._begin(call, job, handle, into)
 
     async def read(self) -> bytes:
         """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
@@ -497,7 +528,7 @@ class RunningQuery:
             try:
                 return os.read(self._out, PIPE_BYTES)
             except BlockingIOError:
-                await _readable(self._out)
+                await _ready(self._out, asyncio.get_running_loop().add_reader)
 
     def close(self) -> None:
         """After the last byte was read."""
@@ -510,61 +541,82 @@ class RunningQuery:
         self._abandoned = True
         self.close()
         if not self.done.done():
-            self._gateway.own(self._kill())
+            self._gateway.own(self._stop())
 
-    async def _kill(self) -> None:
+    async def _stop(self) -> None:
         while not self.done.done():
-            await self._gateway.kill(self._marker)
-            # Not there yet, or past the point where it can be stopped: ask again after a moment.
-            await asyncio.wait([self.done], timeout=_KILL_AGAIN_S)
+            if await self._kill():
+                await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
 
 
-class RunningInsert:
-    """An INSERT that is given its data piece by piece. Atomic up to one block of the engine.
+class RunningInsert(_Running):
+    """An INSERT, and the pipe that its data goes through. Atomic up to one block of the engine.
 
-    One call at a time; `end` is the last one, however it goes.
+    Not by chDB's streaming insert, which answers as if all was well when the table refuses the rows
+    (measured, chdb 4.4: a full disk, a constraint).
     """
 
-    def __init__(self, gateway: SqlGateway, handle: Handle, job: Job, head: InsertData) -> None:
-        self._gateway = gateway
-        self._handle = handle
-        self._job = job
-        self._head = head
-        self._insert: Any = None
+    def __init__(
+        self,
+        gateway: SqlGateway,
+        handle: Handle,
+        job: Job,
+        head: InsertData,
+        after: Callable[[], None],
+    ) -> None:
+        super().__init__(gateway, after)
+        out_of, self._in = _pipe()
+        os.set_blocking(self._in, False)
+        source = f"FROM INFILE '/dev/fd/{out_of}'".encode()
+        text = self.marker + head.statement(source)
+        params = job.text_params()
 
-    async def begin(self) -> None:
-        def call() -> Any:
-            for name, value in self._job.params.items():
-                run(self._handle, f"SET param_{name} = ".encode() + literal(value), "Null")
-            return _guarded(self._handle.send_insert, self._head.statement, self._head.format)
+        def call() -> Summary:
+            return _summary(run(handle, text, "TabSeparated", params))
 
-        self._insert = await self._gateway.in_thread(call)
+        self._begin(call, job, handle, out_of)
 
-    async def append(self, data: bytes) -> None:
-        await self._gateway.in_thread(_guarded, self._handle.insert_append, self._insert, data)
+    async def write(self, data: bytes) -> None:
+        """Hand data to the engine as fast as it reads. Raises SqlError if it reads no more."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._in, rest[:PIPE_BYTES]) :]
+            except BlockingIOError:
+                await _ready(self._in, asyncio.get_running_loop().add_writer)
+            except BrokenPipeError:
+                await asyncio.shield(self.done)
+                return
 
     async def finish(self) -> Summary:
-        done = await self._gateway.in_thread(_guarded, self._handle.insert_done, self._insert)
-        self._insert = None
-        return _summary(done)
+        """All data was written. Raises SqlError if the engine refuses it."""
+        self._close()
+        return await asyncio.shield(self.done)
 
-    async def end(self) -> None:
-        """Give the handle back; what was not finished is cancelled."""
+    def abandon(self) -> None:
+        """The data will not be complete: keep nothing of it."""
+        self._abandoned = True
+        self._gateway.own(self._stop())
 
-        def call() -> None:
-            if self._insert is not None:
-                with suppress(*ENGINE_ERRORS):  # the engine ended it already
-                    self._handle.insert_cancel(self._insert)
-            self._gateway.finish(self._handle, self._job)
+    async def _stop(self) -> None:
+        # The end of the pipe would be a good end to the engine, so it has to know before.
+        while self._in >= 0 and not self.done.done() and not await self._kill():
+            continue
+        self._close()
+        await asyncio.wait([self.done])
 
-        await self._gateway.in_thread(call)
+    def _close(self) -> None:
+        if self._in >= 0:
+            os.close(self._in)
+            self._in = -1
 
 
-def _guarded(function: Callable[..., T], *args: Any) -> T:
-    try:
-        return function(*args)
-    except ENGINE_ERRORS as error:
-        raise engine_error(error) from error
+def _pipe() -> tuple[int, int]:
+    out, into = os.pipe()
+    # Past the system's limit for unprivileged users it stays small, and works.
+    with suppress(OSError):
+        fcntl.fcntl(into, _F_SETPIPE_SZ, PIPE_BYTES)
+    return out, into
 
 
 def _close_the_file_system(handle: Handle) -> None:
@@ -593,26 +645,28 @@ def _load(handle: Handle, table: ExternalTable) -> None:
     judge(handle, create, {}, Role.WRITER)
     run(handle, create, "Null")
     run(handle, _set(NO_EXPRESSIONS), "Null")
+    fd = os.memfd_create("external table")
     try:
-        insert = handle.send_insert(b"INSERT INTO " + name, table.format)
-        handle.insert_append(insert, table.data)
-        handle.insert_done(insert)
-    except ENGINE_ERRORS as error:
-        raise engine_error(error) from error
+        with open(fd, "wb", closefd=False) as file:
+            file.write(table.data)
+        source = f" FROM INFILE '/proc/self/fd/{fd}' FORMAT ".encode()
+        run(handle, b"INSERT INTO " + name + source + identifier(table.format), "Null")
+    finally:
+        os.close(fd)
 
 
 def _write_result(
-    handle: Handle, sql: bytes, fmt: str, fd: int, marker: str, params: Mapping[str, str]
+    handle: Handle, sql: bytes, fmt: str, fd: int, marker: bytes, params: Mapping[str, str]
 ) -> Summary:
     """Run a query and write its result into the pipe."""
     for clause in output_clauses(sql):
-        text = marker.encode() + b" " + _directed(sql, clause, fmt, fd)
+        text = marker + _directed(sql, clause, fmt, fd)
         report = handle.classify_query(text)
         if report["statement_count"] == 1 and report["query_class"].name == "CONTROL":
             # Some statements (SHOW) write nothing when the format of the call itself is Null.
             return _summary(run(handle, text, "TabSeparated", params))
     # Some statements (EXPLAIN AST) take no output clause; what they say is as short as their text.
-    result = run(handle, marker.encode() + b" " + sql, fmt, params)
+    result = run(handle, marker + sql, fmt, params)
     with suppress(BrokenPipeError), open(fd, "wb", closefd=False) as out:
         out.write(result.bytes())
     return _summary(result)
@@ -664,14 +718,18 @@ def _summary(result: Result) -> Summary:
     )
 
 
-async def _readable(fd: int) -> None:
+async def _ready(fd: int, watch: Callable[..., None]) -> None:
+    """Wait for one end of a pipe; `watch` is the loop's add_reader or add_writer."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
-    loop.add_reader(fd, _wake, ready)
+    watch(fd, _wake, ready)
     try:
         await ready
     finally:
-        loop.remove_reader(fd)
+        if watch == loop.add_reader:
+            loop.remove_reader(fd)
+        else:
+            loop.remove_writer(fd)
 
 
 def _wake(ready: asyncio.Future[None]) -> None:

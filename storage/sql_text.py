@@ -216,15 +216,18 @@ class InsertHead:
 class InsertData(InsertHead):
     """`INSERT INTO t ... FORMAT x` or `VALUES`: data follows the statement."""
 
-    statement: bytes  # without FORMAT and VALUES
+    target: bytes  # INSERT INTO t (a, b)
+    settings: bytes  # SETTINGS x = 1, or nothing
     format: str
     data_start: int
 
+    def statement(self, source: bytes = b"") -> bytes:
+        """The statement alone, with a clause that says where its data comes from."""
+        return b" ".join((self.target, source, self.settings, b"FORMAT", identifier(self.format)))
+
 
 class NotAnInsert(InsertHead):
-    """Another statement, or an INSERT without data of its own (from a SELECT): all of the text is
-    SQL.
-    """
+    """Another statement, or an INSERT without data of its own (from a SELECT): it is all SQL."""
 
 
 class Unfinished(InsertHead):
@@ -246,6 +249,7 @@ def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
     if not first.is_word(b"INSERT"):
         return NotAnInsert()
     depth = 0
+    settings = -1  # where they begin
     in_name = True  # up to and with the table's name, any word is a name
     previous = first
     for token in words:
@@ -265,9 +269,11 @@ def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
         elif depth == 0 and token.is_word(b"FROM"):
             return NotAnInsert()
         elif depth == 0 and token.is_word(b"VALUES"):
-            return InsertData(sql[: previous.end], "Values", token.end)
+            return _insert_data(sql, previous.end, settings, "Values", token.end)
         elif depth == 0 and token.is_word(b"FORMAT"):
-            return _insert_format(sql, previous.end, words, complete=complete)
+            return _insert_format(sql, previous.end, settings, words, complete=complete)
+        elif depth == 0 and token.is_word(b"SETTINGS") and settings < 0:
+            settings = token.start
         elif token.is_word(b"SELECT", b"WITH") and (depth == 0 or previous.is_sign(b"(")):
             return NotAnInsert()
         if in_name and depth == 0 and token.is_sign(b"}"):
@@ -277,7 +283,7 @@ def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
 
 
 def _insert_format(
-    sql: bytes, statement_end: int, words: Iterator[Token], *, complete: bool
+    sql: bytes, end: int, settings: int, words: Iterator[Token], *, complete: bool
 ) -> InsertHead:
     name = next(words, None)
     if name is None or (name.end == len(sql) and not complete):
@@ -288,4 +294,11 @@ def _insert_format(
     assert data is not None, "the pattern matches nothing as well"
     if data.end() == len(sql) and not complete and not data.group().endswith(b"\n"):
         return Unfinished()
-    return InsertData(sql[:statement_end], unquote(name).decode("utf-8", "replace"), data.end())
+    fmt = unquote(name).decode("utf-8", "replace")
+    return _insert_data(sql, end, settings, fmt, data.end())
+
+
+def _insert_data(sql: bytes, end: int, settings: int, fmt: str, data_start: int) -> InsertData:
+    if settings < 0:
+        return InsertData(sql[:end], b"", fmt, data_start)
+    return InsertData(sql[:settings].rstrip(), sql[settings:end], fmt, data_start)

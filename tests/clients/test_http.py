@@ -440,6 +440,17 @@ def test_bad_data_is_refused_and_nothing_of_it_is_kept(server: BrokerProcess, ta
     assert read(server, f"SELECT count() FROM {table}") == "0\n"
 
 
+def test_what_the_table_refuses_is_an_error(server: BrokerProcess) -> None:
+    write(
+        server,
+        "CREATE OR REPLACE TABLE default.bounded (a Int64, CONSTRAINT small CHECK a < 10)"
+        " ENGINE = MergeTree ORDER BY a",
+    )
+    answer = ask(server, "INSERT INTO default.bounded VALUES (1), (11)", headers=WRITER)
+    assert (answer.status, answer.code) == (500, 469)
+    assert read(server, "SELECT count() FROM default.bounded") == "0\n"
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_data_inserts_nothing(
     server: BrokerProcess, table: str
 ) -> None:
@@ -859,7 +870,8 @@ def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
     server = own_server()
-    connections = [connect(server) for _ in range(4)]
+    write(server, "CREATE TABLE default.hole (n UInt64) ENGINE = Null")
+    connections = [connect(server) for _ in range(5)]
     for connection, sql in zip(
         connections,
         (
@@ -867,10 +879,12 @@ def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
             "SELECT number FROM system.numbers",
             "SELECT number FROM system.numbers",
             "SELECT 1",
+            "INSERT INTO default.hole SELECT number FROM system.numbers",
         ),
         strict=True,
     ):
-        connection.request("POST", "/?session_id=" + str(connections.index(connection)), sql)
+        session = connections.index(connection)
+        connection.request("POST", f"/?session_id={session}", sql, headers=WRITER)
     connections[1].getresponse().read(100)
     assert connections[3].getresponse().read() == b"1\n"
     insert = connect(server)

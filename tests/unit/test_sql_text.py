@@ -188,7 +188,15 @@ def test_a_format_may_be_quoted(fmt: bytes) -> None:
 def test_an_insert_is_taken_apart(sql: bytes, statement: bytes, fmt: str, data: bytes) -> None:
     head = insert_head(sql, complete=True)
     assert isinstance(head, InsertData)
-    assert (head.statement, head.format, sql[head.data_start :]) == (statement, fmt, data)
+    whole = b" ".join(part for part in (head.target, head.settings) if part)
+    assert (whole, head.format, sql[head.data_start :]) == (statement, fmt, data)
+
+
+def test_the_source_of_an_insert_goes_before_its_settings() -> None:
+    head = insert_head(b"INSERT INTO t (a) SETTINGS x = 1 FORMAT CSV\n1", complete=True)
+    assert isinstance(head, InsertData)
+    statement = b"INSERT INTO t (a) FROM INFILE 'f' SETTINGS x = 1 FORMAT `CSV`"
+    assert head.statement(b"FROM INFILE 'f'") == statement
 
 
 @pytest.mark.parametrize(

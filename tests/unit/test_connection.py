@@ -351,6 +351,14 @@ async def test_a_handler_may_close_the_connection_after_what_came_before(
     assert client.answers == [0]
 
 
+async def test_what_waits_behind_a_closed_connection_is_not_begun(connect: Connect) -> None:
+    client = connect()
+    client.send(*(produce(n) for n in range(65)))
+    await client.finish(0, CloseConnection("acks=0 and an error"))
+    assert client.wire.aborted
+    assert 64 not in client.handlers.started
+
+
 async def test_a_response_that_cannot_be_encoded_closes_the_connection(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:

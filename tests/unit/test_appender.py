@@ -709,10 +709,10 @@ async def test_producers_of_another_partition_or_topic_are_not_taken_for_this_on
 ) -> None:
     log = make_log(make_topic("same", 2), 0)
     await append(appender, log, numbered(0, 9, PRODUCER))
-    neighbour = recovered(make_log(log.topic, 1))
-    again = recovered(make_log(make_topic("same", 2), 0))  # deleted and made again: another id
+    neighbour = recovered(make_log(log.topic, 1, end=100))
+    again = recovered(make_log(make_topic("same", 2), 0, end=100))  # made again: another id
     for other in (neighbour, again):
-        assert await outcomes([append(appender, other, numbered(0, 9, PRODUCER))]) == [0]
+        assert await outcomes([append(appender, other, numbered(0, 9, PRODUCER))]) == [100]
 
 
 async def test_a_producer_that_cannot_be_read_back_fails_alone_and_may_come_again(

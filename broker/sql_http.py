@@ -67,59 +67,37 @@ T = TypeVar("T")
 DEFAULT_FORMAT = "TabSeparated"
 URL_MAX_BYTES = 1024 * 1024  # ClickHouse's http_max_uri_size
 FIELD_MAX_BYTES = 128 * 1024
-MAX_QUERY_BYTES = (
-    256 * 1024
-)  # the engine's default max_query_size, which a request may raise up to:
-MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024
+MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
+MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024  # how far a request may raise it
 FORM_MAX_BYTES = 64 * 1024 * 1024
 FORM_CHUNK_BYTES = 64 * 1024
-HOLD_BYTES = 1024 * 1024
+HOLD_BYTES = 1024 * 1024  # of a result, before its status line goes out
+SPOOL_BYTES = 4 * 1024 * 1024  # of a result that is waited for: in memory, and then on disk
+SPOOL_MAX_BYTES = 2 * 1024**3
 STALL_S = 300
 STOP_GRACE_S = 2.0
-SPOOL_BYTES = 4 * 1024 * 1024
-SPOOL_MAX_BYTES = 2 * 1024**3
 _INLINE_CODING_BYTES = 32 * 1024
 _CODING_THREADS = 2
 
 # Parameters of the interface itself; every other one is a setting of the engine.
 _OWN_PARAMETERS = frozenset(
-    [
-        "query",
-        "database",
-        "default_format",
-        "query_id",
-        "session_id",
-        "session_timeout",
-        "session_check",
-        "close_session",
-        "user",
-        "password",
-        "quota_key",
-        "role",
-        "compress",
-        "decompress",
-        "wait_end_of_query",
-        "buffer_size",
-        "client_protocol_version",
-        "stacktrace",
-    ]
-)
+    {
+        "query", "database", "default_format", "query_id", "session_id", "session_timeout",
+        "session_check", "close_session", "user", "password", "quota_key", "role", "compress",
+        "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
+    }
+)  # fmt: skip
 # Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is
 # not done here.
 _HTTP_SETTINGS = frozenset(
-    [
-        "enable_http_compression",
-        "http_zlib_compression_level",
-        "send_progress_in_http_headers",
-        "add_http_cors_header",
-        "http_headers_progress_interval_ms",
-        "cancel_http_readonly_queries_on_client_close",
-        "http_response_buffer_size",
-        "http_wait_end_of_query",
-        "http_write_exception_in_output_format",
+    {
+        "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
+        "add_http_cors_header", "http_headers_progress_interval_ms",
+        "cancel_http_readonly_queries_on_client_close", "http_response_buffer_size",
+        "http_wait_end_of_query", "http_write_exception_in_output_format",
         "http_native_compression_disable_checksumming_on_decompress",
-    ]
-)
+    }
+)  # fmt: skip
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _HELP = (
     "There is nothing here. SQL goes to / as ?query=... or as the body of a POST;"
@@ -131,37 +109,8 @@ _HELP = (
 _STATUS = {
     194: 401,
     **dict.fromkeys((192, 193, 497, 512, 516), 403),
-    **dict.fromkeys(
-        (
-            6,
-            25,
-            26,
-            27,
-            36,
-            38,
-            41,
-            44,
-            53,
-            62,
-            69,
-            72,
-            117,
-            151,
-            167,
-            168,
-            220,
-            263,
-            289,
-            352,
-            371,
-            376,
-            427,
-            441,
-            675,
-            676,
-        ),
-        400,
-    ),
+    **dict.fromkeys((6, 25, 26, 27, 36, 38, 41, 44, 53, 62, 69, 72, 117, 151, 167, 168), 400),
+    **dict.fromkeys((220, 263, 289, 352, 371, 376, 427, 441, 675, 676), 400),
     **dict.fromkeys((46, 47, 50, 56, 60, 63, 73, 81, 115, 336, 511, 106, 107), 404),
     159: 408,
     381: 411,
@@ -426,11 +375,8 @@ class HttpInterface:
 
     def _message(self, error: SqlError) -> str:
         text = error.message.rstrip("\n")
-        return (
-            f"{text}\n"
-            if text.endswith(")") and "(version " in text[-40:]
-            else f"{text} (version {self.facts.version})\n"
-        )
+        version = f"(version {self.facts.version})"
+        return f"{text}\n" if text.endswith(version) else f"{text} {version}\n"
 
     async def _whole(
         self, request: web.Request, ask: Ask, body: bytes, summary: Summary, fmt: str | None

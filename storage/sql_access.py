@@ -26,8 +26,6 @@ from typing import Any, Protocol
 
 from storage.sql_text import Kind, Token, literal, tokens, unquote
 
-ACCESS_DENIED = 497
-QUERY_NOT_ALLOWED = 392
 SYNTAX_ERROR = 62
 
 
@@ -151,7 +149,7 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     ):
         return Action.SESSION
     if role is Role.READER:
-        raise sql_error(ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges. " + _READ_ONLY)
+        raise _denied(_READ_ONLY)
     if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
         return Action.SESSION
     # An INSERT into a temporary table counts as more than a change of tables when the database is
@@ -161,13 +159,10 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     )
     if query_class == "MUTATING" or into_table:
         return Action.WRITE
-    raise sql_error(
-        ACCESS_DENIED, "ACCESS_DENIED",
-        f"Not enough privileges. This server does not run {_name_of(words)} statements for its"
-        f" users."
-        if not _writes_a_file(words) else
-        "Not enough privileges. INTO OUTFILE would write a file of the server: leave it out.",
-    )  # fmt: skip
+    if any(one.is_word(b"INTO") and two.is_word(b"OUTFILE") for one, two in pairwise(words)):
+        raise _denied("INTO OUTFILE would write a file of the server: leave it out.")
+    name = " ".join(word.text.decode("ascii", "replace") for word in words[:2])
+    raise _denied(f"This server does not run {name} statements for its users.")
 
 
 _READ_ONLY = (
@@ -176,12 +171,8 @@ _READ_ONLY = (
 )
 
 
-def _name_of(words: list[Token]) -> str:
-    return " ".join(word.text.decode("ascii", "replace") for word in words[:2])
-
-
-def _writes_a_file(words: list[Token]) -> bool:
-    return any(one.is_word(b"INTO") and two.is_word(b"OUTFILE") for one, two in pairwise(words))
+def _denied(why: str) -> SqlError:
+    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
 
 
 def _refuse_file_function(words: list[Token], params: Mapping[str, str]) -> None:
@@ -211,119 +202,74 @@ def _is_file(word: Token) -> bool:
 
 
 def _refuse_name() -> SqlError:
-    return sql_error(
-        ACCESS_DENIED, "ACCESS_DENIED",
-        "Not enough privileges. The function `file` is not available here;"
-        " a column or table of that name has to be qualified, as in t.file.",
-    )  # fmt: skip
+    return _denied(
+        "The function `file` is not available here;"
+        " a column or table of that name has to be qualified, as in t.file."
+    )
 
 
 def _refuse_borrowed_rights(words: list[Token]) -> None:
-    """Ways around the rights of the role: views that run with another's, disks and files
-    anywhere.
-    """
+    """Ways around the role: views that run with another's rights, disks and files anywhere."""
     for one, two in pairwise(words):
         if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
-            raise sql_error(
-                ACCESS_DENIED,
-                "ACCESS_DENIED",
-                "Not enough privileges to set the SQL SECURITY of a view.",
-            )
+            raise _denied("The SQL SECURITY of a view cannot be set here.")
         if one.is_word(b"FROM") and two.is_word(b"INFILE"):
-            raise sql_error(
-                ACCESS_DENIED,
-                "ACCESS_DENIED",
-                "Not enough privileges to read a file of the server: send its data with the"
-                " INSERT.",
-            )
+            raise _denied("INFILE would read a file of the server: send the data instead.")
         if unquote(one) == b"disk" and two.is_sign(b"("):
-            raise sql_error(
-                ACCESS_DENIED, "ACCESS_DENIED", "Not enough privileges to define a disk."
-            )
+            raise _denied("A disk cannot be defined here.")
 
 
 # Table functions that read nothing but the engine's own tables, or nothing at all.
 _TABLE_FUNCTIONS = frozenset(
-    [
-        "dictionary",
-        "fuzzJSON",
-        "generateRandom",
-        "generateSeries",
-        "generate_series",
-        "input",
-        "loop",
-        "merge",
-        "mergeTreeIndex",
-        "mergeTreeProjection",
-        "null",
-        "numbers",
-        "numbers_mt",
-        "primes",
-        "SQLStandardValues",
-        "values",
-        "view",
-        "viewExplain",
-        "zeros",
-        "zeros_mt",
-    ]
-)
+    {
+        "dictionary", "fuzzJSON", "generateRandom", "generateSeries", "generate_series", "input",
+        "loop", "merge", "mergeTreeIndex", "mergeTreeProjection", "null", "numbers", "numbers_mt",
+        "primes", "SQLStandardValues", "values", "view", "viewExplain", "zeros", "zeros_mt",
+    }
+)  # fmt: skip
 # Table engines that keep data here. Others forward rows to another table with rights of their own,
 # or reach outside.
 _ENGINES = re.compile(
     r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
     r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Atomic"
 )
+_OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
 
 def _refuse_outside(tree: str) -> None:
     parents: list[str] = []
-    for line in tree.splitlines():
+    for line in tree.split("\n"):
         match = _TREE_LINE.match(line)
         if match is None:
             continue
         depth, node, name = len(match[1]), match[2], match[3]
+        if depth > len(parents) or (depth == 0 and parents):
+            # A name with a line break in it can make the tree look like another one.
+            raise _denied("A name with a line break is not available here.")
         del parents[depth:]
-        parent = parents[depth - 1] if 0 < depth <= len(parents) else ""
+        parent = parents[-1] if parents else ""
         parents.append(node)
         if node != "Function":
             continue
-        if (
-            parent in ("TableExpression", "CreateQuery", "InsertQuery")
-            and name not in _TABLE_FUNCTIONS
-        ):
-            raise sql_error(
-                ACCESS_DENIED,
-                "ACCESS_DENIED",
-                f"Not enough privileges. Table function {name} is not available here.",
-            )
+        if parent in _OVER_TABLE_FUNCTIONS and name not in _TABLE_FUNCTIONS:
+            raise _denied(f"Table function {name} is not available here.")
         if parent == "Storage" and _ENGINES.fullmatch(name) is None:
-            raise sql_error(
-                ACCESS_DENIED,
-                "ACCESS_DENIED",
-                f"Not enough privileges. Engine {name} is not available here.",
-            )
+            raise _denied(f"Engine {name} is not available here.")
 
 
 # What they show is other people's statements, whole or in part, or the inside of the process. The
-# engine lets every
-# role read its database `system`, whatever is revoked.
+# engine lets every role read its database `system`, whatever is revoked.
 _HIDDEN = frozenset(
-    [
-        "processes",
-        "errors",
-        "query_cache",
-        "asynchronous_inserts",
-        "stack_trace",
-        "background_schedule_pool",
-        "jemalloc_profile_text",
-        "jemalloc_sampled_allocations",
-    ]
-)
+    {
+        "processes", "errors", "query_cache", "asynchronous_inserts", "stack_trace",
+        "background_schedule_pool", "jemalloc_profile_text", "jemalloc_sampled_allocations",
+    }
+)  # fmt: skip
 
 
 def _refuse_hidden(words: list[Token], tree: str, database: str) -> None:
-    names = [line.split()[1] for line in tree.splitlines() if _NAME_LINE.match(line)]
+    names = [line.split()[1] for line in tree.split("\n") if _NAME_LINE.match(line)]
     hidden = [
         name
         for name in names
@@ -332,12 +278,8 @@ def _refuse_hidden(words: list[Token], tree: str, database: str) -> None:
     ]
     merges = any(word.is_word(b"MERGE") and after.is_sign(b"(") for word, after in pairwise(words))
     if hidden or merges or (len(words) > 1 and words[1].is_word(b"PROCESSLIST")):
-        what = f"{hidden[0]}" if hidden else "merge" if merges else "SHOW PROCESSLIST"
-        raise sql_error(
-            ACCESS_DENIED,
-            "ACCESS_DENIED",
-            f"Not enough privileges. {what} is not available without credentials.",
-        )
+        what = hidden[0] if hidden else "merge" if merges else "SHOW PROCESSLIST"
+        raise _denied(f"{what} is not available without credentials.")
 
 
 _NAME_LINE = re.compile(r" *(?:TableIdentifier|Identifier) \S")

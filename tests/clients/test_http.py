@@ -1076,6 +1076,15 @@ def test_a_get_changes_nothing(server: BrokerProcess, table: str) -> None:
     assert read(server, f"SELECT count() FROM {table}") == "0\n"
 
 
+def test_a_line_break_in_a_name_does_not_hide_what_follows(server: BrokerProcess) -> None:
+    sql = (
+        "CREATE TABLE default.x (`a\nSelectQuery\n Fake` String)"
+        " AS url('http://127.0.0.1:1/', CSV, 'a String')"
+    )
+    assert ask(server, sql, headers=WRITER).code == 497
+    assert read(server, "SELECT 'a\nSelectQuery\n Fake'") == "a\\nSelectQuery\\n Fake\n"
+
+
 FILE = "/etc/passwd"
 READS_OUTSIDE = [
     f"SELECT file('{FILE}')",

@@ -9,6 +9,7 @@ import lzma
 import random
 import re
 import socket
+import subprocess
 import time
 import urllib.parse
 import zlib
@@ -371,6 +372,39 @@ def test_a_form_can_bring_the_query_its_parameters_and_tables(server: BrokerProc
     assert (answer.status, answer.text) == (200, '1,"it\'s"\n2,"it\'s"\n')
     assert ask(server, "no form", headers=headers).status == 400
     assert ask(server, body, headers=headers).status in (200, 400), "cut off"
+
+
+# --- curl
+
+
+def curl(*arguments: str, stdin: bytes = b"") -> bytes:
+    command = ["curl", "--silent", "--show-error", "--fail-with-body", "--globoff", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=True).stdout
+
+
+def test_curl_asks(server: BrokerProcess) -> None:
+    url = server.http_url
+    assert curl(f"{url}/ping") == b"Ok.\n"
+    assert curl(f"{url}/?query=SELECT+1") == b"1\n"
+    assert curl(url, "--data-binary", "SELECT 'a b'") == b"a b\n"
+    assert curl(url, "--get", "--data-urlencode", "query=SELECT 1 + 1 FORMAT CSV") == b"2\n"
+    assert curl(url, "--data-binary", "@-", stdin=b"SELECT 2") == b"2\n"
+    bound = curl(
+        f"{url}/?param_x=7", "--form", "query=SELECT {x:Int8} + {y:Int8}", "--form", "param_y=1"
+    )
+    assert bound == b"8\n"
+    numbers = curl(url, "--compressed", "--data-binary", "SELECT number FROM numbers(1000000)")
+    assert numbers.count(b"\n") == 1_000_000
+
+
+def test_curl_writes_compressed_and_chunked(server: BrokerProcess, table: str) -> None:
+    url = f"{server.http_url}/?query=INSERT+INTO+{table}+FORMAT+CSV"
+    rows = b"".join(b"%d,x\n" % n for n in range(300_000))
+    who = ("--user", f"{USER}:{PASSWORD}")
+    gzipped = ("--header", "Content-Encoding: gzip", "--data-binary", "@-")
+    curl(url, *who, *gzipped, stdin=gzip.compress(rows))
+    curl(url, *who, "--header", "Transfer-Encoding: chunked", "--data-binary", "@-", stdin=rows)
+    assert read(server, f"SELECT count(), uniqExact(a) FROM {table}") == "600000\t300000\n"
 
 
 # --- writing

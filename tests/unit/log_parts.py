@@ -137,7 +137,9 @@ class ScriptedEngine:
 
     `faults` holds what the next inserts meet: None for nothing, "refused" and "unknown" before the
     real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
-    closed inserts wait for it; `failing_reads` and `read_gate` do the same for reads.
+    closed inserts wait for it, as `execute` for `execute_gate` and reads for `read_gate`.
+    `failing_reads` counts reads that are to fail; a statement fails that has a text of
+    `failing_rows` in it, once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -152,6 +154,8 @@ class ScriptedEngine:
         self.reads = 0
         self.failing_reads = 0
         self.read_came = asyncio.Event()
+        self.execute_gate = asyncio.Event()
+        self.execute_gate.set()
         self.read_gate = asyncio.Event()
         self.read_gate.set()
 
@@ -211,6 +215,7 @@ class ScriptedEngine:
         return await self.engine.rows(sql, params)
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self.execute_gate.wait()
         for failing in self.failing_rows:
             if failing in sql:
                 self.failing_rows.remove(failing)

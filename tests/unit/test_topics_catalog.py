@@ -199,6 +199,23 @@ async def test_a_client_that_leaves_leaves_no_change_half_made(
     assert made == (ticks > 0), "a change that began is made"
 
 
+async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    catalog = catalog_on(scripted)
+    scripted.execute_gate.clear()
+    request = asyncio.create_task(catalog.create("t", 1, {}))
+    await asyncio.sleep(0)
+    request.cancel()
+    closing = asyncio.create_task(catalog.close())
+    await asyncio.wait([closing], timeout=0.1)
+    assert not closing.done()
+    scripted.execute_gate.set()
+    await closing
+    assert catalog.all() == (await restarted(engine)).all() != []
+
+
 # --- Deleting ---
 
 
@@ -241,6 +258,27 @@ async def test_a_topic_made_again_is_another_one_and_starts_empty(
     for known in (catalog, await restarted(engine)):
         assert known.all() == [second]
         assert known.log(second, 0).high_watermark == 1
+    assert await engine.rows("SELECT value FROM messages") == [["new"]]
+    await appender.close()
+
+
+async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_again(
+    engine: EmbeddedEngine,
+) -> None:
+    settled = asyncio.Event()
+
+    async def wait() -> None:
+        await settled.wait()
+
+    appender = make_appender(engine)
+    catalog = TopicCatalog(engine, Settings(), wait)
+    first = await catalog.create("t", 1, {})
+    await append(appender, catalog, first, b"old")
+    await catalog.delete(first)
+    second = await catalog.create("t", 1, {})
+    await append(appender, catalog, second, b"new")
+    settled.set()
+    await clean_ups_of(catalog)
     assert await engine.rows("SELECT value FROM messages") == [["new"]]
     await appender.close()
 

@@ -138,6 +138,8 @@ async def _open_broker(
 ) -> Broker:
     progress("checking tables")
     await migrate(engine)
+    for path in await engine.damaged_parts():
+        log.error("the engine found %s damaged and left it out: its rows are missing", path)
     broker = Broker(settings, engine, await _cluster_id(TableRegistry(engine)))
     progress("reading topics")
     broker.topics.first_fresh_producer_id = await broker.producer_ids.load()

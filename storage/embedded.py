@@ -22,6 +22,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from storage.engine import (
     Parameter,
     Row,
 )
+from storage.free_space import KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import parameter_texts
 
 log = logging.getLogger(__name__)
@@ -87,13 +89,16 @@ class EmbeddedEngine:
             os.close(self._lock_fd)
             raise
         self._base = base
-        self._lanes = [_Worker(f"insert-{n}", self.handle(_INSERT_SETTINGS)) for n in range(lanes)]
+        self._lanes = [
+            _Worker(f"insert-{n}", partial(self.handle, _INSERT_SETTINGS)) for n in range(lanes)
+        ]
         self._readers: asyncio.Queue[_Worker] = asyncio.Queue()
         self._all_readers = [
-            _Worker(f"read-{n}", self.handle(_READ_SETTINGS)) for n in range(_READERS)
+            _Worker(f"read-{n}", partial(self.handle, _READ_SETTINGS)) for n in range(_READERS)
         ]
         for reader in self._all_readers:
             self._readers.put_nowait(reader)
+        self._free_space = FreeSpace(data_dir, self.handle())
 
     def handle(self, *statements: str) -> Handle:
         """A new connection to the engine, in the project's database, with every grant.
@@ -121,7 +126,7 @@ class EmbeddedEngine:
         settings = f"SETTINGS insert_deduplication_token = '{token}'"
         for attempt in range(1, _INSERT_ATTEMPTS + 1):
             try:
-                await worker.run(_insert, worker.handle, into, settings, block)
+                await worker.run(self._insert, worker.handle, into, settings, block)
                 return
             except EngineError as error:
                 # In this process nothing is in flight once the call has returned, so the outcome is
@@ -129,6 +134,11 @@ class EmbeddedEngine:
                 if error.code not in _TRANSIENT_CODES or attempt == _INSERT_ATTEMPTS:
                     raise InsertRejected(str(error), error.code) from error
                 log.warning("insert %s refused (attempt %d), again: %s", token, attempt, error)
+
+    def _insert(self, handle: Handle, into: str, settings: str, block: bytes) -> None:
+        failed_before = self._free_space.failed_writes(handle)
+        _insert(handle, into, settings, block)
+        self._free_space.check_insert(handle, failed_before)
 
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
@@ -140,11 +150,13 @@ class EmbeddedEngine:
                 _guarded, reader.handle.send_query, statement, "Native",
                 params=parameter_texts(params),
             )  # fmt: skip
+            handle = reader.handle
             try:
-                while chunk := await reader.run(_next_chunk, reader.handle, stream):
+                while chunk := await reader.run(_next_chunk, handle, stream):
                     yield chunk
             finally:
-                await reader.run(_guarded, reader.handle.streaming_cancel_query, stream)
+                if reader.handle is handle:  # else it failed, and is closed with its stream
+                    await reader.run(_guarded, handle.streaming_cancel_query, stream)
         finally:
             self._readers.put_nowait(reader)
 
@@ -162,7 +174,17 @@ class EmbeddedEngine:
         finally:
             self._readers.put_nowait(reader)
 
+    async def damaged_parts(self) -> list[str]:
+        """Paths of the parts that the engine, now or earlier, found damaged and left out."""
+        rows = await self.rows(
+            "SELECT path FROM system.detached_parts"
+            " WHERE database = {database:String} AND startsWith(name, 'broken') ORDER BY path",
+            {"database": DATABASE},
+        )
+        return [str(path) for (path,) in rows]
+
     async def close(self) -> None:
+        await asyncio.to_thread(self._free_space.close)
         workers = [*self._lanes, *self._all_readers]
         for worker in workers:
             await asyncio.to_thread(worker.close)
@@ -173,8 +195,9 @@ class EmbeddedEngine:
 class _Worker:
     """A handle and the one thread that uses it."""
 
-    def __init__(self, name: str, handle: Handle) -> None:
-        self.handle = handle
+    def __init__(self, name: str, open_handle: Callable[[], Handle]) -> None:
+        self._open_handle = open_handle
+        self.handle = open_handle()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -182,12 +205,22 @@ class _Worker:
 
         because a handle that is handed on while it works would mix two statements.
         """
-        future = asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
+        future = asyncio.wrap_future(self._executor.submit(self._work, function, *args, **kwargs))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             with suppress(EngineError):
                 await future
+            raise
+
+    def _work(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return function(*args, **kwargs)
+        except EngineError:
+            # A statement that fails midway leaves rows behind in its handle, which would come
+            # before those of the next statement (chDB 4.4).
+            self.handle.close()
+            self.handle = self._open_handle()
             raise
 
     def close(self) -> None:
@@ -198,7 +231,7 @@ class _Worker:
 def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return function(*args, **kwargs)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:  # the latter: a message that is no UTF-8
         match = _ERROR_CODE.search(str(error))
         raise EngineError(str(error), int(match[1]) if match else 0) from error
 
@@ -269,7 +302,13 @@ def _prepare(data_dir: Path, fsync: bool, sql_max_memory_bytes: int) -> str:
         engine_dir.mkdir(exist_ok=True)
         (base / "engine.d").mkdir(exist_ok=True)
         config.write_text(
-            _render("engine_config.xml", fsync=int(fsync), config=escape(str(config))), "utf-8"
+            _render(
+                "engine_config.xml",
+                fsync=int(fsync),
+                config=escape(str(config)),
+                keep_free_bytes=KEEP_FREE_BYTES,
+            ),
+            "utf-8",
         )
         (base / "engine.d" / "sql_access.xml").write_text(
             _render(

@@ -35,6 +35,13 @@ class InsertOutcomeUnknown(EngineError):
     """The block may or may not be stored. Only the same block with the same token may follow."""
 
 
+class StorageFault(Exception):
+    """What is on disk may be damaged: nothing more may be appended before the next start.
+
+    A start leaves damaged parts out; what was acknowledged is not among them.
+    """
+
+
 class Engine(Protocol):
     """One ClickHouse, as the broker sees it."""
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from broker.api.context import RequestContext
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, KafkaStorageError
+from storage.engine import EngineError
 
 
 async def init_producer_id(
@@ -21,9 +22,13 @@ async def init_producer_id(
 ) -> InitProducerIdResponse:
     if request.transactional_id is not None:
         raise InvalidRequest("transactions are not served yet")
+    try:
+        producer_id = await ctx.broker.producer_ids.next()
+    except EngineError as error:
+        raise KafkaStorageError(f"no producer id can be taken: {error}") from error
     return InitProducerIdResponse(
         throttle_time_ms=0,
         error_code=0,
-        producer_id=await ctx.broker.producer_ids.next(),
+        producer_id=producer_id,
         producer_epoch=0,
     )

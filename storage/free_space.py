@@ -1,0 +1,96 @@
+"""Room on the disk, because chDB does not notice when there is none.
+
+chDB 4.4 ends a failed write() without an error (in chdb-core's WriteBufferFromFileDescriptor.cpp
+the exception is commented out). An insert or a merge that meets a full disk makes a part without
+its data and succeeds. It does count the writes that failed, and it does refuse what it has not
+reserved room for. So:
+
+* the engine never reserves the last `KEEP_FREE_BYTES` (engine_config.xml): inserts are refused,
+  with an error, before the disk is full;
+* merges stop below `LOW_BYTES`: others may fill the disk while one runs, and what it makes
+  replaces what it was made from;
+* an insert that ends on a low disk counts only if no write failed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from storage.engine import StorageFault
+
+log = logging.getLogger(__name__)
+
+KEEP_FREE_BYTES = 64 << 20
+LOW_BYTES = 2 * KEEP_FREE_BYTES
+_LOOK_EVERY_S = 1.0
+_FAILED_WRITES = (
+    "SELECT sum(value) FROM system.events WHERE event = 'WriteBufferFromFileDescriptorWriteFailed'"
+)
+
+
+class FreeSpace:
+    """Watches the disk of one engine, in a thread of its own, until `close`."""
+
+    def __init__(self, directory: Path, handle: Any) -> None:
+        """`handle`: a connection to the engine that nobody else uses."""
+        self._directory = directory
+        self._handle = handle
+        self._failed_writes = self._count_failed_writes(handle)
+        self._merging = True
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="free-space")
+        self._thread.start()
+
+    def failed_writes(self, handle: Any) -> int:
+        """How many writes have failed so far: exact on a low disk (0.8 ms), else a second old."""
+        return self._count_failed_writes(handle) if self._is_low() else self._failed_writes
+
+    def check_insert(self, handle: Any, failed_before: int) -> None:
+        """Raises `StorageFault` if an insert that just ended may have lost a write."""
+        if self._is_low() and self._count_failed_writes(handle) > failed_before:
+            raise StorageFault(
+                f"the disk of {self._directory} was full while a block was written: "
+                "make room and start the broker again"
+            )
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._handle.close()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_LOOK_EVERY_S):
+            try:
+                self._look()
+            except (OSError, RuntimeError):
+                log.exception("the room on the disk is not watched any more")
+                return
+
+    def _look(self) -> None:
+        free = self._free_bytes()
+        if self._merging and free < LOW_BYTES:
+            self._handle.query("SYSTEM STOP MERGES", "Null")
+            self._merging = False
+            log.error("%s has only %d MB left: merges stop", self._directory, free >> 20)
+        elif not self._merging and free > 2 * LOW_BYTES:
+            self._handle.query("SYSTEM START MERGES", "Null")
+            self._merging = True
+            log.info("%s has room again: merges go on", self._directory)
+        failed = self._count_failed_writes(self._handle)
+        if failed > self._failed_writes:
+            log.error("%d writes of the engine have failed", failed - self._failed_writes)
+            self._failed_writes = failed
+
+    def _is_low(self) -> bool:
+        return self._free_bytes() < LOW_BYTES
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._directory)
+        return disk.f_bavail * disk.f_frsize
+
+    def _count_failed_writes(self, handle: Any) -> int:
+        return int(handle.query(_FAILED_WRITES, "TSV").bytes())

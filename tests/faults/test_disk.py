@@ -1,0 +1,488 @@
+"""A disk that is full, and data directories that cannot be used.
+
+What was acknowledged stays, what was not is not there, offsets stay dense, and the same broker goes
+on once there is room. A start that cannot succeed ends with exit code 1 or 2 and one sentence.
+
+Mounting takes root. Without it these tests run themselves again in a user namespace of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from kafka.protocol.producer import InitProducerIdRequest
+
+from protocol import errors
+from protocol.versions import APIS, ApiKey
+from tests.broker_process import PROJECT, BrokerProcess, SqlError
+from tests.conftest import OwnBrokers
+from tests.faults import samples
+from tests.faults.bystander import Bystander
+from tests.faults.samples import Target
+from tests.faults.wire import Wire
+from tests.unit.record_batches import Record, batch_of
+
+MIB = 1 << 20
+VERSION = 12  # of Produce and of Fetch: the last with topic names
+STORAGE_ERROR = errors.KafkaStorageError.code
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def in_a_mount_namespace(test: Test) -> Test:
+    """Run the test as root, or as root of a user namespace where this user is not."""
+
+    @functools.wraps(test)
+    def run(*args: Any, request: pytest.FixtureRequest, **fixtures: Any) -> None:
+        if os.geteuid() == 0:
+            test(*args, request=request, **fixtures)
+            return
+        command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-m"]
+        command += ["pytest", "-q", "-p", "no:cacheprovider", request.node.nodeid]
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run  # type: ignore[return-value]  # the same parameters, by functools.wraps
+
+
+class SmallDisk:
+    """A file system in memory, mounted below `directory`, and a file that takes up its room."""
+
+    def __init__(self, directory: Path, size_bytes: int) -> None:
+        self.path = directory / "disk"
+        self._ballast = self.path / "ballast"
+        self.path.mkdir()
+        self._mount("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(self.path))
+
+    def _mount(self, *command: str) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"these tests need to mount: {done.stderr}"
+
+    def fill(self) -> None:
+        """Until not a byte is left."""
+        with self._ballast.open("ab", buffering=0) as ballast:
+            for size in (MIB, 4096, 1):
+                with contextlib.suppress(OSError):
+                    while ballast.write(bytes(size)) == size:
+                        pass
+
+    def free(self, size_bytes: int | None = None) -> None:
+        """Give back this much of it, or all."""
+        left = 0 if size_bytes is None else self._ballast.stat().st_size - size_bytes
+        os.truncate(self._ballast, max(0, left))
+
+    def make_read_only(self) -> None:
+        self._mount("mount", "-o", "remount,ro", str(self.path))
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.path)], check=False)
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path, size_bytes: int = 128 * MIB) -> Iterator[SmallDisk]:
+    disk = SmallDisk(directory, size_bytes)
+    try:
+        yield disk
+    finally:
+        disk.unmount()
+
+
+@contextlib.contextmanager
+def running(data_dir: Path, **settings: str) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(data_dir, settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        if broker.running:
+            broker.stop()
+
+
+class Producer:
+    """An idempotent producer that repeats what was not acknowledged, and remembers what was."""
+
+    def __init__(self, broker: BrokerProcess, target: Target) -> None:
+        self._target = target
+        self._sequence = 0
+        self.stored: dict[int, bytes] = {}
+        self.refused = 0
+        self.connect(broker)
+        asked = InitProducerIdRequest(transactional_id=None, producer_id=-1)
+        self._producer_id = self._wire.ask(asked, 4).producer_id
+
+    def connect(self, broker: BrokerProcess) -> None:
+        self._wire = Wire(broker)
+
+    def send(self, size: int = 1000) -> int:
+        """One record; the error code. The same one comes again until it is acknowledged."""
+        value = b"%d " % self._sequence + bytes(size)
+        batch = batch_of(
+            Record(value=value),
+            producer_id=self._producer_id,
+            producer_epoch=0,
+            base_sequence=self._sequence,
+        )
+        answer = self._wire.ask(samples.produce(self._target, batch.data), VERSION)
+        partition = answer.responses[0].partition_responses[0]
+        if partition.error_code:
+            self.refused += 1
+            return int(partition.error_code)
+        assert partition.base_offset == self._sequence == len(self.stored), "offsets are dense"
+        self.stored[partition.base_offset] = b"%d" % self._sequence
+        self._sequence += 1
+        return 0
+
+    def check(self, broker: BrokerProcess) -> None:
+        """What was acknowledged is there once, and nothing else, by SQL and by Fetch."""
+        rows = broker.sql(
+            "SELECT offset, splitByChar(' ', assumeNotNull(value))[1] AS value FROM messages"
+            " WHERE topic = {topic:String} ORDER BY offset",
+            {"topic": self._target.name},
+        )
+        assert {row["offset"]: row["value"].encode() for row in rows} == self.stored
+        assert len(rows) == len(self.stored)
+        with Wire(broker) as wire:
+            position = 0
+            while position < len(self.stored):
+                asked = samples.fetch(self._target, position)
+                found = wire.ask(asked, VERSION).responses[0].partitions[0]
+                assert found.error_code == 0
+                assert found.high_watermark == len(self.stored)
+                position = _end(bytes(found.records))
+
+
+def _end(records: bytes) -> int:
+    """The offset after the last one."""
+    end = 0
+    while records:
+        size = 12 + int.from_bytes(records[8:12], "big")
+        end = int.from_bytes(records[:8], "big") + int.from_bytes(records[23:27], "big") + 1
+        records = records[size:]
+    return end
+
+
+class TestFullDisk:
+    @in_a_mount_namespace
+    def test_nothing_is_lost_or_doubled_and_the_same_broker_goes_on(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        with small_disk(tmp_path) as disk, running(disk.path) as broker:
+            with Wire(broker) as wire:
+                producer = Producer(broker, samples.create_topic(wire, topic))
+            for _ in range(50):
+                assert producer.send() == 0
+            disk.fill()
+            for _ in range(50):
+                assert producer.send() == STORAGE_ERROR
+            producer.check(broker)
+            disk.free()
+            for _ in range(50):
+                assert producer.send() == 0
+            producer.check(broker)
+            disk.fill()
+            assert producer.send() == STORAGE_ERROR
+            broker.kill()
+            disk.free()
+            broker.start()
+            producer.connect(broker)
+            producer.check(broker)
+            assert [producer.send() for _ in range(10)] == [0] * 10
+            producer.check(broker)
+
+    @in_a_mount_namespace
+    def test_space_may_come_and_go_at_any_moment(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        """Somebody else fills the disk while blocks are written, and chDB hides it.
+
+        The broker may refuse to go on before a restart; what it acknowledged must be there.
+        """
+        with small_disk(tmp_path, 256 * MIB) as disk, running(disk.path) as broker:
+            with Wire(broker) as wire:
+                target = samples.create_topic(wire, topic)
+            producer = Producer(broker, target)
+            stop, filling = threading.Event(), threading.Lock()
+
+            def breathe() -> None:
+                while not stop.wait(0.005):
+                    with filling:
+                        disk.free(90 * MIB)
+                        disk.fill()
+
+            disk.fill()
+            breathing = threading.Thread(target=breathe, daemon=True)
+            breathing.start()
+            restarts = 0
+            while producer.refused < 30 or len(producer.stored) < 30:
+                code = producer.send(500_000)
+                if code == errors.UnknownServerError.code:
+                    restarts += 1
+                    with filling:
+                        broker.kill()
+                        broker.start()
+                    producer.connect(broker)
+                else:
+                    assert code in (0, STORAGE_ERROR)
+            stop.set()
+            breathing.join(30)
+            disk.free()
+            broker.kill()
+            broker.start()
+            producer.connect(broker)
+            assert [producer.send() for _ in range(10)] == [0] * 10
+            producer.check(broker)
+        print(f"{producer.refused} refused, {len(producer.stored)} stored, {restarts} restarts")
+
+    @in_a_mount_namespace
+    def test_every_api_is_answered(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        with small_disk(tmp_path) as disk, running(disk.path) as broker, Wire(broker) as wire:
+            target = samples.create_topic(wire, topic)
+            wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+            disk.fill()
+            before = broker.log_size()
+            for key, version in samples.every_version():
+                answer = wire.ask(samples.sample(key, version, target), version)
+                if key is ApiKey.Produce:
+                    partition = answer.responses[0].partition_responses[0]
+                    assert partition.error_code == STORAGE_ERROR
+                if key is ApiKey.Fetch:
+                    assert answer.responses[0].partitions[0].records
+                if key is ApiKey.InitProducerId:
+                    assert answer.error_code in (0, STORAGE_ERROR)
+            create = samples.sample(ApiKey.CreateTopics, 7, target)
+            create.validate_only = False
+            for created in wire.ask(create, 7).topics:
+                assert created.error_code == errors.UnknownServerError.code
+                assert "not enough space" in created.error_message
+            asked = samples.sample(ApiKey.Metadata, 11, Target(f"{topic}-new", target.topic_id))
+            asked.allow_auto_topic_creation = True
+            assert wire.ask(asked, 11).topics[0].error_code != 0
+            assert broker.sql("SELECT count() AS n FROM messages") == [{"n": 2}]
+            assert "Traceback" not in broker.log(before, MIB)
+            disk.free()
+            answer = wire.ask(create, 7)
+            assert [created.error_code for created in answer.topics] == [0, 0]
+            assert APIS.keys() == {key for key, _ in samples.every_version()}
+
+    @in_a_mount_namespace
+    def test_a_start_on_a_full_disk_serves_what_is_there(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        with small_disk(tmp_path) as disk:
+            with running(disk.path) as broker:
+                with Wire(broker) as wire:
+                    producer = Producer(broker, samples.create_topic(wire, topic))
+                assert producer.send() == 0
+            disk.fill()
+            with running(disk.path) as broker:
+                producer.connect(broker)
+                producer.check(broker)
+                assert producer.send() == STORAGE_ERROR
+                disk.free()
+                assert producer.send() == 0
+                producer.check(broker)
+
+    def test_what_the_table_refuses_is_not_acknowledged(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        """chDB's streaming insert returns as if such a block was stored."""
+        broker = own_broker()
+        broker.stop()
+        constraint = "no_secrets CHECK value IS NULL OR value != 'secret'"
+        _run_sql(broker.data_dir, f"ALTER TABLE messages ADD CONSTRAINT {constraint}")
+        broker.start()
+        with Wire(broker) as wire:
+            target = samples.create_topic(wire, topic)
+            for value, code in ((b"public", 0), (b"secret", STORAGE_ERROR), (b"public", 0)):
+                batch = batch_of(Record(value=value)).data
+                answer = wire.ask(samples.produce(target, batch), VERSION)
+                assert answer.responses[0].partition_responses[0].error_code == code
+            found = wire.ask(samples.list_offsets(target, -1), 7).topics[0].partitions[0]
+            assert found.offset == 2
+        assert broker.sql("SELECT value FROM messages") == [{"value": "public"}] * 2
+
+
+def _run_sql(data_dir: Path, sql: str) -> None:
+    """With every right, on the data directory of a broker that has stopped."""
+    program = (
+        "import sys; from pathlib import Path; from storage.embedded import EmbeddedEngine;"
+        " EmbeddedEngine(Path(sys.argv[1]), 1, False).handle().query(sys.argv[2], 'Null');"
+        " import os; os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program, data_dir, sql], cwd=PROJECT, check=True)
+
+
+# --- starts that cannot succeed ---
+
+
+def start_that_fails(
+    data_dir: Path, *flags: str, environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Exit code, and what was printed on stderr."""
+    command = [sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(data_dir)]
+    command += ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
+    done = subprocess.run(
+        command,
+        cwd=PROJECT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ready" not in done.stdout
+    return done.returncode, done.stderr
+
+
+def one_sentence(printed: str) -> str:
+    """The error; all else is progress, and nothing is a traceback."""
+    assert "Traceback" not in printed
+    lines = [line for line in printed.splitlines() if not line.startswith("brokerhouse: ")]
+    (line,) = (line for line in lines if not line.startswith(("Usage:", "Try ")) and line)
+    return line
+
+
+class TestDataDirectory:
+    def test_one_that_is_in_use_stays_with_its_broker(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker()
+        with Bystander(broker, topic):
+            code, printed = start_that_fails(broker.data_dir)
+            assert code == 1
+            sentence = one_sentence(printed)
+            assert f"in use by process {broker.pid}" in sentence
+            assert str(broker.data_dir) in sentence
+        broker.kill()
+        broker.start()
+
+    def test_a_name_that_is_no_directory(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.write_text("not a directory")
+        for path in (file, file / "below", Path("/proc/brokerhouse"), Path("/dev/null")):
+            code, printed = start_that_fails(path)
+            assert code in (1, 2)
+            assert str(path) in one_sentence(printed)
+        assert file.read_text() == "not a directory"
+
+    @in_a_mount_namespace
+    def test_one_that_is_read_only(self, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        with small_disk(tmp_path) as disk:
+            with running(disk.path):
+                pass
+            disk.make_read_only()
+            code, printed = start_that_fails(disk.path)
+            assert code in (1, 2)
+            assert "Read-only file system" in one_sentence(printed)
+
+    def test_the_engines_own_files_that_are_garbage(
+        self, own_broker: OwnBrokers, tmp_path: Path
+    ) -> None:
+        broker = own_broker()
+        broker.stop()
+        damaged = tmp_path / "damaged"
+        for name in ("messages.sql", "topic_versions.sql"):
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(broker.data_dir, damaged, symlinks=True)
+            for definition in damaged.rglob(name):
+                definition.write_text("garbage")
+            code, printed = start_that_fails(damaged)
+            assert code == 1
+            assert "Traceback" not in printed
+            last = printed.splitlines()[-1]
+            assert last.startswith("Error: ")
+            assert str(damaged) in last
+
+    def test_what_is_written_at_each_start_may_be_garbage(self, own_broker: OwnBrokers) -> None:
+        broker = own_broker()
+        broker.stop()
+        (broker.data_dir / "engine.xml").write_text("garbage")
+        (broker.data_dir / "LOCK").write_text("garbage")
+        broker.start()
+        assert broker.sql("SELECT 1 AS one") == [{"one": 1}]
+
+    def test_damaged_rows_are_an_error_and_never_a_silent_gap(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        """Bytes of a part have changed on disk: the engine's checksums find it when it is read."""
+        broker = own_broker()
+        with Wire(broker) as wire:
+            target = samples.create_topic(wire, topic)
+            sound = samples.create_topic(wire, f"{topic}-sound")
+            for each in (target, sound):
+                wire.ask(samples.produce(each, samples.small_batch()), VERSION)
+        broker.stop()
+        first, _ = _parts_of_messages(broker.data_dir)
+        _flip_the_middle(first / "data.bin")
+        broker.start()
+        with Wire(broker) as wire:
+            found = wire.ask(samples.fetch(target, 0), VERSION).responses[0].partitions[0]
+            assert found.error_code == STORAGE_ERROR
+            found = wire.ask(samples.fetch(sound, 0), VERSION).responses[0].partitions[0]
+            assert _end(bytes(found.records)) == 2
+            written = wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+            partition = written.responses[0].partition_responses[0]
+            assert (partition.error_code, partition.base_offset) == (0, 2)
+        with pytest.raises(SqlError, match=r"CHECKSUM_DOESNT_MATCH|CORRUPTED_DATA|CANNOT"):
+            broker.sql("SELECT * FROM messages WHERE topic = {t:String}", {"t": topic})
+
+    def test_a_part_that_the_engine_sets_aside_is_said_aloud(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker()
+        with Wire(broker) as wire:
+            target = samples.create_topic(wire, topic)
+            for _ in range(2):
+                wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+        broker.stop()
+        _, last = _parts_of_messages(broker.data_dir)
+        data = (last / "data.bin").read_bytes()
+        (last / "data.bin").write_bytes(data[: len(data) // 2])
+        broker.start()
+        assert f"broken-on-start_{last.name}" in broker.log()
+        assert "[error" in broker.log()
+
+
+def _parts_of_messages(data_dir: Path) -> list[Path]:
+    """The folders of the parts, in the order in which they were written."""
+    folders = (file.parent for file in data_dir.rglob("columns.txt"))
+    return sorted(
+        path for path in folders if "`timestamp_ms`" in (path / "columns.txt").read_text()
+    )
+
+
+def _flip_the_middle(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+
+
+class TestPorts:
+    @pytest.mark.parametrize("flag", ["--kafka", "--http"])
+    def test_one_that_is_taken(self, tmp_path: Path, flag: str) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            address = f"127.0.0.1:{other.getsockname()[1]}"
+            code, printed = start_that_fails(tmp_path / "data", flag, address)
+        assert code == 1
+        sentence = one_sentence(printed)
+        assert address in sentence
+        assert "in use" in sentence.lower()
+
+    def test_one_that_this_machine_does_not_have(self, tmp_path: Path) -> None:
+        code, printed = start_that_fails(tmp_path / "data", "--kafka", "192.0.2.1:9092")
+        assert code == 1
+        assert "192.0.2.1:9092" in one_sentence(printed)

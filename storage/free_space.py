@@ -42,7 +42,7 @@ class FreeSpace:
         self._failed_writes = self._count_failed_writes(handle)
         self._merging = True
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="free-space")
+        self._thread = threading.Thread(target=self._watch, name="free-space", daemon=True)
         self._thread.start()
 
     def failed_writes(self, handle: Any) -> int:

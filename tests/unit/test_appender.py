@@ -191,7 +191,7 @@ async def test_a_block_of_compressed_batches_is_bounded_by_what_they_become(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     """A few bytes may decompress to many: a block must not become as large as all of them."""
-    limits = replace(LIMITS, block_max_bytes=1 << 20)
+    limits = replace(LIMITS, block_max_bytes=1 << 20, block_max_rows=3)
     appender = make_appender(scripted, lanes=1, limits=limits)
     log = make_log()
     scripted.gate.clear()

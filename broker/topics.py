@@ -254,8 +254,11 @@ class TopicCatalog:
     async def _remove_rows(self, topic: Topic) -> None:
         try:
             await self._settled()  # a block with rows of the topic may still be on its way
+            # The engine keeps the deletion over restarts. Waiting for it would take a reader from
+            # others, for as long as the disk is low.
             await self._engine.execute(
-                "DELETE FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}",
+                "DELETE FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+                " SETTINGS lightweight_deletes_sync = 0",
                 {"topic": topic.name, "topic_id": str(topic.topic_id)},
             )
             await self._store(replace(topic, version=topic.version + 1), "deleted")

@@ -16,11 +16,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from protocol import errors
@@ -171,6 +173,13 @@ def _end(records: bytes) -> int:
     return end
 
 
+def wait_for_line(broker: BrokerProcess, text: str, limit_s: float = 20) -> None:
+    deadline = time.monotonic() + limit_s
+    while text not in broker.log():
+        assert time.monotonic() < deadline, f"{text!r} is not in the log"
+        threading.Event().wait(0.05)
+
+
 class TestFullDisk:
     @in_a_mount_namespace
     def test_nothing_is_lost_or_doubled_and_the_same_broker_goes_on(
@@ -275,6 +284,31 @@ class TestFullDisk:
             answer = wire.ask(create, 7)
             assert [created.error_code for created in answer.topics] == [0, 0]
             assert APIS.keys() == {key for key, _ in samples.every_version()}
+
+    @in_a_mount_namespace
+    def test_topics_that_cannot_be_cleaned_up_hold_up_no_reader(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        """Merges stop on a low disk, and with them the deletion of rows."""
+        with small_disk(tmp_path, 256 * MIB) as disk, running(disk.path) as broker:
+            with Wire(broker) as wire:
+                doomed = [samples.create_topic(wire, f"{topic}-{n}") for n in range(6)]
+                kept = samples.create_topic(wire, topic)
+                for target in (*doomed, kept):
+                    wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+            broker.restart()
+            disk.fill()
+            disk.free(100 * MIB)
+            wait_for_line(broker, "merges stop")
+            with Wire(broker) as wire:
+                state = DeleteTopicsRequest.DeleteTopicState
+                names = [state(name=target.name, topic_id=None) for target in doomed]
+                deleted = wire.ask(DeleteTopicsRequest(topics=names, timeout_ms=10_000), 6)
+                assert [item.error_code for item in deleted.responses] == [0] * len(doomed)
+                found = wire.ask(samples.list_offsets(kept, 0), 7).topics[0].partitions[0]
+                assert found.offset == 0
+                read = wire.ask(samples.fetch(kept, 0), VERSION).responses[0].partitions[0]
+                assert _end(bytes(read.records)) == 2
 
     @in_a_mount_namespace
     def test_a_start_on_a_full_disk_serves_what_is_there(

@@ -39,7 +39,12 @@ async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> TopicCatalog:
 
 
 async def clean_ups_of(catalog: TopicCatalog) -> None:
+    """Wait for them, and for the engine, which deletes rows behind them."""
     await asyncio.gather(*catalog._cleanups)
+    async with asyncio.timeout(30):
+        unfinished = "SELECT 1 FROM system.mutations WHERE NOT is_done"
+        while await catalog._engine.rows(unfinished):  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.01)
 
 
 async def states(engine: EmbeddedEngine) -> list[str]:

@@ -24,6 +24,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 TOPIC_ID = UUID(int=7)
 LIMIT_S = 60.0
+READERS = 4
 
 
 def block(first_offset: int, *values: bytes) -> bytes:
@@ -209,6 +210,19 @@ async def test_an_error_carries_clickhouses_code_however_the_sql_is_run(
         assert failed.value.code == code
         assert f"Code: {code}." in str(failed.value)
     assert await engine.rows("SELECT 1") == [[1]]
+
+
+async def test_what_fails_midway_leaves_nothing_in_the_answers_that_follow(
+    engine: EmbeddedEngine,
+) -> None:
+    for _ in range(READERS):
+        with pytest.raises(EngineError):
+            await engine.rows(
+                "SELECT throwIf(number = 3000000, 'midway') FROM numbers(4000000)"
+                " SETTINGS max_block_size = 1000"
+            )
+    for _ in range(READERS):
+        assert await engine.rows("SELECT 1") == [[1]]
 
 
 async def test_an_error_of_a_stream_comes_after_what_was_read_before_it(

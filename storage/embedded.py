@@ -201,16 +201,20 @@ class _Worker:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run in the thread; a caller that is cancelled still waits for the statement to end,
+        """Run in the thread; a caller that is cancelled, however often, waits for the end first.
 
-        because a handle that is handed on while it works would mix two statements.
+        A handle that is handed on while it works would mix two statements, or be closed under the
+        second one, for which chDB waits for ever.
         """
         future = asyncio.wrap_future(self._executor.submit(self._work, function, *args, **kwargs))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            with suppress(EngineError):
-                await future
+            while not future.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            if not future.cancelled() and (error := future.exception()) is not None:
+                log.info("a statement failed after its caller had left: %s", error)
             raise
 
     def _work(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

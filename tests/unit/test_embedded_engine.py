@@ -337,6 +337,25 @@ async def test_callers_that_leave_at_any_moment_mix_up_nobodys_answers(
     assert await nothing_runs(busy)
 
 
+async def test_a_statement_that_fails_after_its_caller_left_twice_harms_no_other(
+    engine: EmbeddedEngine,
+) -> None:
+    sql = "SELECT throwIf(number = 300), sleepEachRow(0.0001) FROM numbers(1000)"
+    for _ in range(5):
+        callers = [
+            asyncio.create_task(engine.rows(f"{sql} SETTINGS max_block_size = 100"))
+            for _ in range(READERS)
+        ]
+        await asyncio.wait(callers, timeout=0.001)
+        for _ in range(2):
+            for caller in callers:
+                caller.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(*callers, return_exceptions=True)
+        answers = await asyncio.gather(*(engine.rows(f"SELECT {n}") for n in range(8)))
+        assert answers == [[[n]] for n in range(8)]
+
+
 async def test_closing_waits_for_what_runs(tmp_path: Path) -> None:
     engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
     running = asyncio.create_task(engine.rows("SELECT sum(sleepEachRow(0.01)) FROM numbers(20)"))

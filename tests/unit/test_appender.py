@@ -796,7 +796,7 @@ class Client:
         return acknowledged
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_whatever_inserts_meet_each_producer_has_every_record_once_and_in_order(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, seed: int
 ) -> None:

@@ -122,7 +122,7 @@ def appended(draw: st.DrawFn) -> list[Batch]:
 
 @given(appended(), st.booleans(), st.sampled_from([1, 500, ALL]))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 async def test_every_record_comes_back_as_the_tail_has_it(
     tmp_path_factory: pytest.TempPathFactory,
@@ -337,7 +337,7 @@ async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> N
     rnd = random.Random(1)
     logs = [await several_segments(engine) for _ in range(3)]
     segments = 0
-    for _ in range(60):
+    for _ in range(30):
         log = rnd.choice(logs)
         await reader.read(log, rnd.randrange(log.high_watermark), rnd.choice([1, 10_000]))
         assert kept_bytes(reader) <= 300_000

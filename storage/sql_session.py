@@ -56,9 +56,6 @@ QUEUED_PER_RUNNING = 25
 SESSIONS_MAX = 200
 SESSION_TIMEOUT_S = 60
 SESSION_TIMEOUT_MAX_S = 3600
-THREAD_PRIORITY = (
-    10  # of a query, below the inserts (nice value; storage/embedded.py has the figures)
-)
 TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
 KILL_AGAIN_S = 0.5
 
@@ -73,6 +70,10 @@ NO_EXPRESSIONS = {
 
 
 class Engine(Protocol):
+    @property
+    def read_nice(self) -> int:
+        """Nice value of statements that give way to inserts; 0 where that is not allowed."""
+
     def handle(self, *statements: str) -> Any:
         """A new handle with every grant."""
 
@@ -292,7 +293,7 @@ class SqlGateway:
         limits = self._limits
         fence = (
             f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
-            f" os_thread_priority = {THREAD_PRIORITY}, implicit_select = 0,"
+            f" os_thread_priority = {self._engine.read_nice}, implicit_select = 0,"
             f" max_temporary_data_on_disk_size_for_query = {TEMPORARY_BYTES},"
             " allow_introspection_functions = 0, profile = 'sql'"
         )

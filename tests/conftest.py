@@ -1,5 +1,6 @@
 """Fixtures for every kind of test: broker processes, and their logs beside a failure."""
 
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a shell: what is started from here would not hear Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "slow: takes minutes and prints figures; run with `pytest -m slow`"
     )

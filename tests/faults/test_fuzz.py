@@ -84,6 +84,8 @@ class Cases:
                 value = None
             else:
                 value = self._telling(field, value, rnd)
+            if ApiKey.DeleteTopics == request.API_KEY and value == self._target.name:
+                value = samples.NOWHERE
             setattr(message, field.name, value)
         return frame(request_body(request, version, rnd.choice([0, -1, 7])))
 

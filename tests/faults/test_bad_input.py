@@ -602,6 +602,6 @@ def _bomb(codec: int) -> bytes:
     if codec == 2:
         return b"\x80\x80\x80\x80\x04" + bytes(MIB // 2)
     if codec == 3:
-        return bytes(lz4.frame.compress(zeros, block_linked=False))
+        return compress(codec, zeros)
     compressor = zstandard.ZstdCompressor(level=1).compressobj(size=1 << 30)
     return b"".join([*(compressor.compress(bytes(MIB)) for _ in range(1024)), compressor.flush()])

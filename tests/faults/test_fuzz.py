@@ -40,7 +40,7 @@ from tests.unit.record_batches import Batch, Record, encode_records
 
 LOOK_EVERY = 500
 WARM_CASES = 2_000
-GROWTH_MAX_BYTES = 200 << 20
+GROWTH_MAX_BYTES = 400 << 20
 ANSWER_LIMIT_S = 0.25
 PROBE_ID = 0x0BADCAFE
 DEFECT = re.compile(r"Traceback|\[(error|critical) |never (retrieved|awaited)")

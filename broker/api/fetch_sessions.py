@@ -3,7 +3,8 @@
 A session lets a consumer name only what changed, and lets the broker answer only with partitions
 that have something new. Sessions live in memory; a consumer whose session is gone starts over
 with a full fetch. Their number is bounded: when all slots are taken, one that nobody used for two
-minutes gives way, and if there is none, the newcomer is served without a session."""
+minutes gives way, and if there is none, the newcomer is served without a session. So is one whose
+partitions are more than all sessions together may remember."""
 
 from __future__ import annotations
 
@@ -26,6 +27,9 @@ _SESSIONS_SINCE = 7
 _TOPIC_IDS_SINCE = 13
 _EVICTABLE_AFTER_S = 120.0
 _MAX_ID = 2**31 - 1
+PARTITIONS_MAX = 500_000
+"""Partitions that all sessions together remember (about 250 bytes each). Without a limit a client
+could add new ones, whether they exist or not, with every request."""
 
 TopicKey = str | UUID
 PartitionKey = tuple[TopicKey, int]
@@ -67,6 +71,7 @@ class FetchSessions:
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self._partitions = 0
 
     def open(
         self, request: FetchRequest, version: int
@@ -79,7 +84,7 @@ class FetchSessions:
         if version < _SESSIONS_SINCE:
             return None, _wanted(request, by_id), False
         if request.session_epoch in (0, FINAL_EPOCH):
-            self._sessions.pop(request.session_id, None)
+            self._end(request.session_id)
             wanted = _wanted(request, by_id)
             if request.session_epoch == FINAL_EPOCH or not wanted:
                 return None, wanted, False
@@ -103,16 +108,25 @@ class FetchSessions:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now - oldest.last_used < _EVICTABLE_AFTER_S:
                 return None
-            del self._sessions[oldest.session_id]
+            self._end(oldest.session_id)
+        partitions = OrderedDict((want.key, want) for want in wanted)
+        if self._partitions + len(partitions) > PARTITIONS_MAX:
+            return None
         session_id = random.randint(1, _MAX_ID)
         while session_id in self._sessions:
             session_id = random.randint(1, _MAX_ID)
-        session = FetchSession(session_id, 1, by_id, last_used=now)
-        session.partitions.update((want.key, want) for want in wanted)
+        session = FetchSession(session_id, 1, by_id, partitions, last_used=now)
         self._sessions[session_id] = session
+        self._partitions += len(partitions)
         return session
 
+    def _end(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partitions -= len(session.partitions)
+
     def _update(self, session: FetchSession, request: FetchRequest, by_id: bool) -> None:
+        before = len(session.partitions)
         for want in _wanted(request, by_id):
             known = session.partitions.get(want.key)
             if known is None:
@@ -124,6 +138,10 @@ class FetchSessions:
         for topic in request.forgotten_topics_data:
             for partition in topic.partitions:
                 session.partitions.pop((_topic_key(topic, by_id), partition), None)
+        self._partitions += len(session.partitions) - before
+        if self._partitions > PARTITIONS_MAX:
+            self._end(session.session_id)
+            raise FetchSessionIdNotFound("there is no room for the partitions of this session")
         session.epoch = session.epoch % _MAX_ID + 1
         session.last_used = time.monotonic()
         self._sessions.move_to_end(session.session_id)

@@ -307,3 +307,36 @@ def test_a_session_wants_what_a_consumer_that_tells_changes_wants(seed: int) -> 
             request(session.session_id, epoch, added, gone, offset=offset), BY_NAME
         )
         assert {want.key: want.fetch_offset for want in wanted} == mine
+
+
+def test_sessions_remember_so_many_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PARTITIONS_MAX", 5)
+    sessions = FetchSessions(10)
+
+    def begin(*partitions: int) -> FetchSession | None:
+        wanted = [("t", partition) for partition in partitions]
+        return sessions.open(request(epoch=0, wanted=wanted), BY_NAME)[0]
+
+    three, two = begin(0, 1, 2, 0), begin(3, 4)
+    assert three is not None
+    assert two is not None
+    assert begin(5) is None
+
+    def go_on(session: FetchSession, *wanted: int, forgotten: int | None = None) -> None:
+        sessions.open(
+            request(
+                session.session_id,
+                session.epoch,
+                [("t", partition) for partition in wanted],
+                [] if forgotten is None else [("t", forgotten)],
+            ),
+            BY_NAME,
+        )
+
+    go_on(two, 5, forgotten=4)
+    with pytest.raises(FetchSessionIdNotFound):
+        go_on(two, 6)
+    assert begin(7, 8) is not None, "the session that wanted too much has made room"
+    assert begin(9) is None
+    sessions.open(request(three.session_id, FINAL_EPOCH), BY_NAME)
+    assert begin(10, 11, 12) is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import shutil
 import socket
@@ -223,9 +224,11 @@ class TestFullDisk:
             stop, filling = threading.Event(), threading.Lock()
 
             def breathe() -> None:
-                while not stop.wait(0.005):
+                for room in itertools.cycle((2 * MIB, 3 * MIB, 90 * MIB)):
+                    if stop.wait(0.005):
+                        return
                     with filling:
-                        disk.free(90 * MIB)
+                        disk.free(room)
                         disk.fill()
 
             disk.fill()

@@ -1,8 +1,8 @@
 """ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the
 embedded engine.
 
-A request becomes an `Ask` (who, what, with which settings); storage/sql_session.py runs it; the
-answer is written here. Rules that hold:
+A request becomes an `Ask` (http_request.py); storage/sql_session.py runs it; the answer is written
+here. Rules that hold:
 * The status line goes out when the first MiB of the result is there or the query has ended, so that
   most failures get their own status. A later failure is told in the body, marked with the tag that
   the headers announced, and the stream is broken off without its last chunk.
@@ -13,24 +13,17 @@ answer is written here. Rules that hold:
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hmac
-import ipaddress
 import logging
 import secrets
-import socket
 import tempfile
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import IO, TypeVar
-from urllib.parse import parse_qsl
 
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
 from broker.config import Settings
 from broker.http_codings import (
@@ -39,18 +32,24 @@ from broker.http_codings import (
     Decoder,
     Encoder,
     UnknownCoding,
-    choose,
     decoder,
+)
+from broker.http_request import (
+    DEFAULT_FORMAT,
+    Ask,
+    credentials,
+    external_tables,
+    is_local,
+    read_ask,
+    read_form,
+    url_parameters,
 )
 from storage.sql_access import Action, Role, SqlError, sql_error
 from storage.sql_session import (
     KILL_AGAIN_S,
     MARK,
     NO_EXPRESSIONS,
-    SESSION_TIMEOUT_MAX_S,
-    SESSION_TIMEOUT_S,
     Engine,
-    ExternalTable,
     Facts,
     Job,
     Limits,
@@ -64,13 +63,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEFAULT_FORMAT = "TabSeparated"
 URL_MAX_BYTES = 1024 * 1024  # ClickHouse's http_max_uri_size
 FIELD_MAX_BYTES = 128 * 1024
-MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
-MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024  # how far a request may raise it
-FORM_MAX_BYTES = 64 * 1024 * 1024
-FORM_CHUNK_BYTES = 64 * 1024
 HOLD_BYTES = 1024 * 1024  # of a result, before its status line goes out
 SPOOL_BYTES = 4 * 1024 * 1024  # of a result that is waited for: in memory, and then on disk
 SPOOL_MAX_BYTES = 2 * 1024**3
@@ -79,25 +73,6 @@ STOP_GRACE_S = 2.0
 _INLINE_CODING_BYTES = 32 * 1024
 _CODING_THREADS = 2
 
-# Parameters of the interface itself; every other one is a setting of the engine.
-_OWN_PARAMETERS = frozenset(
-    {
-        "query", "database", "default_format", "query_id", "session_id", "session_timeout",
-        "session_check", "close_session", "user", "password", "quota_key", "role", "compress",
-        "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
-    }
-)  # fmt: skip
-# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is
-# not done here.
-_HTTP_SETTINGS = frozenset(
-    {
-        "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
-        "add_http_cors_header", "http_headers_progress_interval_ms",
-        "cancel_http_readonly_queries_on_client_close", "http_response_buffer_size",
-        "http_wait_end_of_query", "http_write_exception_in_output_format",
-        "http_native_compression_disable_checksumming_on_decompress",
-    }
-)  # fmt: skip
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _HELP = (
     "There is nothing here. SQL goes to / as ?query=... or as the body of a POST;"
@@ -146,33 +121,6 @@ class StalledError(Exception):
 
 class NobodyError(SqlError):
     """Credentials are needed, and there are none."""
-
-
-@dataclass(slots=True)
-class Ask:
-    """What one request wants."""
-
-    method: str
-    query_id: str
-    role: Role
-    query: bytes = b""
-    database: str | None = None
-    default_format: str | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    params: dict[str, bytes] = field(default_factory=dict)
-    session_id: str | None = None
-    session_timeout_s: int = SESSION_TIMEOUT_S
-    session_check: bool = False
-    session_close: bool = False
-    wait_end: bool = False
-    coding: str | None = None
-    tables: tuple[ExternalTable, ...] = ()
-    started_ns: int = field(default_factory=time.monotonic_ns)
-
-    def max_query_bytes(self) -> int:
-        text = self.settings.get("max_query_size", "")
-        wanted = int(text) if text.isdecimal() and len(text) < 19 else MAX_QUERY_BYTES
-        return min(wanted or MAX_QUERY_BYTES_ALLOWED, MAX_QUERY_BYTES_ALLOWED)
 
 
 class HttpInterface:
@@ -231,7 +179,7 @@ class HttpInterface:
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
         if request.path != "/":
             return web.Response(status=404, text=_HELP)
-        if request.method != "POST" and "query" not in _url_parameters(request):
+        if request.method != "POST" and "query" not in url_parameters(request):
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
         # A task of its own, so that a stop can end it and still wait for it.
         handler = asyncio.get_running_loop().create_task(self._sql(request))
@@ -249,13 +197,13 @@ class HttpInterface:
         ask: Ask | None = None
         try:
             role = self._who(request)
-            values = _url_parameters(request)
+            values = url_parameters(request)
             files: dict[str, bytes] = {}
             if request.content_type == "multipart/form-data":
-                fields, files = await _form(request)
+                fields, files = await read_form(request)
                 values |= fields
-            ask = _read_ask(request, role, values)
-            ask.tables = _external_tables(ask, values, files)
+            ask = read_ask(request, role, values)
+            ask.tables = external_tables(ask, values, files)
             return await self._answer(request, ask)
         except NobodyError as error:
             return self._failure(error, ask, status=401)
@@ -277,7 +225,7 @@ class HttpInterface:
 
     def _who(self, request: web.Request) -> Role:
         """Who asks. Raises AUTHENTICATION_FAILED."""
-        user, password = _credentials(request)
+        user, password = credentials(request)
         settings = self._settings
         if settings.sql_user is not None and settings.sql_password is not None:
             right = hmac.compare_digest(user.encode(), settings.sql_user.encode())
@@ -287,7 +235,7 @@ class HttpInterface:
             if right:
                 return Role.WRITER
         here = settings.sql_anonymous == "always" or (
-            settings.sql_anonymous == "loopback" and _is_local(request)
+            settings.sql_anonymous == "loopback" and is_local(request)
         )
         if here and user in ("", "default") and not password:
             return Role.READER
@@ -640,166 +588,3 @@ def _told_in_stream(message: str, tag: str) -> bytes:
         len(text),
         tag.encode(),
     )
-
-
-async def _form(request: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Fields and files of a form, as they came. Raises BAD_ARGUMENTS and QUERY_IS_TOO_LARGE."""
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise sql_error(48, "NOT_IMPLEMENTED", "A form cannot have a Content-Encoding here")
-    fields: dict[str, str] = {}
-    files: dict[str, bytes] = {}
-    size = 0
-    try:
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader) or part.name is None:
-                raise ValueError("a part without a name")
-            content = bytearray()
-            while chunk := await part.read_chunk(FORM_CHUNK_BYTES):
-                content += chunk
-                size += len(chunk)
-                if size > FORM_MAX_BYTES:
-                    raise sql_error(
-                        223, "QUERY_IS_TOO_LARGE", f"A form can have {FORM_MAX_BYTES} bytes here"
-                    )
-            if part.filename is None:
-                fields[part.name] = content.decode("utf-8", "surrogateescape")
-            else:
-                files[part.name] = bytes(content)
-    except (ValueError, AssertionError) as error:
-        raise sql_error(36, "BAD_ARGUMENTS", f"The form cannot be read: {error}") from error
-    return fields, files
-
-
-def _external_tables(
-    ask: Ask, values: dict[str, str], files: dict[str, bytes]
-) -> tuple[ExternalTable, ...]:
-    """https://clickhouse.com/docs/engines/table-engines/special/external-data"""
-    tables = []
-    for name, data in files.items():
-        structure = values.get(f"{name}_structure")
-        if structure is None and (types := values.get(f"{name}_types")):
-            structure = ", ".join(f"_{n} {kind}" for n, kind in enumerate(types.split(","), 1))
-        if structure is None:
-            raise sql_error(36, "BAD_ARGUMENTS", f"{name}_structure or {name}_types is missing")
-        fmt = values.get(f"{name}_format") or DEFAULT_FORMAT
-        tables.append(ExternalTable(name, structure.encode("utf-8", "surrogateescape"), fmt, data))
-        for suffix in ("structure", "types", "format"):
-            ask.settings.pop(f"{name}_{suffix}", None)
-    return tuple(tables)
-
-
-def _read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
-    headers = request.headers
-    if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
-        raise sql_error(
-            48, "NOT_IMPLEMENTED",
-            "compress=1 and decompress=1 (ClickHouse's own block compression) are not served here:"
-            " use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
-        )  # fmt: skip
-    query_id = values.get("query_id") or str(uuid.uuid4())
-    if not query_id.isprintable():
-        raise sql_error(36, "BAD_ARGUMENTS", "A query_id has printable characters only")
-    ask = Ask(
-        method=request.method,
-        query_id=query_id,
-        role=role,
-        query=values.get("query", "").encode("utf-8", "surrogateescape"),
-        database=values.get("database") or headers.get("X-ClickHouse-Database") or None,
-        default_format=values.get("default_format") or headers.get("X-ClickHouse-Format") or None,
-        session_id=values.get("session_id") or None,
-        session_check=values.get("session_check") in ("1", "true"),
-        session_close=values.get("close_session") in ("1", "true"),
-        wait_end=values.get("wait_end_of_query") in ("1", "true")
-        or values.get("http_wait_end_of_query") in ("1", "true"),
-    )
-    if values.get("role"):
-        raise sql_error(
-            512, "SET_NON_GRANTED_ROLE", f"Role {values['role']} is not granted to the current user"
-        )
-    if "session_timeout" in values:
-        text = values["session_timeout"]
-        if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:
-            raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
-        ask.session_timeout_s = int(text)
-    for name, value in values.items():
-        if not name.isidentifier() or not name.isascii():
-            raise sql_error(115, "UNKNOWN_SETTING", f"{name!r} is no setting and no parameter")
-        if name.startswith("param_"):
-            ask.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
-        elif name not in _OWN_PARAMETERS and name not in _HTTP_SETTINGS:
-            ask.settings[name] = value
-    if values.get("enable_http_compression") not in ("0", "false"):
-        ask.coding = choose(headers.get("Accept-Encoding", ""))
-    return ask
-
-
-def _url_parameters(request: web.Request) -> dict[str, str]:
-    """As they came, byte for byte: bytes that are no UTF-8 become surrogates.
-
-    The last of a name wins.
-    """
-    _, _, text = request.raw_path.partition("?")
-    return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))
-
-
-def _credentials(request: web.Request) -> tuple[str, str]:
-    headers = request.headers
-    values = _url_parameters(request)
-    authorization = headers.get("Authorization")
-    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
-        if authorization is not None:
-            raise sql_error(
-                516, "AUTHENTICATION_FAILED",
-                "Invalid authentication: it is not allowed to use X-ClickHouse HTTP headers"
-                " and Authorization HTTP header simultaneously",
-            )  # fmt: skip
-        return headers.get("X-ClickHouse-User", ""), headers.get("X-ClickHouse-Key", "")
-    if authorization is None:
-        return values.get("user", ""), values.get("password", "")
-    scheme, _, rest = authorization.partition(" ")
-    try:
-        if scheme.lower() == "basic":
-            user, _, password = base64.b64decode(rest, validate=True).decode().partition(":")
-            return user, password
-    except (binascii.Error, UnicodeDecodeError):
-        pass
-    raise sql_error(
-        516,
-        "AUTHENTICATION_FAILED",
-        f"Invalid authentication: '{scheme}' HTTP Authorization is not understood here",
-    )
-
-
-# Set by proxies, which make everyone's requests come from where they run themselves.
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-
-
-def _is_local(request: web.Request) -> bool:
-    """Whether the client runs on this machine and means to talk to it.
-
-    A web page can have its own name point at 127.0.0.1 and use the visitor's browser to read from
-    here (DNS rebinding), so the name that was asked for has to be one of this machine.
-    """
-    if not _is_loopback(request.remote) or any(name in request.headers for name in _FORWARDED):
-        return False
-    host = request.url.host or ""
-    if host in ("localhost", socket.gethostname()) or host.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(remote: str | None) -> bool:
-    try:
-        address = ipaddress.ip_address((remote or "").partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
-
-
-__all__ = ["HttpInterface", "make_app"]

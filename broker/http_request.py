@@ -1,0 +1,235 @@
+"""What one HTTP request asks of the SQL interface, and who asks it.
+
+ClickHouse's parameters, headers and forms (https://clickhouse.com/docs/interfaces/http) become an
+`Ask`; nothing here runs SQL or writes an answer. What came as bytes that are no UTF-8 stays so.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import socket
+import time
+import uuid
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+from aiohttp import BodyPartReader, web
+
+from broker.http_codings import choose
+from storage.sql_access import Role, sql_error
+from storage.sql_session import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S, ExternalTable
+
+DEFAULT_FORMAT = "TabSeparated"
+MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
+MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024  # how far a request may raise it
+FORM_MAX_BYTES = 64 * 1024 * 1024
+FORM_CHUNK_BYTES = 64 * 1024
+
+# Parameters of the interface itself; every other one is a setting of the engine.
+_OWN_PARAMETERS = frozenset(
+    {
+        "query", "database", "default_format", "query_id", "session_id", "session_timeout",
+        "session_check", "close_session", "user", "password", "quota_key", "role", "compress",
+        "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
+    }
+)  # fmt: skip
+# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is
+# not done here.
+_HTTP_SETTINGS = frozenset(
+    {
+        "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
+        "add_http_cors_header", "http_headers_progress_interval_ms",
+        "cancel_http_readonly_queries_on_client_close", "http_response_buffer_size",
+        "http_wait_end_of_query", "http_write_exception_in_output_format",
+        "http_native_compression_disable_checksumming_on_decompress",
+    }
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Ask:
+    """What one request wants."""
+
+    method: str
+    query_id: str
+    role: Role
+    query: bytes = b""
+    database: str | None = None
+    default_format: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    params: dict[str, bytes] = field(default_factory=dict)
+    session_id: str | None = None
+    session_timeout_s: int = SESSION_TIMEOUT_S
+    session_check: bool = False
+    session_close: bool = False
+    wait_end: bool = False
+    coding: str | None = None
+    tables: tuple[ExternalTable, ...] = ()
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def max_query_bytes(self) -> int:
+        text = self.settings.get("max_query_size", "")
+        wanted = int(text) if text.isdecimal() and len(text) < 19 else MAX_QUERY_BYTES
+        return min(wanted or MAX_QUERY_BYTES_ALLOWED, MAX_QUERY_BYTES_ALLOWED)
+
+
+async def read_form(request: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Fields and files of a form, as they came. Raises BAD_ARGUMENTS and QUERY_IS_TOO_LARGE."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise sql_error(48, "NOT_IMPLEMENTED", "A form cannot have a Content-Encoding here")
+    fields: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    size = 0
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name is None:
+                raise ValueError("a part without a name")
+            content = bytearray()
+            while chunk := await part.read_chunk(FORM_CHUNK_BYTES):
+                content += chunk
+                size += len(chunk)
+                if size > FORM_MAX_BYTES:
+                    raise sql_error(
+                        223, "QUERY_IS_TOO_LARGE", f"A form can have {FORM_MAX_BYTES} bytes here"
+                    )
+            if part.filename is None:
+                fields[part.name] = content.decode("utf-8", "surrogateescape")
+            else:
+                files[part.name] = bytes(content)
+    except (ValueError, AssertionError) as error:
+        raise sql_error(36, "BAD_ARGUMENTS", f"The form cannot be read: {error}") from error
+    return fields, files
+
+
+def external_tables(
+    ask: Ask, values: dict[str, str], files: dict[str, bytes]
+) -> tuple[ExternalTable, ...]:
+    """https://clickhouse.com/docs/engines/table-engines/special/external-data"""
+    tables = []
+    for name, data in files.items():
+        structure = values.get(f"{name}_structure")
+        if structure is None and (types := values.get(f"{name}_types")):
+            structure = ", ".join(f"_{n} {kind}" for n, kind in enumerate(types.split(","), 1))
+        if structure is None:
+            raise sql_error(36, "BAD_ARGUMENTS", f"{name}_structure or {name}_types is missing")
+        fmt = values.get(f"{name}_format") or DEFAULT_FORMAT
+        tables.append(ExternalTable(name, structure.encode("utf-8", "surrogateescape"), fmt, data))
+        for suffix in ("structure", "types", "format"):
+            ask.settings.pop(f"{name}_{suffix}", None)
+    return tuple(tables)
+
+
+def read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
+    headers = request.headers
+    if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
+        raise sql_error(
+            48, "NOT_IMPLEMENTED",
+            "compress=1 and decompress=1 (ClickHouse's own block compression) are not served here:"
+            " use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
+        )  # fmt: skip
+    query_id = values.get("query_id") or str(uuid.uuid4())
+    if not query_id.isprintable():
+        raise sql_error(36, "BAD_ARGUMENTS", "A query_id has printable characters only")
+    ask = Ask(
+        method=request.method,
+        query_id=query_id,
+        role=role,
+        query=values.get("query", "").encode("utf-8", "surrogateescape"),
+        database=values.get("database") or headers.get("X-ClickHouse-Database") or None,
+        default_format=values.get("default_format") or headers.get("X-ClickHouse-Format") or None,
+        session_id=values.get("session_id") or None,
+        session_check=values.get("session_check") in ("1", "true"),
+        session_close=values.get("close_session") in ("1", "true"),
+        wait_end=values.get("wait_end_of_query") in ("1", "true")
+        or values.get("http_wait_end_of_query") in ("1", "true"),
+    )
+    if values.get("role"):
+        raise sql_error(
+            512, "SET_NON_GRANTED_ROLE", f"Role {values['role']} is not granted to the current user"
+        )
+    if "session_timeout" in values:
+        text = values["session_timeout"]
+        if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:
+            raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
+        ask.session_timeout_s = int(text)
+    for name, value in values.items():
+        if not name.isidentifier() or not name.isascii():
+            raise sql_error(115, "UNKNOWN_SETTING", f"{name!r} is no setting and no parameter")
+        if name.startswith("param_"):
+            ask.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
+        elif name not in _OWN_PARAMETERS and name not in _HTTP_SETTINGS:
+            ask.settings[name] = value
+    if values.get("enable_http_compression") not in ("0", "false"):
+        ask.coding = choose(headers.get("Accept-Encoding", ""))
+    return ask
+
+
+def url_parameters(request: web.Request) -> dict[str, str]:
+    """As they came, byte for byte: bytes that are no UTF-8 become surrogates.
+
+    The last of a name wins.
+    """
+    _, _, text = request.raw_path.partition("?")
+    return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))
+
+
+def credentials(request: web.Request) -> tuple[str, str]:
+    headers = request.headers
+    values = url_parameters(request)
+    authorization = headers.get("Authorization")
+    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
+        if authorization is not None:
+            raise sql_error(
+                516, "AUTHENTICATION_FAILED",
+                "Invalid authentication: it is not allowed to use X-ClickHouse HTTP headers"
+                " and Authorization HTTP header simultaneously",
+            )  # fmt: skip
+        return headers.get("X-ClickHouse-User", ""), headers.get("X-ClickHouse-Key", "")
+    if authorization is None:
+        return values.get("user", ""), values.get("password", "")
+    scheme, _, rest = authorization.partition(" ")
+    try:
+        if scheme.lower() == "basic":
+            user, _, password = base64.b64decode(rest, validate=True).decode().partition(":")
+            return user, password
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise sql_error(
+        516,
+        "AUTHENTICATION_FAILED",
+        f"Invalid authentication: '{scheme}' HTTP Authorization is not understood here",
+    )
+
+
+# Set by proxies, which make everyone's requests come from where they run themselves.
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+
+
+def is_local(request: web.Request) -> bool:
+    """Whether the client runs on this machine and means to talk to it.
+
+    A web page can have its own name point at 127.0.0.1 and use the visitor's browser to read from
+    here (DNS rebinding), so the name that was asked for has to be one of this machine.
+    """
+    if not _is_loopback(request.remote) or any(name in request.headers for name in _FORWARDED):
+        return False
+    host = request.url.host or ""
+    if host in ("localhost", socket.gethostname()) or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(remote: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address((remote or "").partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback

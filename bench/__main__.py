@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,6 +35,7 @@ _PRODUCER = ("acks=all", "linger.ms=5", "batch.num.messages=10000", "batch.size=
 _CONSUMER = ("fetch.message.max.bytes=4000000", "queued.max.messages.kbytes=262144")
 _DIRECT_BLOCK_BYTES = 4 << 20  # what the broker's blocks come to under this load
 _TOPIC = "bench"
+_HEAVY = "SELECT sum(sipHash64(number)) FROM system.numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,14 @@ def main() -> None:
         print("\n| record | produce latency, one at a time | p50 ms | p99 ms | max ms |")
         print("|---|---|---:|---:|---:|", flush=True)
         for load in loads:
-            with tempfile.TemporaryDirectory(dir=folder) as work:
-                got = _latency(client, Path(work), load.size, options.latency_records)
-            print(
-                f"| {load.name} | acks=all, {options.latency_records:,} records |"
-                f" {got.p50_ms:.1f} | {got.p99_ms:.1f} | {got.max_ms:.1f} |",
-                flush=True,
-            )
+            for beside in (None, _HEAVY):
+                with tempfile.TemporaryDirectory(dir=folder) as work:
+                    got = _latency(client, Path(work), load.size, options.latency_records, beside)
+                print(
+                    f"| {load.name} | {'beside a heavy query' if beside else 'alone'} |"
+                    f" {got.p50_ms:.1f} | {got.p99_ms:.1f} | {got.max_ms:.1f} |",
+                    flush=True,
+                )
 
 
 def _machine() -> str:
@@ -201,8 +204,11 @@ async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
     )
 
 
-def _latency(client: Path, work: Path, size: int, count: int) -> Latency:
-    with _broker(work / "data") as broker:
+def _latency(client: Path, work: Path, size: int, count: int, beside: str | None) -> Latency:
+    """`beside`: a query that runs all the while, from a client that then leaves."""
+    with _broker(work / "data") as broker, closing(HTTPConnection(broker.http)) as sql:
+        if beside is not None:
+            sql.request("POST", "/", beside)
         found = _run(client, "latency", broker, count, size, ("acks=all", "linger.ms=0"))
     return Latency(found["p50_ms"], found["p99_ms"], found["max_ms"])
 

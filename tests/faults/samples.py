@@ -291,7 +291,7 @@ def small_batch() -> bytes:
 
 _SAMPLES: Mapping[ApiKey, Callable[[Target, int], ApiMessage]] = {
     ApiKey.Produce: lambda target, version: produce(target, small_batch()),
-    ApiKey.Fetch: lambda target, version: fetch(target, 0),
+    ApiKey.Fetch: lambda target, version: fetch(target, 0, partition_max_bytes=10_000),
     ApiKey.ListOffsets: lambda target, version: list_offsets(target, -1),
     ApiKey.Metadata: _metadata,
     ApiKey.ApiVersions: lambda target, version: ApiVersionsRequest(

@@ -174,6 +174,32 @@ class Settings(BaseSettings):
     producer_id_expiration_ms: int = _setting(
         86_400_000, "ms", "An idempotent producer silent for this long is forgotten", ge=1000
     )
+    group_min_session_timeout_ms: int = _setting(
+        6_000, "ms", "Shortest session time-out that a consumer group member may ask for", ge=1
+    )
+    group_max_session_timeout_ms: int = _setting(
+        1_800_000, "ms", "Longest session time-out that a consumer group member may ask for", ge=1
+    )
+    group_initial_rebalance_delay_ms: int = _setting(
+        3_000, "ms", "An empty group waits this long for more members before it starts", ge=0
+    )
+    group_max_size: int = _setting(1000, "members", "Members that one consumer group takes", ge=1)
+    groups_max_bytes: int = _setting(
+        256 * _MIB,
+        "bytes",
+        "Subscriptions and assignments of all groups; past it no member is taken",
+        ge=1024,
+    )
+    offsets_retention_minutes: int = _setting(
+        10_080,
+        "minutes",
+        "Committed offsets of a group without members are kept this long",
+        ge=1,
+        le=2**31 - 1,
+    )
+    offset_metadata_max_bytes: int = _setting(
+        4096, "bytes", "Largest metadata that a consumer may commit with an offset", ge=0
+    )
     sql_user: str | None = _setting(
         None, "name", "User who may also write through SQL", min_length=1
     )
@@ -220,6 +246,7 @@ class Settings(BaseSettings):
             ("message_max_bytes", "request_max_bytes"),
             ("request_max_bytes", "in_flight_max_bytes"),
             ("message_max_bytes", "decompressed_max_bytes"),
+            ("group_min_session_timeout_ms", "group_max_session_timeout_ms"),
         ):
             if getattr(self, larger) < getattr(self, smaller):
                 raise ValueError(

@@ -49,8 +49,16 @@ class MessageTooLarge(KafkaError):
     code = 10
 
 
+class OffsetMetadataTooLarge(KafkaError):
+    code = 12
+
+
 class CoordinatorNotAvailable(KafkaError):
     code = 15
+
+
+class NotCoordinator(KafkaError):
+    code = 16
 
 
 class InvalidTopic(KafkaError):
@@ -59,6 +67,30 @@ class InvalidTopic(KafkaError):
 
 class InvalidRequiredAcks(KafkaError):
     code = 21
+
+
+class IllegalGeneration(KafkaError):
+    code = 22
+
+
+class InconsistentGroupProtocol(KafkaError):
+    code = 23
+
+
+class InvalidGroupId(KafkaError):
+    code = 24
+
+
+class UnknownMemberId(KafkaError):
+    code = 25
+
+
+class InvalidSessionTimeout(KafkaError):
+    code = 26
+
+
+class RebalanceInProgress(KafkaError):
+    code = 27
 
 
 class InvalidTimestamp(KafkaError):
@@ -117,6 +149,14 @@ class KafkaStorageError(KafkaError):
     code = 56
 
 
+class NonEmptyGroup(KafkaError):
+    code = 68
+
+
+class GroupIdNotFound(KafkaError):
+    code = 69
+
+
 class FetchSessionIdNotFound(KafkaError):
     code = 70
 
@@ -135,6 +175,28 @@ class UnknownLeaderEpoch(KafkaError):
 
 class UnsupportedCompressionType(KafkaError):
     code = 76
+
+
+class MemberIdRequired(KafkaError):
+    code = 79
+
+
+class GroupMaxSizeReached(KafkaError):
+    """The group, or the memory for all groups (`groups_max_bytes`), takes no further member."""
+
+    code = 81
+
+
+class FencedInstanceId(KafkaError):
+    """Another member has joined with the same group instance id (KIP-345)."""
+
+    code = 82
+
+
+class GroupSubscribedToTopic(KafkaError):
+    """Offsets of a topic that an active member still reads cannot be deleted."""
+
+    code = 86
 
 
 class InvalidRecord(KafkaError):

@@ -1,0 +1,174 @@
+"""What members say to their group's coordinator, and what it answers: plain values.
+
+Requests and answers as the coordinator sees them, free of API versions and of the codec. An answer
+other than success is a `protocol.errors.KafkaError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from protocol.errors import MemberIdRequired
+
+UNKNOWN_MEMBER_ID = ""
+UNKNOWN_GENERATION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sends a request. `host` is the client's address."""
+
+    client_id: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """JoinGroup. `protocols`: (name, metadata) pairs, the preferred one first."""
+
+    member_id: str
+    group_instance_id: str | None
+    client: Client
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    requires_known_member_id: bool
+    """A dynamic member without an id is given one and told to come back with it (KIP-394, v4)."""
+    supports_skipping_assignment: bool
+    """A static leader that returns can be told not to compute an assignment (KIP-814, v9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedMember:
+    """One member as its leader sees it; `metadata` is that of the protocol that was chosen."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnswer:
+    """`members` is empty for everyone but the leader."""
+
+    member_id: str
+    generation: int
+    protocol_type: str
+    protocol_name: str
+    leader: str
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
+
+
+class MemberIdGiven(MemberIdRequired):
+    """MEMBER_ID_REQUIRED, with the id to come back with."""
+
+    def __init__(self, member_id: str) -> None:
+        super().__init__("join again with the member id of this answer")
+        self.member_id = member_id
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """SyncGroup. `assignments` comes from the leader; protocol type and name are None before v5."""
+
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAnswer:
+    protocol_type: str
+    protocol_name: str
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    """One member in LeaveGroup: by instance id alone where `member_id` is empty (admin tools)."""
+
+    member_id: str
+    group_instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """One partition in OffsetCommit. `expire_time_ms`: as versions before 5 ask, else None."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    expire_time_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Who commits. A consumer outside of group management has no member id and generation -1."""
+
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+    client: Client
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """What is committed for one partition of a group, as stored."""
+
+    topic_id: UUID
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_time_ms: int
+    expire_time_ms: int | None
+
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """One member as stored. `assignment` is as its leader sent it; times are wall-clock ms."""
+
+    member_id: str
+    group_instance_id: str | None
+    client: Client
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes
+    join_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group as stored. `version` grows with each change; `state` is a `GroupState` value.
+
+    `protocol_type` outlives the members, as in Kafka; `protocol_name` and `leader` are empty while
+    there is no generation with members.
+    """
+
+    group_id: str
+    version: int
+    state: str
+    state_time_ms: int
+    generation: int
+    protocol_type: str
+    protocol_name: str
+    leader: str
+    members: tuple[MemberRecord, ...]
+
+    def member(self, member_id: str) -> MemberRecord | None:
+        return next((m for m in self.members if m.member_id == member_id), None)
+
+
+Protocols = Sequence[tuple[str, bytes]]

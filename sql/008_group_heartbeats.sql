@@ -1,0 +1,14 @@
+-- When members were last heard of. Written behind, a block every few seconds.
+CREATE TABLE IF NOT EXISTS group_heartbeats
+(
+    group_id       String,
+    member_id      String,
+    heartbeat_time DateTime64(3, 'UTC') COMMENT 'the last heartbeat, join or sync',
+    coordinator    Int32                COMMENT 'node id of the broker that wrote this',
+
+    INDEX by_coordinator coordinator TYPE minmax
+)
+ENGINE = ReplacingMergeTree(heartbeat_time)
+ORDER BY (group_id, member_id)
+TTL toDateTime(heartbeat_time) + INTERVAL 1 DAY
+SETTINGS non_replicated_deduplication_window = 1000;

@@ -1,0 +1,7 @@
+-- The consumer groups there are now.
+CREATE OR REPLACE VIEW consumer_groups AS
+SELECT
+    group_id, state, state_time, generation, protocol_type, protocol_name, leader, members, coordinator, changed_at
+FROM consumer_group_versions FINAL
+WHERE NOT removed
+ORDER BY group_id;

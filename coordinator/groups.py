@@ -58,6 +58,8 @@ _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 
 It cannot send heartbeats; if its client has gone, nobody would ever notice."""
 
+_GROUP_BYTES, _MEMBER_BYTES, _KNOCKING_BYTES = 4096, 1024, 256  # about, without what clients sent
+
 
 class GroupState(StrEnum):
     """Named as Kafka's tools show them."""
@@ -136,7 +138,8 @@ class _Member:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.assignment) + sum(len(data) for _, data in self.protocols)
+        held = len(self.assignment) + sum(len(data) for _, data in self.protocols)
+        return _MEMBER_BYTES + held
 
 
 class Group:
@@ -214,8 +217,14 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """Subscriptions and assignments of its members."""
-        return sum(member.size_bytes for member in self._members.values())
+        """About what it takes in memory: subscriptions and assignments, and a little for each."""
+        members = sum(member.size_bytes for member in self._members.values())
+        return _GROUP_BYTES + members + _KNOCKING_BYTES * len(self._knocking)
+
+    def member_bytes(self, member_id: str) -> int:
+        """The part of `size_bytes` that is one member's; 0 where there is no such member."""
+        member = self._members.get(member_id)
+        return 0 if member is None else member.size_bytes
 
     def record(self, version: int) -> GroupRecord:
         """The group as it has to be stored. Resets `changed`."""

@@ -1,0 +1,450 @@
+"""The groups that this broker looks after: their state machines, timers, and what is stored when.
+
+Nothing that a group decides is heard before it is stored: answers to JoinGroup, SyncGroup and
+LeaveGroup wait for the record of the group that they follow from. Records of one group are stored
+one after the other; what changes meanwhile goes into the next, so a group of which everybody joins
+at once is stored a few times, not once for each. When the engine refuses, those who wait are told
+to find the coordinator again, and the record is tried again.
+
+Heartbeats are answered from memory and noted behind. Offsets are stored by `offsets`, after the
+state machine has agreed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from coordinator.groups import (
+    CONSUMER_PROTOCOL_TYPE,
+    Answer,
+    Group,
+    GroupLimits,
+    GroupState,
+)
+from coordinator.membership import SharedCache
+from coordinator.messages import (
+    UNKNOWN_MEMBER_ID,
+    Committer,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    OffsetCommit,
+    SyncAnswer,
+    SyncRequest,
+    TopicPartition,
+)
+from coordinator.offsets import CommittedOffsets
+from protocol.consumer_protocol import subscribed_topics
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    GroupMaxSizeReached,
+    GroupSubscribedToTopic,
+    InvalidGroupId,
+    KafkaError,
+    KafkaStorageError,
+    NonEmptyGroup,
+    UnknownMemberId,
+    UnknownServerError,
+)
+from storage.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+_STORE_AGAIN_S = 1.0
+_EXPIRY_INTERVAL_S = 300.0
+
+
+class SteadyClock:
+    """Wall-clock milliseconds that only go forward, however the system's clock is set."""
+
+    def __init__(self) -> None:
+        self._offset_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() // 1_000_000 + self._offset_ms
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """A group with what is under way for it. `held` waits for the next record to be stored."""
+
+    group: Group
+    deleting: bool = False
+    size_bytes: int = 0
+    timer: asyncio.TimerHandle | None = None
+    held: list[Answer] = field(default_factory=list)
+    saver: asyncio.Task[None] | None = None
+
+
+class GroupCoordinator:
+    """Every group of this broker. Methods raise the `KafkaError` that the client is to be told."""
+
+    def __init__(
+        self,
+        cache: SharedCache,
+        offsets: CommittedOffsets,
+        limits: GroupLimits,
+        max_bytes: int,
+        offsets_retention_ms: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`max_bytes`: subscriptions and assignments of all groups; past it nobody may join."""
+        self.cache = cache
+        self.offsets = offsets
+        self._limits = limits
+        self._max_bytes = max_bytes
+        self._offsets_retention_ms = offsets_retention_ms
+        self._now = clock_ms
+        self._groups: dict[str, _Hosted] = {}
+        self._size_bytes = 0
+        self._stopping = asyncio.Event()
+        self._expiry: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take over the groups that the cache has loaded."""
+        for record in self.cache.groups():
+            self._host(Group.restored(record, self._limits, self._now()))
+        for group_id in self.offsets.groups():
+            if group_id not in self._groups:  # the end came between its offsets and its record
+                self._host(Group(group_id, self._limits, self._now())).group.created()
+        for hosted in tuple(self._groups.values()):
+            self._after(hosted)
+        self._expiry = asyncio.create_task(self._expire_offsets(), name="offset-expiry")
+
+    @property
+    def background(self) -> Collection[asyncio.Task[None]]:
+        """Tasks that end only by a defect."""
+        return () if self._expiry is None else (self._expiry,)
+
+    def stop_waiting(self) -> None:
+        """Answer every parked request: this broker stops. No member is removed any more."""
+        self._stopping.set()
+        for hosted in self._groups.values():
+            if hosted.timer is not None:
+                hosted.timer.cancel()
+            hosted.group.shut_down(CoordinatorNotAvailable("the broker stops"))
+            _deliver(hosted.group.take_answers())
+
+    async def close(self) -> None:
+        """Store what has changed."""
+        self.stop_waiting()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.gather(self._expiry, return_exceptions=True)
+        savers = [hosted.saver for hosted in self._groups.values() if hosted.saver is not None]
+        await asyncio.gather(*savers)
+
+    # What members ask
+
+    async def join(self, group_id: str, request: JoinRequest) -> JoinAnswer:
+        """Returns when the rebalance is over. Raises `MemberIdGiven`, among others."""
+        _check_group_id(group_id)
+        self._refuse_when_stopping()
+        hosted = self._groups.get(group_id)
+        if hosted is None:
+            if request.member_id != UNKNOWN_MEMBER_ID:
+                raise UnknownMemberId(f"there is no member {request.member_id!r}")
+            hosted = self._host(Group(group_id, self._limits, self._now()))
+        self._refuse_deleted(hosted)
+        self._refuse_when_full(hosted, request)
+        waiter: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
+        try:
+            hosted.group.join(request, waiter, self._now())
+        finally:
+            self._after(hosted)
+        return await waiter
+
+    async def sync(self, group_id: str, request: SyncRequest) -> SyncAnswer:
+        """Returns when the leader has assigned the partitions."""
+        _check_group_id(group_id)
+        self._refuse_when_stopping()
+        hosted = self._hosting(group_id)
+        sent = sum(len(assignment) for assignment in request.assignments.values())
+        if self._size_bytes + sent > self._max_bytes:
+            raise UnknownServerError("the assignment is too large: see groups_max_bytes")
+        waiter: asyncio.Future[SyncAnswer] = asyncio.get_running_loop().create_future()
+        try:
+            hosted.group.sync(request, waiter, self._now())
+        finally:
+            self._after(hosted)
+        return await waiter
+
+    async def heartbeat(
+        self, group_id: str, member_id: str, group_instance_id: str | None, generation: int
+    ) -> None:
+        """Raises `RebalanceInProgress` when the member is to join again."""
+        _check_group_id(group_id)
+        now_ms = self._now()
+        hosted = self._hosting(group_id)
+        hosted.group.heartbeat(member_id, group_instance_id, generation, now_ms)
+        self.cache.heartbeat(group_id, member_id, now_ms)
+
+    async def leave(
+        self, group_id: str, members: Sequence[LeavingMember]
+    ) -> list[KafkaError | None]:
+        """Remove members; per member None, or why not."""
+        _check_group_id(group_id)
+        hosted = self._hosting(group_id)
+        outcomes = hosted.group.leave(members, self._now())
+        self._after(hosted)
+        if None in outcomes:
+            await self._saved(hosted)
+        return outcomes
+
+    async def commit(
+        self,
+        group_id: str,
+        committer: Committer,
+        commits: Sequence[OffsetCommit],
+        *,
+        group_must_exist_error: type[KafkaError],
+    ) -> None:
+        """Store offsets. `group_must_exist_error`: what a member of a group that is not gets."""
+        now_ms = self._now()
+        hosted = self._groups.get(group_id)
+        if hosted is None and committer.generation >= 0:
+            raise group_must_exist_error(f"there is no group {group_id!r}")
+        if hosted is None:
+            self._refuse_when_full(None, None)
+            hosted = self._host(Group(group_id, self._limits, now_ms))
+            hosted.group.created()
+            self._after(hosted)
+        self._refuse_deleted(hosted)
+        hosted.group.check_commit(committer, now_ms)
+        if committer.member_id:
+            self.cache.heartbeat(group_id, committer.member_id, now_ms)
+        try:
+            await self.offsets.commit(group_id, committer, commits)
+        except EngineError as error:
+            log.error("offsets of group %s could not be stored: %s", group_id, error)
+            raise KafkaStorageError("the offsets could not be stored") from error
+        if self.cache.get(group_id) is None:
+            await self._saved(hosted)
+
+    # What administrators ask
+
+    async def delete_group(self, group_id: str) -> None:
+        """Remove an empty group and its offsets. Raises `GroupIdNotFound` or `NonEmptyGroup`."""
+        hosted = self._groups.get(group_id)
+        if hosted is None:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        if hosted.group.state is not GroupState.EMPTY:
+            raise NonEmptyGroup(f"group {group_id!r} has members")
+        self._refuse_deleted(hosted)
+        hosted.deleting = True
+        try:
+            await self.offsets.delete(group_id, None)
+        except EngineError as error:
+            hosted.deleting = False
+            log.error("group %s could not be deleted: %s", group_id, error)
+            raise KafkaStorageError("the group could not be deleted") from error
+        hosted.group.die(self._now())
+        self._after(hosted)
+        await self._saved(hosted)
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> list[KafkaError | None]:
+        """Forget offsets; per partition None, or why not."""
+        _check_group_id(group_id)
+        hosted = self._groups.get(group_id)
+        if hosted is None:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        subscribed = self._subscribed(hosted.group)
+        if subscribed is None:
+            raise NonEmptyGroup(f"it is unknown what the members of group {group_id!r} read")
+        allowed = [partition for partition in partitions if partition[0] not in subscribed]
+        try:
+            await self.offsets.delete(group_id, allowed)
+        except EngineError as error:
+            log.error("offsets of group %s could not be deleted: %s", group_id, error)
+            raise KafkaStorageError("the offsets could not be deleted") from error
+        return [
+            GroupSubscribedToTopic(f"group {group_id!r} reads {topic}")
+            if topic in subscribed
+            else None
+            for topic, _ in partitions
+        ]
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """A topic has been deleted: its offsets go in every group."""
+        try:
+            await self.offsets.forget_topic(topic, topic_id)
+        except EngineError as error:
+            log.error("offsets of deleted topic %s stay until the next start: %s", topic, error)
+
+    # Groups in memory
+
+    def _host(self, group: Group) -> _Hosted:
+        hosted = _Hosted(group)
+        self._groups[group.group_id] = hosted
+        return hosted
+
+    def _hosting(self, group_id: str) -> _Hosted:
+        hosted = self._groups.get(group_id)
+        if hosted is None:
+            raise UnknownMemberId(f"there is no group {group_id!r}")
+        return hosted
+
+    def _drop(self, hosted: _Hosted) -> None:
+        if hosted.timer is not None:
+            hosted.timer.cancel()
+        self._size_bytes -= hosted.size_bytes
+        hosted.size_bytes = 0
+        if self._groups.get(hosted.group.group_id) is hosted:
+            del self._groups[hosted.group.group_id]
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping.is_set():
+            raise CoordinatorNotAvailable("the broker stops")
+
+    def _refuse_deleted(self, hosted: _Hosted) -> None:
+        if hosted.deleting:
+            raise CoordinatorNotAvailable("the group is being deleted")
+
+    def _refuse_when_full(self, hosted: _Hosted | None, request: JoinRequest | None) -> None:
+        added = 0
+        if hosted is not None and request is not None:
+            added = sum(len(metadata) for _, metadata in request.protocols)
+            added -= hosted.group.member_bytes(request.member_id)
+        if self._size_bytes + added > self._max_bytes:
+            raise GroupMaxSizeReached("no room for more members: see groups_max_bytes")
+
+    def _subscribed(self, group: Group) -> frozenset[str] | None:
+        """The topics that its members read; None where that cannot be known."""
+        if group.state is GroupState.EMPTY:
+            return frozenset()
+        if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        topics: frozenset[str] = frozenset()
+        for subscription in group.subscriptions():
+            read = subscribed_topics(subscription)
+            if read is None:
+                return None
+            topics |= read
+        return topics
+
+    # After each event
+
+    def _after(self, hosted: _Hosted) -> None:
+        """Store what changed, answer who is answered, set the clock for what comes next."""
+        group = hosted.group
+        if not self._stopping.is_set():
+            self._let_time_pass(hosted)
+        self._measure(hosted)
+        answers = group.take_answers()
+        if group.changed or hosted.saver is not None:
+            hosted.held += answers
+            if hosted.saver is None:
+                name = f"store-group-{group.group_id}"
+                hosted.saver = asyncio.create_task(self._save(hosted), name=name)
+            return
+        _deliver(answers)
+        if group.is_unused and self.cache.get(group.group_id) is None:
+            self._drop(hosted)  # somebody knocked and never came in
+
+    def _let_time_pass(self, hosted: _Hosted) -> None:
+        """Do what is due, and come back when the next thing is."""
+        while (deadline := hosted.group.next_deadline()) is not None and deadline <= self._now():
+            hosted.group.tick(self._now())
+        if hosted.timer is not None:
+            hosted.timer.cancel()
+            hosted.timer = None
+        if deadline is not None:
+            delay_s = max(deadline - self._now(), 0) / 1000
+            loop = asyncio.get_running_loop()
+            hosted.timer = loop.call_later(delay_s, self._after, hosted)
+
+    def _measure(self, hosted: _Hosted) -> None:
+        size_bytes = hosted.group.size_bytes
+        self._size_bytes += size_bytes - hosted.size_bytes
+        hosted.size_bytes = size_bytes
+
+    async def _saved(self, hosted: _Hosted) -> None:
+        if hosted.saver is not None:
+            await asyncio.shield(hosted.saver)
+
+    async def _save(self, hosted: _Hosted) -> None:
+        group = hosted.group
+        while group.changed or hosted.held:
+            answers, hosted.held = hosted.held, []
+            if group.changed:
+                try:
+                    await self.cache.store(group.record(self.cache.next_version(self._now())))
+                except EngineError as error:
+                    log.error("group %s could not be stored, again: %s", group.group_id, error)
+                    group.changed = True
+                    refusal = CoordinatorNotAvailable("the group could not be stored")
+                    _deliver([Answer(answer.waiter, refusal) for answer in answers])
+                    if self._stopping.is_set():
+                        break
+                    await _wait(self._stopping, _STORE_AGAIN_S)
+                    continue
+            _deliver(answers)
+        hosted.saver = None
+        if group.state is GroupState.DEAD:
+            self._drop(hosted)
+
+    # The offsets of those who have gone
+
+    async def _expire_offsets(self) -> None:
+        while not await _wait(self._stopping, _EXPIRY_INTERVAL_S):
+            try:
+                await self.expire_offsets()
+            except EngineError as error:
+                log.error("old offsets could not be removed, again later: %s", error)
+
+    async def expire_offsets(self) -> None:
+        """Remove offsets past their retention, then groups that have nothing left.
+
+        Raises `EngineError`.
+        """
+        for hosted in tuple(self._groups.values()):
+            group = hosted.group
+            subscribed = self._subscribed(group)
+            if subscribed is None or group.state not in (GroupState.EMPTY, GroupState.STABLE):
+                continue
+            empty_since = group.state_time_ms if group.state is GroupState.EMPTY else None
+            expired = self.offsets.expired(
+                group.group_id, self._now(), empty_since, subscribed, self._offsets_retention_ms
+            )
+            if expired:
+                log.info("%d old offsets of group %s go", len(expired), group.group_id)
+                await self.offsets.delete(group.group_id, expired)
+            if (
+                group.state is GroupState.EMPTY
+                and group.is_unused
+                and not self.offsets.get(group.group_id)
+            ):
+                group.die(self._now())
+                self._after(hosted)
+        await self.offsets.rewrite_old()
+
+
+def _check_group_id(group_id: str) -> None:
+    if not group_id:
+        raise InvalidGroupId("a group id is needed")
+
+
+def _deliver(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.waiter.done():  # its client has gone
+            continue
+        if isinstance(answer.outcome, KafkaError):
+            answer.waiter.set_exception(answer.outcome)
+        else:
+            answer.waiter.set_result(answer.outcome)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> bool:
+    """Whether `event` came within that time."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

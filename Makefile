@@ -2,6 +2,7 @@
 # make test   installs what the tests need and runs them; ARGS passes arguments to pytest
 # make lint   style and types
 # make bench  throughput and latency beside the bare engine
+# make bench-groups  consumer groups: time to join, latency of commits
 # make fuzz   the long run with random input
 #
 # PYTHON names the interpreter that .venv is made with (3.11 or newer). An installation is repeated
@@ -15,7 +16,7 @@ INSTALLED_DEV := $(VENV)/installed-dev
 INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h)
 ARGS ?=
 
-.PHONY: run test lint format bench fuzz clean
+.PHONY: run test lint format bench bench-groups fuzz clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -37,6 +38,9 @@ format: $(INSTALLED_DEV)
 bench: $(INSTALLED_DEV)
 	@tools/require bench
 	$(BIN)/python -m bench $(ARGS)
+
+bench-groups: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.groups $(ARGS)
 
 fuzz: $(INSTALLED_DEV)
 	$(BIN)/pytest -m fuzz --timeout 0 $(ARGS)

@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from importlib.metadata import version
 from pathlib import Path
 
+from bench.machine import cpu_seconds, machine, running_broker
 from protocol._records import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
@@ -68,7 +66,7 @@ def main() -> None:
     parser.add_argument("--latency-records", type=int, default=5_000)
     options = parser.parse_args()
     loads = (Load("100 B", 100, options.records), Load("1 KB", 1000, options.records // 5))
-    print(_machine(), flush=True)
+    print(machine(), flush=True)
     print("\n| record | what | records/s | MB/s | CPU s per million records |")
     print("|---|---|---:|---:|---:|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -94,20 +92,6 @@ def main() -> None:
                 )
 
 
-def _machine() -> str:
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return (
-        f"{len(models)} x {models[0] if models else platform.machine()}, {memory_gib:.0f} GiB,"
-        f" Linux {platform.release()}, Python {platform.python_version()},"
-        f" chdb-core {version('chdb-core')}"
-    )
-
-
 def _compile(folder: Path) -> Path:
     client = folder / "client"
     command = ["cc", "-O2", "-o", str(client), str(_HERE / "client.c"), "-lrdkafka"]
@@ -116,14 +100,8 @@ def _compile(folder: Path) -> Path:
     return client
 
 
-@contextmanager
-def _broker(data_dir: Path) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(data_dir, {"tail_cache_bytes": str(4 << 30)})
-    broker.start()
-    try:
-        yield broker
-    finally:
-        broker.stop()
+def _broker(data_dir: Path) -> AbstractContextManager[BrokerProcess]:
+    return running_broker(data_dir, {"tail_cache_bytes": str(4 << 30)})
 
 
 def _throughputs(client: Path, work: Path, load: Load) -> Iterator[Throughput]:
@@ -144,9 +122,9 @@ def _measure(
     load: Load,
     properties: tuple[str, ...],
 ) -> Throughput:
-    before = _cpu_seconds(broker.pid)
+    before = cpu_seconds(broker.pid)
     found = _run(client, mode, broker, load.count, load.size, properties)
-    cpu_s = (_cpu_seconds(broker.pid) - before) / load.count * 1e6
+    cpu_s = (cpu_seconds(broker.pid) - before) / load.count * 1e6
     return Throughput(what, found["records_per_s"], found["mb_per_s"], cpu_s)
 
 
@@ -162,11 +140,6 @@ def _run(
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(result.stdout)
     return figures
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:

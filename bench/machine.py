@@ -1,0 +1,42 @@
+"""What every benchmark needs: the machine in words, a broker process, and its CPU seconds."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.broker_process import BrokerProcess
+
+
+def machine() -> str:
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{len(models)} x {models[0] if models else platform.machine()}, {memory_gib:.0f} GiB,"
+        f" Linux {platform.release()}, Python {platform.python_version()},"
+        f" chdb-core {version('chdb-core')}"
+    )
+
+
+@contextmanager
+def running_broker(data_dir: Path, settings: Mapping[str, str]) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(data_dir, settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

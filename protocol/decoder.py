@@ -23,6 +23,9 @@ ELEMENTS_MAX = 100_000
 and 1 us, measured), on the thread that serves everybody. The largest request that Kafka itself
 allows to do something, CreateTopics with 10,000 assigned partitions, has 20,000."""
 
+STRING_MAX = 0x7FFF
+"""Bytes of one text. Where the protocol's own length field does not say so, Kafka does."""
+
 Decoder = Callable[[bytes, int], tuple[ApiMessage, int]]
 """(frame, position) to (message, position after it). Raises `MalformedMessage`, `struct.error`,
 `IndexError`, `UnicodeDecodeError`."""
@@ -170,6 +173,9 @@ class _Generator:
         elif kind in ("string", "bytes", "records"):
             size = self._size(depth, ">h" if kind == "string" else ">i")
             self._null_or(depth, target, size, name, nullable)
+            if kind == "string" and self._flexible:
+                too_long = f"fail('{name} is longer than a text may be')"
+                self._emit(depth + 1, f"if {size} > {STRING_MAX}: {too_long}")
             self._emit(depth + 1, f"stop = pos + {size}")
             self._emit(depth + 1, f"if stop > end: fail('{name} reaches beyond the frame')")
             decode = ".decode()" if kind == "string" else ""

@@ -53,6 +53,12 @@ class OffsetMetadataTooLarge(KafkaError):
     code = 12
 
 
+class CoordinatorLoadInProgress(KafkaError):
+    """Not now: the client asks again."""
+
+    code = 14
+
+
 class CoordinatorNotAvailable(KafkaError):
     code = 15
 

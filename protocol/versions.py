@@ -3,7 +3,8 @@
 What is in the table is answered by a handler in `broker/api/` and tested with real clients; what
 is not is absent from ApiVersions too. The ranges are those of Apache Kafka 4 brokers: versions
 that Kafka 4.0 dropped (KIP-896) are dropped here, versions that Kafka itself calls unstable
-(InitProducerId 6) are not served.
+(InitProducerId 6) are not served. JoinGroup 0 and 1 are of the versions that 4.0.1 took back
+(KAFKA-19444).
 
 `advertised_min` differs from `min_version` for one API. librdkafka has long looked for
 Produce versions 0 to 2 to find out what a broker can do, so Kafka 4 goes on listing them although
@@ -21,12 +22,16 @@ from kafka.protocol.admin import (
     CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     DescribeTopicPartitionsRequest,
@@ -35,16 +40,32 @@ from kafka.protocol.admin import (
     IncrementalAlterConfigsResponse,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
 )
 from kafka.protocol.api_key import ApiKey
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import (
     FetchRequest,
     FetchResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
@@ -104,7 +125,15 @@ _TABLE = (
     _api(ApiKey.Fetch, FetchRequest, FetchResponse, (4, 18)),
     _api(ApiKey.ListOffsets, ListOffsetsRequest, ListOffsetsResponse, (1, 11)),
     _api(ApiKey.Metadata, MetadataRequest, MetadataResponse, (0, 13)),
+    _api(ApiKey.OffsetCommit, OffsetCommitRequest, OffsetCommitResponse, (2, 10)),
+    _api(ApiKey.OffsetFetch, OffsetFetchRequest, OffsetFetchResponse, (1, 10)),
     _api(ApiKey.FindCoordinator, FindCoordinatorRequest, FindCoordinatorResponse, (0, 6)),
+    _api(ApiKey.JoinGroup, JoinGroupRequest, JoinGroupResponse, (0, 9)),
+    _api(ApiKey.Heartbeat, HeartbeatRequest, HeartbeatResponse, (0, 4)),
+    _api(ApiKey.LeaveGroup, LeaveGroupRequest, LeaveGroupResponse, (0, 5)),
+    _api(ApiKey.SyncGroup, SyncGroupRequest, SyncGroupResponse, (0, 5)),
+    _api(ApiKey.DescribeGroups, DescribeGroupsRequest, DescribeGroupsResponse, (0, 6)),
+    _api(ApiKey.ListGroups, ListGroupsRequest, ListGroupsResponse, (0, 5)),
     _api(ApiKey.ApiVersions, ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
     _api(ApiKey.CreateTopics, CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
     _api(ApiKey.DeleteTopics, DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
@@ -119,12 +148,14 @@ _TABLE = (
     _api(ApiKey.AlterConfigs, AlterConfigsRequest, AlterConfigsResponse, (0, 2)),
     _api(ApiKey.DescribeLogDirs, DescribeLogDirsRequest, DescribeLogDirsResponse, (1, 5)),
     _api(ApiKey.CreatePartitions, CreatePartitionsRequest, CreatePartitionsResponse, (0, 3)),
+    _api(ApiKey.DeleteGroups, DeleteGroupsRequest, DeleteGroupsResponse, (0, 2)),
     _api(
         ApiKey.IncrementalAlterConfigs,
         IncrementalAlterConfigsRequest,
         IncrementalAlterConfigsResponse,
         (0, 1),
     ),
+    _api(ApiKey.OffsetDelete, OffsetDeleteRequest, OffsetDeleteResponse, (0, 0)),
     _api(ApiKey.DescribeCluster, DescribeClusterRequest, DescribeClusterResponse, (0, 2)),
     _api(
         ApiKey.ListConfigResources, ListConfigResourcesRequest, ListConfigResourcesResponse, (0, 1)

@@ -1,33 +1,45 @@
 """One sound request of every API, with something in every field that matters.
 
 Tests cut them, spoil them, and send them in every version. They change nothing that lasts except
-by Produce: topics are made, deleted and altered with `validate_only`, or under a name that is not
-there.
+by Produce, OffsetCommit and JoinGroup: topics are made, deleted and altered with `validate_only`,
+or under a name that is not there. Two groups are theirs: one with offsets and no members, one with
+members that come and go within milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from uuid import UUID
 
 from kafka.protocol.admin import (
     AlterConfigsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
+    DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeClusterRequest,
     DescribeConfigsRequest,
+    DescribeGroupsRequest,
     DescribeLogDirsRequest,
     DescribeTopicPartitionsRequest,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
+    ListGroupsRequest,
 )
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import (
     FetchRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
     ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
+    SyncGroupRequest,
 )
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
@@ -41,6 +53,15 @@ TIME_MS = 1_700_000_000_000
 TOPIC_TYPE = 2
 BROKER_TYPE = 4
 NOWHERE = "there-is-no-such-topic"
+NO_GROUP = "there-is-no-such-group"
+OFFSETS_GROUP = "samples-offsets"
+MEMBERS_GROUP = "samples-members"
+STATIC_MEMBER = "samples-static"
+NOBODY = "nobody"
+SUBSCRIPTION = b"\0\1\0\0\0\1\0\6events\xff\xff\xff\xff\0\0\0\0"
+"""To the topic "events", in version 1 of the consumer protocol."""
+ASSIGNMENT = b"\0\1\0\0\0\1\0\6events\0\0\0\1\0\0\0\0\xff\xff\xff\xff"
+"""Of its partition 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +183,166 @@ def list_offsets(target: Target, timestamp: int, partition: int = 0) -> ListOffs
     )
 
 
+def join(
+    group_id: str,
+    *,
+    member_id: str = "",
+    instance_id: str | None = None,
+    protocol_type: str = "consumer",
+    protocols: Sequence[tuple[str, bytes]] = (("range", SUBSCRIPTION),),
+    session_timeout_ms: int = 30_000,
+    rebalance_timeout_ms: int = 30_000,
+) -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        protocol_type=protocol_type,
+        protocols=[
+            JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata)
+            for name, metadata in protocols
+        ],
+        reason="as a sample",
+    )
+
+
+def sync(
+    group_id: str,
+    member_id: str,
+    generation: int,
+    assignments: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    instance_id: str | None = None,
+    protocol_type: str | None = "consumer",
+    protocol_name: str | None = "range",
+) -> SyncGroupRequest:
+    return SyncGroupRequest(
+        group_id=group_id,
+        generation_id=generation,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        protocol_type=protocol_type,
+        protocol_name=protocol_name,
+        assignments=[
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=to, assignment=assignment)
+            for to, assignment in assignments.items()
+        ],
+    )
+
+
+def heartbeat(
+    group_id: str, member_id: str, generation: int, instance_id: str | None = None
+) -> HeartbeatRequest:
+    return HeartbeatRequest(
+        group_id=group_id,
+        generation_id=generation,
+        member_id=member_id,
+        group_instance_id=instance_id,
+    )
+
+
+def leave(group_id: str, *members: tuple[str, str | None]) -> LeaveGroupRequest:
+    """`members`: (member id, instance id); versions before 3 have the first alone."""
+    return LeaveGroupRequest(
+        group_id=group_id,
+        member_id=members[0][0] if members else "",
+        members=[
+            LeaveGroupRequest.MemberIdentity(
+                member_id=member_id, group_instance_id=instance_id, reason="as a sample"
+            )
+            for member_id, instance_id in members
+        ],
+    )
+
+
+def commit(
+    group_id: str,
+    *topics: tuple[Target, Mapping[int, int]],
+    member_id: str = "",
+    generation: int = -1,
+    instance_id: str | None = None,
+    metadata: str | None = "",
+    leader_epoch: int = -1,
+    retention_ms: int = -1,
+) -> OffsetCommitRequest:
+    """`topics`: each with the offset of each partition."""
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    return OffsetCommitRequest(
+        group_id=group_id,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        retention_time_ms=retention_ms,
+        topics=[
+            topic(
+                name=target.name,
+                topic_id=target.topic_id,
+                partitions=[
+                    topic.OffsetCommitRequestPartition(
+                        partition_index=partition,
+                        committed_offset=offset,
+                        committed_leader_epoch=leader_epoch,
+                        committed_metadata=metadata,
+                    )
+                    for partition, offset in offsets.items()
+                ],
+            )
+            for target, offsets in topics
+        ],
+    )
+
+
+def offset_fetch(
+    version: int, groups: Mapping[str, Sequence[tuple[Target, Sequence[int]]] | None]
+) -> OffsetFetchRequest:
+    """Per group the partitions of topics, or None for all; before version 8 there is one group."""
+    if version < 8:
+        ((group_id, topics),) = groups.items()
+        topic = OffsetFetchRequest.OffsetFetchRequestTopic
+        asked = [topic(name=to.name, partition_indexes=list(which)) for to, which in topics or ()]
+        return OffsetFetchRequest(
+            group_id=group_id, topics=None if topics is None else asked, require_stable=True
+        )
+    group = OffsetFetchRequest.OffsetFetchRequestGroup
+    return OffsetFetchRequest(
+        groups=[
+            group(
+                group_id=group_id,
+                member_id=None,
+                member_epoch=-1,
+                topics=None
+                if topics is None
+                else [
+                    group.OffsetFetchRequestTopics(
+                        name=target.name, topic_id=target.topic_id, partition_indexes=list(indexes)
+                    )
+                    for target, indexes in topics
+                ],
+            )
+            for group_id, topics in groups.items()
+        ],
+        require_stable=True,
+    )
+
+
+def offset_delete(group_id: str, *topics: tuple[str, Sequence[int]]) -> OffsetDeleteRequest:
+    topic = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    return OffsetDeleteRequest(
+        group_id=group_id,
+        topics=[
+            topic(
+                name=name,
+                partitions=[
+                    topic.OffsetDeleteRequestPartition(partition_index=index) for index in indexes
+                ],
+            )
+            for name, indexes in topics
+        ],
+    )
+
+
 def _metadata(target: Target, version: int) -> ApiMessage:
     topic = MetadataRequest.MetadataRequestTopic
     asked = topic(topic_id=target.topic_id, name=None) if version >= 12 else topic(name=target.name)
@@ -170,6 +351,33 @@ def _metadata(target: Target, version: int) -> ApiMessage:
         allow_auto_topic_creation=False,
         include_cluster_authorized_operations=True,
         include_topic_authorized_operations=True,
+    )
+
+
+def _offset_commit(target: Target, version: int) -> ApiMessage:
+    return commit(OFFSETS_GROUP, (target, {0: 1}), metadata="a note", retention_ms=3_600_000)
+
+
+def _offset_fetch(target: Target, version: int) -> ApiMessage:
+    groups: dict[str, Sequence[tuple[Target, Sequence[int]]] | None] = {
+        OFFSETS_GROUP: [(target, [0, 1])]
+    }
+    if version >= 8:
+        groups[NO_GROUP] = None
+    return offset_fetch(version, groups)
+
+
+def _join(target: Target, version: int) -> ApiMessage:
+    """Short of time: nobody in the group waits for those who do not come back.
+
+    Version 0 has no rebalance time-out of its own, so there it is a member that is not known.
+    """
+    return join(
+        MEMBERS_GROUP,
+        member_id=NOBODY if version == 0 else "",
+        instance_id=STATIC_MEMBER if version >= 5 else None,
+        session_timeout_ms=6_000,
+        rebalance_timeout_ms=10,
     )
 
 
@@ -297,6 +505,22 @@ _SAMPLES: Mapping[ApiKey, Callable[[Target, int], ApiMessage]] = {
     ApiKey.ApiVersions: lambda target, version: ApiVersionsRequest(
         client_software_name="wire", client_software_version="1.0"
     ),
+    ApiKey.OffsetCommit: _offset_commit,
+    ApiKey.OffsetFetch: _offset_fetch,
+    ApiKey.JoinGroup: _join,
+    ApiKey.SyncGroup: lambda target, version: sync(MEMBERS_GROUP, NOBODY, 1, {NOBODY: ASSIGNMENT}),
+    ApiKey.Heartbeat: lambda target, version: heartbeat(MEMBERS_GROUP, NOBODY, 1),
+    ApiKey.LeaveGroup: lambda target, version: leave(
+        MEMBERS_GROUP, (NOBODY, None), ("", STATIC_MEMBER)
+    ),
+    ApiKey.ListGroups: lambda target, version: ListGroupsRequest(
+        states_filter=["empty", "Stable"], types_filter=["Classic"]
+    ),
+    ApiKey.DescribeGroups: lambda target, version: DescribeGroupsRequest(
+        groups=[OFFSETS_GROUP, NO_GROUP], include_authorized_operations=True
+    ),
+    ApiKey.DeleteGroups: lambda target, version: DeleteGroupsRequest(groups_names=[NO_GROUP]),
+    ApiKey.OffsetDelete: lambda target, version: offset_delete(OFFSETS_GROUP, (target.name, [1])),
     ApiKey.FindCoordinator: lambda target, version: FindCoordinatorRequest(
         key="group", key_type=0, coordinator_keys=["group", "other"]
     ),
@@ -322,7 +546,7 @@ _SAMPLES: Mapping[ApiKey, Callable[[Target, int], ApiMessage]] = {
 
 
 def sample(key: ApiKey, version: int, target: Target) -> ApiMessage:
-    """A request that is answered without an error."""
+    """A request that is answered without an error, except by groups to members that nobody is."""
     return _SAMPLES[key](target, version)
 
 

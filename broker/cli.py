@@ -1,9 +1,9 @@
 """The command `brokerhouse`: reads the command line and starts what was asked for.
 
-`serve` and `config` live here, what talks to a running broker in cli_kafka.py and cli_sql.py.
-An error is one sentence on stderr; the exit code is 2 where the command line or the settings are
-wrong and 1 where the work failed. Heavy imports (the engine, Kafka's client) wait until a command
-needs them, so that `--help` is quick.
+`serve` and `config` live here, what talks to a running broker in cli_kafka.py, cli_groups.py and
+cli_sql.py. An error is one sentence on stderr; the exit code is 2 where the command line or the
+settings are wrong and 1 where the work failed. Heavy imports (the engine, Kafka's client) wait
+until a command needs them, so that `--help` is quick.
 """
 
 import json
@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from broker import cli_kafka, cli_sql, config
+from broker import cli_groups, cli_kafka, cli_sql, config
 from broker.config import ConfigError, Configuration, SettingRow, Settings
 
 config_file_option = click.option(
@@ -152,6 +152,7 @@ def _as_json(row: SettingRow) -> dict[str, str]:
 
 
 main.add_command(cli_kafka.topics)
+main.add_command(cli_groups.groups)
 main.add_command(cli_kafka.tail)
 main.add_command(cli_sql.sql)
 

@@ -1,7 +1,8 @@
 """`brokerhouse topics` and `brokerhouse tail`: commands that speak Kafka to a running broker.
 
 They are ordinary clients (kafka-python) and know nothing of the broker's inside, so they work
-against any Kafka. Nothing here joins a group or makes a topic that was not asked for.
+against any Kafka. Nothing here joins a group or makes a topic that was not asked for. What the
+commands of cli_groups.py need as well has a public name.
 """
 
 import base64
@@ -62,7 +63,7 @@ def list_topics(bootstrap: Address) -> None:
     """Print every topic with its number of partitions and its id."""
     with admin_client(bootstrap) as admin:
         found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
-    table = _table("topic", "partitions", "id", right=["partitions"])
+    table = new_table("topic", "partitions", "id", right=["partitions"])
     for topic in found:
         table.add_row(topic["name"], str(len(topic["partitions"])), str(topic.get("topic_id", "")))
     console().print(table)
@@ -103,7 +104,7 @@ def create_topic(
     options = {"num_partitions": partitions or -1, "configs": configs}
     with admin_client(bootstrap) as admin:
         [outcome] = admin.create_topics({name: options}, raise_errors=False)["topics"]
-        _raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
+        raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
         count = len(_partitions(admin, name))
     click.echo(f"created {name} with {count} {'partition' if count == 1 else 'partitions'}")
 
@@ -117,7 +118,7 @@ def describe_topic(name: str, bootstrap: Address) -> None:
     from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 
     with admin_client(bootstrap) as admin:
-        [topic] = _existing(admin.describe_topics([name]))
+        [topic] = existing(admin.describe_topics([name]))
         names = [TopicPartition(name, part["partition_index"]) for part in topic["partitions"]]
         earliest = admin.list_partition_offsets(dict.fromkeys(names, OffsetSpec.EARLIEST))
         latest = admin.list_partition_offsets(dict.fromkeys(names, OffsetSpec.LATEST))
@@ -125,7 +126,7 @@ def describe_topic(name: str, bootstrap: Address) -> None:
         configs = admin.describe_configs([resource])["topic"][name]
 
     columns = ("partition", "leader", "earliest", "latest", "records")
-    parts = _table(*columns, right=columns)
+    parts = new_table(*columns, right=columns)
     for part in sorted(topic["partitions"], key=lambda part: int(part["partition_index"])):
         key = TopicPartition(name, part["partition_index"])
         start, end = earliest[key].offset, latest[key].offset
@@ -135,7 +136,7 @@ def describe_topic(name: str, bootstrap: Address) -> None:
     click.echo(f"{name}  {topic.get('topic_id', '')}\n")
     console().print(parts)
     if configs:
-        chosen = _table("config", "value")
+        chosen = new_table("config", "value")
         for config, entry in sorted(configs.items()):
             chosen.add_row(config, str(entry["value"]))
         click.echo()
@@ -149,7 +150,7 @@ def delete_topic(name: str, bootstrap: Address) -> None:
     """Delete the topic NAME and all its records."""
     with admin_client(bootstrap) as admin:
         [outcome] = admin.delete_topics([name], raise_errors=False)["topics"]
-        _raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
+        raise_for(outcome["error_code"], outcome.get("error_message"), f"topic {name}")
     click.echo(f"deleted {name}")
 
 
@@ -209,11 +210,11 @@ def record_as_text(record: "ConsumerRecord") -> str:
     columns = [
         f"{record.partition}:{record.offset}",
         _time(record.timestamp),
-        _escaped(record.key),
-        _escaped(record.value),
+        escaped(record.key),
+        escaped(record.value),
     ]
     if record.headers:
-        pairs = (f"{_escaped(key.encode())}={_escaped(value)}" for key, value in record.headers)
+        pairs = (f"{escaped(key.encode())}={escaped(value)}" for key, value in record.headers)
         columns.append(",".join(pairs))
     return "\t".join(columns)
 
@@ -295,7 +296,7 @@ def _kafka_errors(bootstrap: Address) -> Iterator[None]:
     try:
         yield
     except BrokerResponseError as error:
-        raise click.ClickException(f"{bootstrap} answered {_explained(type(error))}") from error
+        raise click.ClickException(f"{bootstrap} answered {explained(type(error))}") from error
     except KafkaTimeoutError as error:
         raise click.ClickException(f"{bootstrap} does not answer as a Kafka broker") from error
     except KafkaError as error:
@@ -314,18 +315,18 @@ def _reach(bootstrap: Address) -> None:
         ) from error
 
 
-def _existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for topic in found:
-        _raise_for(topic["error_code"], None, f"topic {topic['name']}")
+        raise_for(topic["error_code"], None, f"topic {topic['name']}")
     return found
 
 
 def _partitions(admin: "KafkaAdminClient", topic: str) -> list[int]:
-    [described] = _existing(admin.describe_topics([topic]))
+    [described] = existing(admin.describe_topics([topic]))
     return sorted(part["partition_index"] for part in described["partitions"])
 
 
-def _raise_for(error_code: int, message: str | None, subject: str) -> None:
+def raise_for(error_code: int, message: str | None, subject: str) -> None:
     if error_code == 0:
         return
     from kafka.errors import UnknownTopicOrPartitionError, for_code
@@ -333,10 +334,10 @@ def _raise_for(error_code: int, message: str | None, subject: str) -> None:
     error = for_code(error_code)
     if error is UnknownTopicOrPartitionError:
         raise click.ClickException(f"{subject} does not exist")
-    raise click.ClickException(f"{subject}: {message or _explained(error)}")
+    raise click.ClickException(f"{subject}: {message or explained(error)}")
 
 
-def _explained(error: type[Any]) -> str:
+def explained(error: type[Any]) -> str:
     return f"{error.message}: {error.description}"
 
 
@@ -385,7 +386,7 @@ def _polls(
         ]
 
 
-def _table(*headings: str, right: Collection[str] = ()) -> Table:
+def new_table(*headings: str, right: Collection[str] = ()) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -403,10 +404,15 @@ def _time(timestamp_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def printable(text: str) -> str:
+    """Text that somebody else chose, as `escaped` shows bytes."""
+    return escaped(text.encode("utf-8", "surrogateescape"))
+
+
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
-def _escaped(data: bytes | None) -> str:
+def escaped(data: bytes | None) -> str:
     """Bytes as one printable line: a record must not be able to drive the reader's terminal."""
     if data is None:
         return "\\N"

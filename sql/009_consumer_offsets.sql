@@ -3,10 +3,10 @@
 -- the projection `latest` keeps exactly that, so that nobody reads the history to know it. It is used by
 -- queries that ask for the same expressions, as the view current_offsets does.
 --
--- A block has one stored_at and one coordinator, so it is one part. Rows of a week expire together, 8 to 9
--- weeks after they were stored, and whoever asks what is current leaves out what has expired: otherwise an
--- older row could outlive the one that replaced it for as long as the engine takes to drop both. An offset
--- that stays current for longer than a week is written again, as it was and with the same version.
+-- A block has one stored_at and one coordinator, so it is one part. Rows of a week expire together, about
+-- nine weeks later, and whoever asks what is current leaves out weeks that end more than eight weeks ago:
+-- otherwise an older row could outlive the one that replaced it while the engine drops both. An offset that
+-- stays current for longer than a week is written again, as it was and with the same version.
 CREATE TABLE IF NOT EXISTS consumer_offsets
 (
     group_id     String               COMMENT 'the consumer group',
@@ -42,5 +42,5 @@ CREATE TABLE IF NOT EXISTS consumer_offsets
 ENGINE = MergeTree
 PARTITION BY (toMonday(stored_at), coordinator)
 ORDER BY (group_id, topic, partition, version)
-TTL toMonday(stored_at) + INTERVAL 9 WEEK
+TTL toMonday(stored_at) + INTERVAL 64 DAY
 SETTINGS non_replicated_deduplication_window = 1000, ttl_only_drop_parts = 1;

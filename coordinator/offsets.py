@@ -1,0 +1,365 @@
+"""Committed offsets: all that are current in memory, every commit a row of `consumer_offsets`.
+
+A commit is a row before it can be read here, and readable here before it is answered. Commits of
+one partition have versions in the order of the calls; the highest version is what is current, after
+a restart too, whatever the clock did. Deletions are rows as well, with `deleted`.
+
+Rows that other brokers wrote are read in by `refresh`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from coordinator.messages import (
+    UNKNOWN_GENERATION,
+    UNKNOWN_MEMBER_ID,
+    Client,
+    CommittedOffset,
+    Committer,
+    OffsetCommit,
+    TopicPartition,
+)
+from storage.blocks import (
+    BOOL,
+    DATETIME64_MS,
+    INT32,
+    INT64,
+    STRING,
+    UINT64,
+    UUIDS,
+    Table,
+    nullable,
+)
+from storage.engine import Engine, Row
+from storage.row_lane import RowLane, TableRows
+
+log = logging.getLogger(__name__)
+
+OFFSETS = Table(
+    "consumer_offsets",
+    (
+        ("group_id", STRING),
+        ("topic", STRING),
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("offset", INT64),
+        ("leader_epoch", INT32),
+        ("metadata", STRING),
+        ("member_id", STRING),
+        ("client_id", STRING),
+        ("client_host", STRING),
+        ("generation", INT32),
+        ("commit_time", DATETIME64_MS),
+        ("expire_time", nullable(DATETIME64_MS)),
+        ("deleted", BOOL),
+        ("version", UINT64),
+        ("coordinator", INT32),
+    ),
+)
+
+# The expressions of the projection `latest`, letter for letter, or it is not used. The weeks that
+# count are those that cannot have begun to expire.
+_LATEST = (
+    "SELECT group_id, topic, partition, argMax(tuple(topic_id, offset, leader_epoch, metadata,"
+    " member_id, client_id, client_host, generation, commit_time, expire_time, deleted,"
+    " coordinator), version) AS latest, max(version) AS latest_version,"
+    " max(stored_at) AS latest_stored FROM consumer_offsets"
+    " GROUP BY group_id, topic, partition"
+)
+_CURRENT = (
+    "SELECT group_id, topic, partition, latest_version, latest.1, latest.2, latest.3, latest.4,"
+    " toUnixTimestamp64Milli(latest.9), toUnixTimestamp64Milli(latest.10)"
+    f" FROM ({_LATEST})"
+    " WHERE NOT latest.11 AND toMonday(latest_stored) >= toMonday(now('UTC') - INTERVAL 8 WEEK)"
+)
+_OTHERS = (
+    "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
+    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time), deleted,"
+    " toUnixTimestamp64Milli(stored_at)"
+    " FROM consumer_offsets WHERE coordinator != {node_id:Int32}"
+    " AND stored_at >= fromUnixTimestamp64Milli({since_ms:Int64})"
+    " ORDER BY version DESC LIMIT 1 BY group_id, topic, partition"
+)
+_REWRITE = (
+    "INSERT INTO consumer_offsets (group_id, topic, topic_id, partition, offset, leader_epoch,"
+    " metadata, member_id, client_id, client_host, generation, commit_time, expire_time, deleted,"
+    " version, coordinator)"
+    " SELECT group_id, topic, latest.1, partition, latest.2, latest.3, latest.4, latest.5,"
+    " latest.6, latest.7, latest.8, latest.9, latest.10, latest.11, latest_version, latest.12"
+    f" FROM ({_LATEST})"
+    " WHERE NOT latest.11 AND latest_stored < fromUnixTimestamp64Milli({before_ms:Int64})"
+    " AND toMonday(latest_stored) >= toMonday(now('UTC') - INTERVAL 8 WEEK)"
+)
+_DAY_MS = 86_400_000
+_REWRITE_AFTER_MS = 7 * _DAY_MS
+_OVERLAP_MS = 10_000
+"""How much later than others a row may become visible that says it was stored at the same time."""
+_GRAVE_MS = 60_000
+_INT64_MAX = 2**63 - 1
+_NOBODY = Committer(UNKNOWN_MEMBER_ID, None, UNKNOWN_GENERATION, Client("", ""))
+_NO_OFFSETS: Mapping[TopicPartition, CommittedOffset] = {}
+
+
+@dataclass(slots=True)
+class _Group:
+    """The current offsets of a group. `pending` has what is being stored, by its version."""
+
+    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    versions: dict[TopicPartition, int] = field(default_factory=dict)
+    pending: dict[int, Mapping[TopicPartition, OffsetCommit]] = field(default_factory=dict)
+
+
+class CommittedOffsets:
+    """What every group has committed."""
+
+    def __init__(
+        self, engine: Engine, rows: RowLane, node_id: int, clock_ms: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._rows = rows
+        self._node_id = node_id
+        self._clock_ms = clock_ms
+        self._groups: dict[str, _Group] = {}
+        self._version = 0
+        self._graves: dict[tuple[str, TopicPartition], int] = {}
+        self._seen_ms = 0
+        self._rewritten_ms: int | None = None
+
+    async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
+        """Read what is current. Offsets of topics that are gone, or were made again, are removed.
+
+        `rows` has been started. Raises `EngineError`.
+        """
+        ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
+        self._version = max(self._version, int(str(highest)))
+        gone = []
+        for row in await self._engine.rows(_CURRENT):
+            group_id, partition, version, offset = _parse(row)
+            if live_topic_ids.get(partition[0]) != offset.topic_id:
+                gone.append((group_id, partition, offset.topic_id))
+            else:
+                self._apply(group_id, partition, version, offset)
+        if gone:
+            log.info("%d offsets of topics that are gone go, too", len(gone))
+            version = self._next_version()
+            rows = [self._tombstone(*each, version) for each in gone]
+            await self._rows.store(TableRows(OFFSETS, rows))
+
+    def get(self, group_id: str) -> Mapping[TopicPartition, CommittedOffset]:
+        """The current offsets of a group; empty when it has none. Changes with the next commit."""
+        group = self._groups.get(group_id)
+        return _NO_OFFSETS if group is None else group.offsets
+
+    def groups(self) -> Collection[str]:
+        """Groups that have an offset."""
+        return [group_id for group_id, group in self._groups.items() if group.offsets]
+
+    async def commit(
+        self, group_id: str, committer: Committer, commits: Sequence[OffsetCommit]
+    ) -> None:
+        """Store offsets; the last one of a partition counts. Raises `EngineError`: none is."""
+        if not commits:
+            return
+        version, now_ms = self._next_version(), self._clock_ms()
+        latest = {(commit.topic, commit.partition): commit for commit in commits}
+        member_id, generation = committer.member_id, committer.generation
+        client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
+        rows = [
+            (
+                group_id, c.topic, c.topic_id, c.partition, c.offset, c.leader_epoch, c.metadata,
+                member_id, client_id, host, generation, now_ms,
+                None if c.expire_time_ms is None else min(c.expire_time_ms, _INT64_MAX),
+                False, version, node_id,
+            )
+            for c in latest.values()
+        ]  # fmt: skip
+        group = self._groups.setdefault(group_id, _Group())
+        group.pending[version] = latest
+        stored = self._rows.put(TableRows(OFFSETS, rows))
+        stored.add_done_callback(partial(self._committed, group_id, version, now_ms))
+        await asyncio.shield(stored)
+
+    async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
+        """Remove offsets, also those that are just being committed; None: all of the group.
+
+        Raises `EngineError`: none is removed.
+        """
+        wanted = None if partitions is None else frozenset(partitions)
+        await self._remove(
+            (group_id, partition, topic_id)
+            for partition, topic_id in self._known(group_id).items()
+            if wanted is None or partition in wanted
+        )
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """A topic was deleted: remove its offsets in every group. Raises `EngineError`."""
+        await self._remove(
+            (group_id, partition, topic_id)
+            for group_id in tuple(self._groups)
+            for partition, known_id in self._known(group_id).items()
+            if partition[0] == topic and known_id == topic_id
+        )
+
+    def expired(
+        self,
+        group_id: str,
+        now_ms: int,
+        empty_since_ms: int | None,
+        subscribed: Collection[str],
+        retention_ms: int,
+    ) -> list[TopicPartition]:
+        """Offsets whose time is over. `empty_since_ms`: None while the group has members.
+
+        As in Kafka: never those of a topic in `subscribed`; where the client gave an end, at that;
+        else `retention_ms` after the commit, and after the group's last member left.
+        """
+        base_ms = 0 if empty_since_ms is None else empty_since_ms
+        return [
+            partition
+            for partition, offset in self.get(group_id).items()
+            if partition[0] not in subscribed
+            and now_ms
+            >= (
+                max(offset.commit_time_ms, base_ms) + retention_ms
+                if offset.expire_time_ms is None
+                else offset.expire_time_ms
+            )
+        ]
+
+    async def rewrite_old(self) -> None:
+        """Store current offsets again whose row is a week old, before it expires.
+
+        The row keeps its version, so it never hides a commit. Looks once a day, however often it is
+        called. Raises `EngineError`.
+        """
+        now_ms = self._clock_ms()
+        if self._rewritten_ms is not None and now_ms - self._rewritten_ms < _DAY_MS:
+            return
+        await self._engine.execute(_REWRITE, {"before_ms": now_ms - _REWRITE_AFTER_MS})
+        self._rewritten_ms = now_ms
+
+    async def refresh(self) -> None:
+        """Read what other brokers have stored since the last time. Raises `EngineError`."""
+        self._forget_graves()
+        for row in await self._engine.rows(
+            _OTHERS, {"node_id": self._node_id, "since_ms": max(self._seen_ms - _OVERLAP_MS, 0)}
+        ):
+            *_, deleted, stored_ms = row
+            group_id, partition, version, offset = _parse(row)
+            self._seen_ms = max(self._seen_ms, int(str(stored_ms)))
+            self._apply(group_id, partition, version, None if deleted else offset)
+
+    def _next_version(self) -> int:
+        self._version = max(self._version + 1, self._clock_ms() * 1000)
+        return self._version
+
+    def _known(self, group_id: str) -> dict[TopicPartition, UUID]:
+        """Topic ids of all offsets of a group, and of those that are being stored."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return {}
+        known = {partition: offset.topic_id for partition, offset in group.offsets.items()}
+        for commits in group.pending.values():
+            known.update((partition, commit.topic_id) for partition, commit in commits.items())
+        return known
+
+    async def _remove(self, offsets: Iterable[tuple[str, TopicPartition, UUID]]) -> None:
+        version = self._next_version()
+        removed = [(group_id, partition, topic_id) for group_id, partition, topic_id in offsets]
+        if not removed:
+            return
+        rows = [self._tombstone(*each, version) for each in removed]
+        stored = self._rows.put(TableRows(OFFSETS, rows))
+        stored.add_done_callback(partial(self._removed, removed, version))
+        await asyncio.shield(stored)
+
+    def _tombstone(
+        self, group_id: str, partition: TopicPartition, topic_id: UUID, version: int
+    ) -> tuple[Any, ...]:
+        return (
+            group_id, partition[0], topic_id, partition[1], -1, -1, "",
+            _NOBODY.member_id, _NOBODY.client.client_id, _NOBODY.client.host, _NOBODY.generation,
+            self._clock_ms(), None, True, version, self._node_id,
+        )  # fmt: skip
+
+    def _committed(
+        self, group_id: str, version: int, now_ms: int, stored: asyncio.Future[None]
+    ) -> None:
+        group = self._groups[group_id]
+        commits = group.pending.pop(version)
+        if not stored.cancelled() and stored.exception() is None:
+            for partition, c in commits.items():
+                offset = CommittedOffset(
+                    c.topic_id, c.offset, c.leader_epoch, c.metadata, now_ms, c.expire_time_ms
+                )
+                self._apply(group_id, partition, version, offset)
+        self._drop_if_empty(group_id)
+
+    def _removed(
+        self,
+        removed: Iterable[tuple[str, TopicPartition, UUID]],
+        version: int,
+        stored: asyncio.Future[None],
+    ) -> None:
+        if not stored.cancelled() and stored.exception() is None:
+            for group_id, partition, _ in removed:
+                self._apply(group_id, partition, version, None)
+
+    def _apply(
+        self,
+        group_id: str,
+        partition: TopicPartition,
+        version: int,
+        offset: CommittedOffset | None,
+    ) -> None:
+        """Make a row visible unless a newer one is."""
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = _Group()
+        current = group.versions.get(partition) or self._graves.get((group_id, partition), 0)
+        if version < current:
+            self._drop_if_empty(group_id)
+        elif offset is None:
+            group.offsets.pop(partition, None)
+            group.versions.pop(partition, None)
+            self._graves[group_id, partition] = version
+            self._drop_if_empty(group_id)
+        else:
+            group.offsets[partition] = offset
+            group.versions[partition] = version
+
+    def _forget_graves(self) -> None:
+        """Versions of deletions are needed as long as an older row may be read once more."""
+        before = (self._clock_ms() - _GRAVE_MS) * 1000
+        if self._graves and min(self._graves.values()) < before:
+            self._graves = {key: v for key, v in self._graves.items() if v >= before}
+
+    def _drop_if_empty(self, group_id: str) -> None:
+        group = self._groups.get(group_id)
+        if group is not None and not group.offsets and not group.pending:
+            del self._groups[group_id]
+
+
+def _parse(row: Row) -> tuple[str, TopicPartition, int, CommittedOffset]:
+    group_id, topic, partition, version, topic_id, offset, epoch, metadata, committed, expire = row[
+        :10
+    ]
+    return (
+        str(group_id),
+        (str(topic), int(str(partition))),
+        int(str(version)),
+        CommittedOffset(
+            UUID(str(topic_id)),
+            int(str(offset)),
+            int(str(epoch)),
+            str(metadata),
+            int(str(committed)),
+            None if expire is None else int(str(expire)),
+        ),
+    )

@@ -1,0 +1,99 @@
+"""What consumers tell each other through their group's coordinator: subscriptions and assignments.
+
+The coordinator passes these bytes on without needing to understand them, and clients may send what
+they like. What is read here is for people and for questions like "is this topic subscribed": bytes
+that are not the consumer protocol are None, and cost no more than their length.
+
+Versions 0 to 3 differ in what follows the part that is read, and later ones are read like them. The
+coordinator of Kafka, too, reads a subscription of any version as version 0. Formats:
+ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json in Kafka's clients.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+class _Malformed(Exception):
+    """The bytes are no subscription, or no assignment."""
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """The topics of a member's subscription."""
+    return _read(metadata, _subscription)
+
+
+def assigned_partitions(assignment: bytes) -> dict[str, list[int]] | None:
+    """The partitions that a member was given, by topic."""
+    return _read(assignment, _assignment)
+
+
+def _read(data: bytes, parse: Callable[[_Reader], T]) -> T | None:
+    try:
+        reader = _Reader(data)
+        if reader.number(_INT16) < 0:
+            return None
+        return parse(reader)
+    except (_Malformed, struct.error, UnicodeDecodeError):
+        return None
+
+
+def _subscription(reader: _Reader) -> frozenset[str]:
+    topics = frozenset(reader.text() for _ in range(reader.count(smallest=2)))
+    reader.skip_nullable_bytes()
+    return topics
+
+
+def _assignment(reader: _Reader) -> dict[str, list[int]]:
+    assigned: dict[str, list[int]] = {}
+    for _ in range(reader.count(smallest=6)):
+        assigned.setdefault(reader.text(), []).extend(reader.numbers())
+    reader.skip_nullable_bytes()
+    return assigned
+
+
+class _Reader:
+    """Takes values from the front of `data`, each checked against what is left."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def number(self, layout: struct.Struct) -> int:
+        (value,) = layout.unpack_from(self._data, self._position)
+        self._position += layout.size
+        return int(value)
+
+    def count(self, smallest: int) -> int:
+        """How many elements follow, of at least `smallest` bytes each."""
+        count = self.number(_INT32)
+        if count < 0 or count * smallest > len(self._data) - self._position:
+            raise _Malformed
+        return count
+
+    def text(self) -> str:
+        return self._take(self.number(_INT16)).decode()
+
+    def numbers(self) -> tuple[int, ...]:
+        count = self.count(smallest=4)
+        return struct.unpack(f">{count}i", self._take(4 * count))
+
+    def skip_nullable_bytes(self) -> None:
+        size = self.number(_INT32)
+        if size != -1:
+            self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        end = self._position + size
+        if size < 0 or end > len(self._data):
+            raise _Malformed
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken

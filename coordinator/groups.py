@@ -58,7 +58,11 @@ _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 
 It cannot send heartbeats; if its client has gone, nobody would ever notice."""
 
-_GROUP_BYTES, _MEMBER_BYTES, _KNOCKING_BYTES = 4096, 1024, 256  # about, without what clients sent
+_NOBODY_JOINED_RETRY_MS = 1_000
+"""The least that a rebalance which nobody has joined is put off for, whatever members ask for."""
+
+# About, without what clients sent.
+_GROUP_BYTES, _MEMBER_BYTES, _PROTOCOL_BYTES, _KNOCKING_BYTES = 4096, 1024, 128, 256
 
 
 class GroupState(StrEnum):
@@ -138,8 +142,8 @@ class _Member:
 
     @property
     def size_bytes(self) -> int:
-        held = len(self.assignment) + sum(len(data) for _, data in self.protocols)
-        return _MEMBER_BYTES + held
+        protocols = sum(_PROTOCOL_BYTES + len(name) + len(data) for name, data in self.protocols)
+        return _MEMBER_BYTES + len(self.assignment) + protocols
 
 
 class Group:
@@ -164,6 +168,7 @@ class Group:
         self._new_id = new_id
         self._members: dict[str, _Member] = {}  # by time of joining
         self._static: dict[str, str] = {}  # group instance id -> member id
+        self._supporters: dict[str, int] = {}  # protocol name -> members that have it
         self._knocking: dict[str, int] = {}  # ids given and not joined with yet -> expiry
         self._must_sync: set[str] = set()
         self._join_deadline_ms: int | None = None
@@ -196,6 +201,7 @@ class Group:
                 stored.assignment,
                 record=stored,
             )
+            group._count_protocols(stored.protocols, 1)
             if stored.group_instance_id is not None:
                 group._static[stored.group_instance_id] = stored.member_id
         if group.state is GroupState.PREPARING_REBALANCE:
@@ -298,7 +304,7 @@ class Group:
             self._knocking.pop(member_id, None)
             if member_id in self._members:
                 self._remove(self._members[member_id])
-                self._after_removal(now_ms)
+            self._complete_if_all_joined(now_ms)
             raise GroupMaxSizeReached(f"the group takes {self._limits.max_size} members")
         self._check_protocols(request)
         if member_id in self._knocking and request.group_instance_id is None:
@@ -306,7 +312,7 @@ class Group:
             self._add(request, member_id, waiter, now_ms)
             return
         member = self._validated(member_id, request.group_instance_id)
-        member.expires_ms = max(member.expires_ms, now_ms + request.session_timeout_ms)
+        self._heard_from(member, now_ms)
         same = member.protocols == request.protocols
         if self.state is GroupState.COMPLETING_REBALANCE and same:
             # Its first answer may have been lost.
@@ -329,8 +335,7 @@ class Group:
         return member_id in self._members or len(self._members) < self._limits.max_size
 
     def _check_protocols(self, request: JoinRequest) -> None:
-        names = {name for name, _ in request.protocols}
-        if not request.protocol_type or not names:
+        if not request.protocol_type or not request.protocols:
             raise InconsistentGroupProtocol("a protocol type and a protocol are needed")
         if not self._members:
             return
@@ -339,16 +344,17 @@ class Group:
                 f"the group's protocol type is {self.protocol_type!r}, not "
                 f"{request.protocol_type!r}"
             )
-        if not names & self._common_protocols():
+        if not any(self._is_common(name) for name, _ in request.protocols):
             raise InconsistentGroupProtocol("no protocol is supported by all members")
 
-    def _common_protocols(self) -> set[str]:
-        supported = Counter(
-            name
-            for member in self._members.values()
-            for name in {name for name, _ in member.protocols}
-        )
-        return {name for name, count in supported.items() if count == len(self._members)}
+    def _is_common(self, protocol_name: str) -> bool:
+        return self._supporters.get(protocol_name, 0) == len(self._members)
+
+    def _count_protocols(self, protocols: Protocols, change: int) -> None:
+        for name in {name for name, _ in protocols}:
+            count = self._supporters.pop(name, 0) + change
+            if count:
+                self._supporters[name] = count
 
     def _add(self, request: JoinRequest, member_id: str, waiter: Waiter, now_ms: int) -> None:
         if not self._members:
@@ -366,6 +372,7 @@ class Group:
             is_new=True,
         )
         self._members[member_id] = member
+        self._count_protocols(member.protocols, 1)
         if member.group_instance_id is not None:
             self._static[member.group_instance_id] = member_id
         self.leader = self.leader or member_id
@@ -374,7 +381,9 @@ class Group:
         self._rebalance(now_ms)
 
     def _update(self, member: _Member, request: JoinRequest, waiter: Waiter, now_ms: int) -> None:
+        self._count_protocols(member.protocols, -1)
         member.protocols = request.protocols
+        self._count_protocols(member.protocols, 1)
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.client = request.client
@@ -395,6 +404,7 @@ class Group:
             old,
             member_id=member_id,
             expires_ms=now_ms + request.session_timeout_ms,
+            is_new=False,
             record=None,
         )
         self._members = {
@@ -433,7 +443,7 @@ class Group:
             if member.syncing is not None:
                 self._answer(member.syncing, RebalanceInProgress("another rebalance has begun"))
                 member.syncing = None
-                member.expires_ms = now_ms + member.session_timeout_ms
+                self._heard_from(member, now_ms)
         self._must_sync.clear()
         self._sync_deadline_ms = None
         self._initial = self.state is GroupState.EMPTY
@@ -469,7 +479,9 @@ class Group:
                 self._remove(member)
         if self._members and not self._elect_leader():
             # Only static members, and none of them is here: their sessions decide.
-            self._join_deadline_ms = now_ms + self._rebalance_timeout_ms
+            self._join_deadline_ms = now_ms + max(
+                self._rebalance_timeout_ms, _NOBODY_JOINED_RETRY_MS
+            )
             return
         self._join_deadline_ms = None
         self._initial = False
@@ -503,9 +515,8 @@ class Group:
 
     def _select_protocol(self) -> str:
         """Of those that all support, the one that most members like best; then the leader's."""
-        common = self._common_protocols()
         votes = Counter(
-            next(name for name, _ in member.protocols if name in common)
+            next(name for name, _ in member.protocols if self._is_common(name))
             for member in self._members.values()
         )
         leader = self._members.get(self.leader) or next(iter(self._members.values()))
@@ -525,15 +536,14 @@ class Group:
         if request.generation != self.generation:
             raise self._illegal_generation(request.generation)
         if request.protocol_type not in (None, self.protocol_type) or (
-            request.protocol_name not in (None, self.protocol_name)
+            # None is chosen while the first generation gathers.
+            self.protocol_name and request.protocol_name not in (None, self.protocol_name)
         ):
             raise InconsistentGroupProtocol(
                 f"the group has chosen {self.protocol_type}/{self.protocol_name}"
             )
         if self.state is GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress("another rebalance has begun")
-        if self.state is GroupState.EMPTY:
-            raise UnknownMemberId("the group has no members")
         if member.syncing is not None:
             self._answer(member.syncing, RebalanceInProgress("the member has synced again"))
         member.syncing = waiter
@@ -562,16 +572,19 @@ class Group:
         member = self._validated(member_id, group_instance_id)
         if generation != self.generation:
             raise self._illegal_generation(generation)
-        member.expires_ms = now_ms + member.session_timeout_ms
+        self._heard_from(member, now_ms)
         if self.state is GroupState.PREPARING_REBALANCE:
             raise RebalanceInProgress("a rebalance has begun: join again")
 
     def leave(self, members: Iterable[LeavingMember], now_ms: int) -> list[KafkaError | None]:
         """Remove each member, or say why not."""
         self._refuse_dead()
+        before = len(self._members)
         outcomes = [self._leave(member) for member in members]
-        if None in outcomes:
+        if len(self._members) < before:
             self._after_removal(now_ms)
+        else:
+            self._complete_if_all_joined(now_ms)
         return outcomes
 
     def _leave(self, leaving: LeavingMember) -> KafkaError | None:
@@ -607,8 +620,7 @@ class Group:
             raise self._illegal_generation(committer.generation)
         if self.state is GroupState.COMPLETING_REBALANCE:
             raise RebalanceInProgress("the generation has no assignment yet")
-        if not member.is_new:
-            member.expires_ms = now_ms + member.session_timeout_ms
+        self._heard_from(member, now_ms)
 
     def die(self, now_ms: int) -> None:
         """The group is deleted. Only while it is empty."""
@@ -671,9 +683,14 @@ class Group:
         else:
             self._complete_if_all_joined(now_ms)
 
+    def _heard_from(self, member: _Member, now_ms: int) -> None:
+        if not member.is_new:
+            member.expires_ms = now_ms + member.session_timeout_ms
+
     def _remove(self, member: _Member) -> None:
         self._answer_waiting(member, UnknownMemberId("the member has been removed"))
         del self._members[member.member_id]
+        self._count_protocols(member.protocols, -1)
         self._must_sync.discard(member.member_id)
         if member.group_instance_id is not None:
             del self._static[member.group_instance_id]
@@ -742,7 +759,7 @@ class Group:
             member.syncing, SyncAnswer(self.protocol_type, self.protocol_name, member.assignment)
         )
         member.syncing = None
-        member.expires_ms = now_ms + member.session_timeout_ms
+        self._heard_from(member, now_ms)
 
 
 def selected_metadata(record: GroupRecord, member: MemberRecord) -> bytes:

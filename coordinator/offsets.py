@@ -63,20 +63,10 @@ OFFSETS = Table(
     ),
 )
 
-# The expressions of the projection `latest`, letter for letter, or it is not used. The weeks that
-# count are those that cannot have begun to expire.
-_LATEST = (
-    "SELECT group_id, topic, partition, argMax(tuple(topic_id, offset, leader_epoch, metadata,"
-    " member_id, client_id, client_host, generation, commit_time, expire_time, deleted,"
-    " coordinator), version) AS latest, max(version) AS latest_version,"
-    " max(stored_at) AS latest_stored FROM consumer_offsets"
-    " GROUP BY group_id, topic, partition"
-)
 _CURRENT = (
-    "SELECT group_id, topic, partition, latest_version, latest.1, latest.2, latest.3, latest.4,"
-    " toUnixTimestamp64Milli(latest.9), toUnixTimestamp64Milli(latest.10)"
-    f" FROM ({_LATEST})"
-    " WHERE NOT latest.11 AND toMonday(latest_stored) >= toMonday(now('UTC') - INTERVAL 8 WEEK)"
+    "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
+    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time)"
+    " FROM latest_offsets WHERE NOT deleted"
 )
 _OTHERS = (
     "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
@@ -87,14 +77,9 @@ _OTHERS = (
     " ORDER BY version DESC LIMIT 1 BY group_id, topic, partition"
 )
 _REWRITE = (
-    "INSERT INTO consumer_offsets (group_id, topic, topic_id, partition, offset, leader_epoch,"
-    " metadata, member_id, client_id, client_host, generation, commit_time, expire_time, deleted,"
-    " version, coordinator)"
-    " SELECT group_id, topic, latest.1, partition, latest.2, latest.3, latest.4, latest.5,"
-    " latest.6, latest.7, latest.8, latest.9, latest.10, latest.11, latest_version, latest.12"
-    f" FROM ({_LATEST})"
-    " WHERE NOT latest.11 AND latest_stored < fromUnixTimestamp64Milli({before_ms:Int64})"
-    " AND toMonday(latest_stored) >= toMonday(now('UTC') - INTERVAL 8 WEEK)"
+    f"INSERT INTO consumer_offsets ({OFFSETS.column_list}) SELECT {OFFSETS.column_list}"
+    " FROM latest_offsets"
+    " WHERE NOT deleted AND stored_at < fromUnixTimestamp64Milli({before_ms:Int64})"
 )
 _DAY_MS = 86_400_000
 _REWRITE_AFTER_MS = 7 * _DAY_MS

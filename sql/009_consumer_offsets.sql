@@ -1,7 +1,7 @@
 -- Committed offsets, all of them: a row per commit and partition, and one with `deleted` where an offset was
 -- taken back. What is current is the row with the highest version of each (group_id, topic, partition), and
 -- the projection `latest` keeps exactly that, so that nobody reads the history to know it. It is used by
--- queries that ask for the same expressions, as the view current_offsets does.
+-- queries that ask for the same expressions, as the view latest_offsets does.
 --
 -- A block has one stored_at and one coordinator, so it is one part. Rows of a week expire together, about
 -- nine weeks later, and whoever asks what is current leaves out weeks that end more than eight weeks ago:

@@ -29,9 +29,14 @@ from broker.logging import log_to_stderr
 from broker.producer_ids import ProducerIds
 from broker.sql_http import make_app
 from broker.topics import TopicCatalog
+from coordinator.coordinator import GroupCoordinator, SteadyClock
+from coordinator.groups import GroupLimits
+from coordinator.membership import SharedCache
+from coordinator.offsets import CommittedOffsets
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Registry, TableRegistry
+from storage.row_lane import RowLane
 from storage.schema import SchemaError, migrate
 
 log = logging.getLogger(__name__)
@@ -71,7 +76,11 @@ class Broker:
             ),
             uuid4(),
         )
-        self.topics = TopicCatalog(engine, settings, self.appender.settled)
+        self.rows = RowLane(engine, settings.lanes, uuid4())
+        self.groups = _coordinator(settings, engine, self.rows)
+        self.topics = TopicCatalog(
+            engine, settings, self.appender.settled, self.groups.forget_topic
+        )
         self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
@@ -97,6 +106,7 @@ class Broker:
     async def drain(self) -> None:
         """Answer what is on its way on every connection, and close them."""
         self.stopping = True
+        self.groups.stop_waiting()
         for long_poll in self.long_polls:
             long_poll.set()
         await asyncio.gather(*(connection.drain() for connection in tuple(self._connections)))
@@ -113,7 +123,7 @@ async def serve(settings: Settings, progress: Callable[[str], None]) -> None:
         engine = await asyncio.to_thread(
             EmbeddedEngine,
             Path(settings.data_dir),
-            settings.lanes,
+            settings.lanes + 1,  # one for small rows: groups, offsets
             settings.fsync,
             settings.sql_max_memory_bytes,
         )
@@ -124,6 +134,8 @@ async def serve(settings: Settings, progress: Callable[[str], None]) -> None:
         try:
             await _listen_until(stop, broker, progress)
         finally:
+            await broker.groups.close()
+            await broker.rows.close()
             await broker.appender.close()
             await broker.cold_reader.close()
             await broker.topics.close()
@@ -145,7 +157,28 @@ async def _open_broker(
     broker.topics.first_fresh_producer_id = await broker.producer_ids.load()
     await broker.topics.load()
     broker.appender.start()
+    progress("reading consumer groups")
+    broker.rows.start()
+    await broker.groups.load({topic.name: topic.topic_id for topic in broker.topics.all()})
     return broker
+
+
+def _coordinator(settings: Settings, engine: EmbeddedEngine, rows: RowLane) -> GroupCoordinator:
+    clock = SteadyClock()
+    offsets = CommittedOffsets(engine, rows, settings.node_id, clock)
+    return GroupCoordinator(
+        SharedCache(engine, rows, settings.node_id, offsets, clock),
+        offsets,
+        GroupLimits(
+            settings.group_min_session_timeout_ms,
+            settings.group_max_session_timeout_ms,
+            settings.group_initial_rebalance_delay_ms,
+            settings.group_max_size,
+        ),
+        settings.groups_max_bytes,
+        settings.offsets_retention_minutes * 60_000,
+        clock,
+    )
 
 
 async def _listen_until(
@@ -164,10 +197,12 @@ async def _listen_until(
         kafka_at = parse_address(settings.kafka)._replace(port=_port(kafka))
         print(f"ready kafka={kafka_at} http={http}", flush=True)
         waiting = loop.create_task(stop.wait())
-        # The sweeper ends only by a defect, and a defect is loud.
-        await asyncio.wait([waiting, sweeper], return_when=asyncio.FIRST_COMPLETED)
-        if sweeper.done():
-            sweeper.result()
+        # What runs in the background ends only by a defect, and a defect is loud.
+        background = [sweeper, *broker.groups.background]
+        await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in background:
+            if task.done():
+                task.result()
         sweeper.cancel()
         progress("stopping")
     finally:

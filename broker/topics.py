@@ -66,6 +66,10 @@ async def _nothing_is_stored() -> None:
     """For a catalog without an appender."""
 
 
+async def _nobody_has_offsets(_topic: str, _topic_id: UUID) -> None:
+    """For a catalog without consumer groups."""
+
+
 class TopicCatalog:
     """Names and ids to topics, and topics to partition logs."""
 
@@ -74,11 +78,16 @@ class TopicCatalog:
         engine: Engine,
         settings: Settings,
         settled: Callable[[], Awaitable[None]] = _nothing_is_stored,
+        forget_offsets: Callable[[str, UUID], Awaitable[None]] = _nobody_has_offsets,
     ) -> None:
-        """`settled` ends when all that was being stored when it was called is stored."""
+        """`settled` ends when all that was being stored when it was called is stored.
+
+        `forget_offsets` is told of each topic that is deleted, by name and id.
+        """
         self._engine = engine
         self._settings = settings
         self._settled = settled
+        self._forget_offsets = forget_offsets
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._logs: dict[UUID, list[PartitionLog]] = {}
@@ -166,6 +175,7 @@ class TopicCatalog:
                 partition.closed = UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
                 partition.wake()
             self._clean_up(gone)
+            await self._forget_offsets(topic.name, topic.topic_id)
 
     @_whole
     async def add_partitions(self, topic: Topic, total: int) -> Topic:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -105,8 +105,10 @@ class GroupCoordinator:
         self._stopping = asyncio.Event()
         self._expiry: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Take over the groups that the cache has loaded."""
+    async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
+        """Take over every group that is stored, and begin. Raises `EngineError`."""
+        await self.cache.load()
+        await self.offsets.load(live_topic_ids)
         for record in self.cache.groups():
             self._host(Group.restored(record, self._limits, self._now()))
         for group_id in self.offsets.groups():
@@ -114,12 +116,13 @@ class GroupCoordinator:
                 self._host(Group(group_id, self._limits, self._now())).group.created()
         for hosted in tuple(self._groups.values()):
             self._after(hosted)
+        self.cache.start()
         self._expiry = asyncio.create_task(self._expire_offsets(), name="offset-expiry")
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
         """Tasks that end only by a defect."""
-        return () if self._expiry is None else (self._expiry,)
+        return [*self.cache.background, *([] if self._expiry is None else [self._expiry])]
 
     def stop_waiting(self) -> None:
         """Answer every parked request: this broker stops. No member is removed any more."""
@@ -138,6 +141,7 @@ class GroupCoordinator:
             await asyncio.gather(self._expiry, return_exceptions=True)
         savers = [hosted.saver for hosted in self._groups.values() if hosted.saver is not None]
         await asyncio.gather(*savers)
+        await self.cache.close()
 
     # What members ask
 
@@ -151,7 +155,8 @@ class GroupCoordinator:
                 raise UnknownMemberId(f"there is no member {request.member_id!r}")
             hosted = self._host(Group(group_id, self._limits, self._now()))
         self._refuse_deleted(hosted)
-        self._refuse_when_full(hosted, request)
+        subscription_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        self._refuse_when_full(subscription_bytes - hosted.group.member_bytes(request.member_id))
         waiter: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
         try:
             hosted.group.join(request, waiter, self._now())
@@ -210,7 +215,7 @@ class GroupCoordinator:
         if hosted is None and committer.generation >= 0:
             raise group_must_exist_error(f"there is no group {group_id!r}")
         if hosted is None:
-            self._refuse_when_full(None, None)
+            self._refuse_when_full(0)
             hosted = self._host(Group(group_id, self._limits, now_ms))
             hosted.group.created()
             self._after(hosted)
@@ -307,12 +312,8 @@ class GroupCoordinator:
         if hosted.deleting:
             raise CoordinatorNotAvailable("the group is being deleted")
 
-    def _refuse_when_full(self, hosted: _Hosted | None, request: JoinRequest | None) -> None:
-        added = 0
-        if hosted is not None and request is not None:
-            added = sum(len(metadata) for _, metadata in request.protocols)
-            added -= hosted.group.member_bytes(request.member_id)
-        if self._size_bytes + added > self._max_bytes:
+    def _refuse_when_full(self, added_bytes: int) -> None:
+        if self._size_bytes + added_bytes > self._max_bytes:
             raise GroupMaxSizeReached("no room for more members: see groups_max_bytes")
 
     def _subscribed(self, group: Group) -> frozenset[str] | None:

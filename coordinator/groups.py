@@ -180,7 +180,11 @@ class Group:
 
     @classmethod
     def restored(cls, record: GroupRecord, limits: GroupLimits, now_ms: int) -> Group:
-        """The group as it was stored: every member has its whole session time-out to come back."""
+        """The group as it was stored: every member has its whole session time-out to come back.
+
+        A record that was put together after a crash between two tables may name no leader, or no
+        protocol type, although it has members.
+        """
         group = cls(record.group_id, limits, now_ms)
         group.state = GroupState(record.state)
         group.state_time_ms = record.state_time_ms
@@ -204,6 +208,8 @@ class Group:
             group._count_protocols(stored.protocols, 1)
             if stored.group_instance_id is not None:
                 group._static[stored.group_instance_id] = stored.member_id
+        if group.leader not in group._members:
+            group.leader = next(iter(group._members), "")
         if group.state is GroupState.PREPARING_REBALANCE:
             group._join_deadline_ms = now_ms + group._rebalance_timeout_ms
         elif group.state is GroupState.COMPLETING_REBALANCE:
@@ -339,7 +345,7 @@ class Group:
             raise InconsistentGroupProtocol("a protocol type and a protocol are needed")
         if not self._members:
             return
-        if request.protocol_type != self.protocol_type:
+        if self.protocol_type and request.protocol_type != self.protocol_type:
             raise InconsistentGroupProtocol(
                 f"the group's protocol type is {self.protocol_type!r}, not "
                 f"{request.protocol_type!r}"
@@ -357,7 +363,7 @@ class Group:
                 self._supporters[name] = count
 
     def _add(self, request: JoinRequest, member_id: str, waiter: Waiter, now_ms: int) -> None:
-        if not self._members:
+        if not self._members or not self.protocol_type:
             self.protocol_type = request.protocol_type
         member = _Member(
             member_id,
@@ -384,6 +390,7 @@ class Group:
         self._count_protocols(member.protocols, -1)
         member.protocols = request.protocols
         self._count_protocols(member.protocols, 1)
+        self.protocol_type = self.protocol_type or request.protocol_type
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
         member.client = request.client
@@ -535,9 +542,8 @@ class Group:
         member = self._validated(request.member_id, request.group_instance_id)
         if request.generation != self.generation:
             raise self._illegal_generation(request.generation)
-        if request.protocol_type not in (None, self.protocol_type) or (
-            # None is chosen while the first generation gathers.
-            self.protocol_name and request.protocol_name not in (None, self.protocol_name)
+        if _differs(request.protocol_type, self.protocol_type) or _differs(
+            request.protocol_name, self.protocol_name
         ):
             raise InconsistentGroupProtocol(
                 f"the group has chosen {self.protocol_type}/{self.protocol_name}"
@@ -760,6 +766,11 @@ class Group:
         )
         member.syncing = None
         self._heard_from(member, now_ms)
+
+
+def _differs(named: str | None, chosen: str) -> bool:
+    """Nothing is chosen yet while a first generation gathers; old clients name nothing."""
+    return named is not None and bool(chosen) and named != chosen
 
 
 def selected_metadata(record: GroupRecord, member: MemberRecord) -> bytes:

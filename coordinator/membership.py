@@ -113,6 +113,12 @@ _OTHERS_HEARTBEATS = (
     "WHERE coordinator != {node_id:Int32}"
     " AND heartbeat_time >= fromUnixTimestamp64Milli({since_ms:Int64})"
 )
+# One small query where there are no other brokers, which costs less than half of the three others.
+_ANY_OTHERS = (
+    "SELECT 1 FROM consumer_group_versions WHERE coordinator != {node_id:Int32}"
+    " UNION ALL SELECT 1 FROM group_heartbeats WHERE coordinator != {node_id:Int32}"
+    " UNION ALL SELECT 1 FROM consumer_offsets WHERE coordinator != {node_id:Int32} LIMIT 1"
+)
 _ACTIVE_MS = 120_000
 _OVERLAP_MS = 10_000
 """How much later than others a row may become visible that says it was written at the same time."""
@@ -430,6 +436,8 @@ class SharedCache:
 
     async def refresh(self) -> None:
         """Read what other brokers wrote since the last time. Raises `EngineError`."""
+        if not await self._engine.rows(_ANY_OTHERS, {"node_id": self._node_id}):
+            return
         since_ms = max(self._seen_ms - _OVERLAP_MS, 0)
         params = {"node_id": self._node_id, "since_ms": since_ms}
         groups = [

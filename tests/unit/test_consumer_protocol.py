@@ -1,0 +1,129 @@
+"""Subscriptions and assignments: read as Kafka's clients write them, and nothing else is read."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+
+from protocol.consumer_protocol import assigned_partitions, subscribed_topics
+
+VERSIONS = range(4)
+Assigned = list[tuple[str, list[int]]]
+
+
+def subscription(version: int, topics: list[str], user_data: bytes | None = None) -> bytes:
+    data: bytes = ConsumerProtocolSubscription(
+        version=version,
+        topics=topics,
+        user_data=user_data,
+        owned_partitions=[("owned", [1])],
+        generation_id=7,
+        rack_id="rack",
+    ).encode(version=version)
+    return data
+
+
+def assignment(version: int, assigned: Assigned, user_data: bytes | None = None) -> bytes:
+    data: bytes = ConsumerProtocolAssignment(
+        version=version, assigned_partitions=assigned, user_data=user_data
+    ).encode(version=version)
+    return data
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("user_data", [None, b"", b"\xff\x00"])
+@pytest.mark.parametrize("topics", [[], ["a"], ["b", "a", "é"], ["a", "a"]])
+def test_topics_of_a_subscription(version: int, user_data: bytes | None, topics: list[str]) -> None:
+    assert subscribed_topics(subscription(version, topics, user_data)) == frozenset(topics)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("user_data", [None, b"", b"\xff\x00"])
+@pytest.mark.parametrize(
+    "assigned", [[], [("a", [])], [("a", [0, 1, 2**31 - 1]), ("é", [-1])], [("a", [2]), ("b", [2])]]
+)
+def test_partitions_of_an_assignment(
+    version: int, user_data: bytes | None, assigned: Assigned
+) -> None:
+    assert assigned_partitions(assignment(version, assigned, user_data)) == dict(assigned)
+
+
+def test_a_topic_that_comes_twice_is_one() -> None:
+    assert assigned_partitions(assignment(1, [("a", [0]), ("b", [5]), ("a", [2])])) == {
+        "a": [0, 2],
+        "b": [5],
+    }
+
+
+@pytest.mark.parametrize("version", [4, 5, 2**15 - 1])
+def test_a_version_of_the_future_is_read_as_far_as_it_is_known(version: int) -> None:
+    future = struct.pack(">h", version)
+    assert subscribed_topics(future + subscription(3, ["a"])[2:] + b"more") == frozenset({"a"})
+    assert assigned_partitions(future + assignment(3, [("a", [1])])[2:] + b"more") == {"a": [1]}
+
+
+def test_versions_that_never_were_are_not_read() -> None:
+    past = struct.pack(">h", -1)
+    assert subscribed_topics(past + subscription(3, ["a"])[2:]) is None
+    assert assigned_partitions(past + assignment(3, [("a", [1])])[2:]) is None
+
+
+def test_bytes_that_end_early_are_not_read() -> None:
+    whole = subscription(0, ["topic", "other"], b"data")
+    assert subscribed_topics(whole) is not None
+    assert [subscribed_topics(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
+    whole = assignment(0, [("topic", [1, 2]), ("other", [3])], b"data")
+    assert assigned_partitions(whole) is not None
+    assert [assigned_partitions(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        struct.pack(">i", -1),  # the topics are null
+        struct.pack(">i", 2**31 - 1) + b"\0" * 64,  # more of them than there are bytes
+        struct.pack(">ih", 1, -1) + b"\0" * 8,  # the name is null
+        struct.pack(">ih2si", 1, 2, b"\xff\xfe", -1),  # the name is no UTF-8
+        struct.pack(">ii", 0, -2),  # user data of a negative size
+        struct.pack(">ii", 0, 5) + b"four",
+    ],
+)
+def test_nonsense_is_not_read(body: bytes) -> None:
+    for version in (b"\0\0", b"\0\3", b"\x7f\xff"):
+        assert subscribed_topics(version + body) is None
+        assert assigned_partitions(version + body) is None
+
+
+@pytest.mark.parametrize("count", [-1, 2, 2**31 - 1])
+def test_partitions_that_are_not_there_are_not_read(count: int) -> None:
+    body = struct.pack(">ih1si", 1, 1, b"a", count) + struct.pack(">i", 7) + b"\xff\xff\xff"
+    assert assigned_partitions(b"\0\0" + body) is None
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_answered(data: bytes) -> None:
+    """With None or with something that is no larger than they are."""
+    for prefix in (b"", b"\0\1", b"\0\1\0\0\0\1"):
+        topics = subscribed_topics(prefix + data)
+        assert topics is None or sum(2 + len(t.encode()) for t in topics) <= len(prefix + data)
+        assigned = assigned_partitions(prefix + data)
+        assert assigned is None or sum(6 + 4 * len(p) for p in assigned.values()) <= len(
+            prefix + data
+        )
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.lists(st.integers(-(2**31), 2**31 - 1)))))
+def test_what_the_client_library_writes_is_read(assigned: Assigned) -> None:
+    expected: dict[str, list[int]] = {}
+    for topic, partitions in assigned:
+        expected.setdefault(topic, []).extend(partitions)
+    assert assigned_partitions(assignment(2, assigned)) == expected
+    topics = [topic for topic, _ in assigned]
+    assert subscribed_topics(subscription(1, topics)) == frozenset(topics)

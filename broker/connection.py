@@ -73,7 +73,8 @@ class InFlight:
         One that holds little is always read, so small requests get through when large ones wait.
         """
         if self._size < self._max_bytes or held <= _SMALL_SHARE_BYTES:
-            self.forget(connection)
+            if self._held_back or self._turn is connection:
+                self.forget(connection)
             return False
         if self._turn is None:
             self._give_turn(connection)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from protocol.errors import MemberIdRequired
@@ -97,9 +98,12 @@ class LeavingMember:
     group_instance_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
-    """One partition in OffsetCommit. `expire_time_ms`: as versions before 5 ask, else None."""
+class OffsetCommit(NamedTuple):
+    """One partition in OffsetCommit. `expire_time_ms`: as versions before 5 ask, else None.
+
+    A tuple, as `CommittedOffset`: every commit makes one for each partition, and a frozen dataclass
+    takes more than twice as long to make (measured).
+    """
 
     topic: str
     topic_id: UUID
@@ -120,8 +124,7 @@ class Committer:
     client: Client
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
+class CommittedOffset(NamedTuple):
     """What is committed for one partition of a group, as stored."""
 
     topic_id: UUID

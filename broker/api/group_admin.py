@@ -30,8 +30,8 @@ from kafka.protocol.admin import (
 )
 
 from broker.api.operations import NOT_ASKED
-from coordinator.groups import GroupState
-from coordinator.messages import GroupRecord, MemberRecord
+from coordinator.groups import GroupState, selected_metadata
+from coordinator.messages import GroupRecord
 from protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
 
 if TYPE_CHECKING:
@@ -108,17 +108,13 @@ def _described(group: GroupRecord, operations: set[int]) -> _Described:
                 group_instance_id=member.group_instance_id,
                 client_id=member.client.client_id,
                 client_host=member.client.host,
-                member_metadata=_metadata(member, group.protocol_name) if stable else b"",
+                member_metadata=selected_metadata(group, member) if stable else b"",
                 member_assignment=member.assignment,
             )
             for member in group.members
         ],
         authorized_operations=operations,
     )
-
-
-def _metadata(member: MemberRecord, protocol_name: str) -> bytes:
-    return next((metadata for name, metadata in member.protocols if name == protocol_name), b"")
 
 
 def _size(group: GroupRecord) -> int:
@@ -128,7 +124,7 @@ def _size(group: GroupRecord) -> int:
         + len(member.member_id)
         + len(member.client.client_id)
         + len(member.assignment)
-        + len(_metadata(member, group.protocol_name))
+        + len(selected_metadata(group, member))
         for member in group.members
     )
 

@@ -192,6 +192,7 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
             topics=fetched.answer(topic_class, topic_class.OffsetFetchResponsePartition),
             error_code=0,
         )
+    by_id = ctx.header.api_version >= _BY_ID
     room = ctx.broker.in_flight.response_room
     wholly: set[str] = set()
     groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = []
@@ -202,23 +203,30 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
             wholly.add(asked.group_id)
         fetched = _fetched(ctx, asked.group_id, asked.topics)
         room -= fetched.size
-        groups.append(_group_answer(asked.group_id, fetched, fits=room >= 0 or not groups))
+        if room >= 0 or not groups:
+            groups.append(_group_answer(asked.group_id, fetched, by_id=by_id))
+        else:
+            groups.append(_too_much(asked.group_id))
         await asyncio.sleep(0)  # others go on while many groups are asked for
     return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
 
 
 def _group_answer(
-    group_id: str, fetched: _Fetched, *, fits: bool
+    group_id: str, fetched: _Fetched, *, by_id: bool
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-    """Past the size that an answer may have, an error that has the client ask again."""
     group = OffsetFetchResponse.OffsetFetchResponseGroup
     topic_class = group.OffsetFetchResponseTopics
-    if not fits:
-        return group(group_id=group_id, topics=[], error_code=CoordinatorLoadInProgress.code)
     return group(
         group_id=group_id,
-        topics=fetched.answer(topic_class, topic_class.OffsetFetchResponsePartitions),
+        topics=fetched.answer(topic_class, topic_class.OffsetFetchResponsePartitions, by_id=by_id),
         error_code=0,
+    )
+
+
+def _too_much(group_id: str) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    """Past the size that an answer may have: the client asks for this group again."""
+    return OffsetFetchResponse.OffsetFetchResponseGroup(
+        group_id=group_id, topics=[], error_code=CoordinatorLoadInProgress.code
     )
 
 
@@ -246,12 +254,11 @@ class _Fetched:
             for committed in partitions.values()
         )
 
-    def answer(self, topic_class: Any, partition_class: Any) -> list[Any]:
+    def answer(self, topic_class: Any, partition_class: Any, *, by_id: bool = False) -> list[Any]:
         """As objects of the classes that a version of the response has."""
         return [
             topic_class(
-                name=topic.name,
-                topic_id=topic.topic_id,
+                **({"topic_id": topic.topic_id} if by_id else {"name": topic.name}),
                 partitions=[
                     partition_class(
                         partition_index=index,
@@ -278,13 +285,12 @@ def _fetched(ctx: RequestContext, group_id: str, asked: Sequence[Any] | None) ->
                 found[_Named(name, topic.topic_id)][index] = committed
         return _Fetched(found)
     for item in asked:
-        topic = (
-            ctx.broker.topics.by_id(item.topic_id) if by_id else ctx.broker.topics.get(item.name)
-        )
-        if by_id and topic is None:
-            named = _Named("", item.topic_id, UnknownTopicId.code)
+        if by_id:
+            topic = ctx.broker.topics.by_id(item.topic_id)
+            named = _Named("", item.topic_id, UnknownTopicId.code if topic is None else 0)
         else:
-            named = _Named(item.name, item.topic_id or _NO_ID)
+            topic = ctx.broker.topics.get(item.name)
+            named = _Named(item.name, _NO_ID)
         for index in item.partition_indexes:
             found[named][index] = _committed(offsets, topic, index)
     return _Fetched(found)

@@ -40,6 +40,7 @@ from kafka.protocol.consumer import (
 from coordinator.messages import Client, JoinRequest, LeavingMember, MemberIdGiven, SyncRequest
 from protocol.errors import (
     InconsistentGroupProtocol,
+    InvalidRequest,
     KafkaError,
     UnknownMemberId,
 )
@@ -48,15 +49,23 @@ if TYPE_CHECKING:
     from broker.api.context import RequestContext
 
 
+_NAME_MAX_BYTES = 16_384
+"""Of a client id or a group instance id. A member id is one of them and 37 characters more, and has
+to fit the 32,767 bytes that a text of the protocol may have."""
+
+
 def client_of(ctx: RequestContext) -> Client:
     """Who asks, with the host as Kafka's tools show it."""
     host, _, _ = ctx.peer.rpartition(":")
-    return Client(ctx.header.client_id or "", f"/{host}")
+    name = (ctx.header.client_id or "").encode()[:_NAME_MAX_BYTES].decode(errors="ignore")
+    return Client(name, f"/{host}")
 
 
 async def join_group(ctx: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     version = ctx.header.api_version
     try:
+        if len((request.group_instance_id or "").encode()) > _NAME_MAX_BYTES:
+            raise InvalidRequest("the group instance id is too long")
         answer = await ctx.broker.groups.join(
             request.group_id, _join_request(ctx, request, version)
         )

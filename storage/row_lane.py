@@ -75,7 +75,7 @@ class RowLane:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that end before `close` only by a defect or after damage to the disk."""
+        """Tasks that end before `close` only by a defect."""
         return () if self._task is None else (self._task,)
 
     async def store(self, *writes: TableRows) -> None:
@@ -117,7 +117,7 @@ class RowLane:
             if self._damaged:
                 self._refuse_all()
             if not self._queue:
-                if self._refusal is not None:
+                if self._closing.is_set():
                     return
                 self._wake.clear()
                 continue

@@ -48,7 +48,7 @@ from protocol.errors import (
     UnknownMemberId,
 )
 
-EXAMPLES = int(os.environ.get("GROUP_HISTORIES", "3000"))
+EXAMPLES = int(os.environ.get("GROUP_HISTORIES", "2000"))
 
 PARTITIONS = range(7)
 MAX_SIZE = 5
@@ -101,6 +101,8 @@ class Step(Enum):
     DELIVER = "the oldest answer to one process arrives"
     LOSE = "the oldest answer to one process is lost"
     RETRY = "one process gives its request up and sends it again"
+    LATE = "a copy of an earlier request of one process arrives"
+    HANG = "one process does nothing but send heartbeats, or comes to itself again"
     START = "a process starts; if one runs there, it dies without a word"
     START_ALIEN = "a process with another protocol starts"
     DIE = "one process dies without a word"
@@ -168,8 +170,10 @@ class Process:
     phase: str = "join"
     revision: int = 0
     call: Call | None = None
+    sent: deque[JoinRequest | SyncRequest] = field(default_factory=lambda: deque(maxlen=4))
     inbox: deque[tuple[Call, JoinAnswer | SyncAnswer | KafkaError]] = field(default_factory=deque)
     running: bool = True
+    hangs: bool = False
 
     def forget(self, *, member_id: bool) -> None:
         if member_id:
@@ -514,6 +518,11 @@ class World:
             case Step.RETRY:
                 process.call = None
                 self.act(process)
+            case Step.LATE:
+                if process.sent:
+                    self.send_late(process, process.sent[0])
+            case Step.HANG:
+                process.hangs = not process.hangs
             case Step.DIE:
                 self.stop(process)
             case Step.LEAVE:
@@ -578,22 +587,47 @@ class World:
 
     def act(self, process: Process) -> None:
         """Whatever its phase asks for; nothing while an answer may still come."""
+        if process.hangs:
+            self.heartbeat(process)
+            return
         if process.call is not None and not process.call.lost:
             return
+        if process.phase == "steady":
+            self.heartbeat(process)
+            return
+        joins = process.phase == "join"
+        request = self.join_request(process) if joins else self.sync_request(process)
+        process.sent.append(request)
+        process.call = Call(process, process.phase, process.generation, process.member_id)
         try:
-            if process.phase == "join":
-                process.call = Call(process, "join", -1, process.member_id)
-                self.broker.join(self.join_request(process), process.call)
-            elif process.phase == "sync":
-                process.call = Call(process, "sync", process.generation, process.member_id)
-                self.broker.sync(self.sync_request(process), process.call)
-            else:
-                self.broker.hosted().heartbeat(
-                    process.member_id,
-                    process.profile.instance,
-                    process.generation,
-                    self.now_ms,
-                )
+            self.send(request, process.call)
+        except KafkaError as error:
+            process.call = None
+            self.refused(process, error)
+
+    def send(self, request: JoinRequest | SyncRequest, call: Call) -> None:
+        if isinstance(request, JoinRequest):
+            self.broker.join(request, call)
+        else:
+            self.broker.sync(request, call)
+
+    def send_late(self, process: Process, request: JoinRequest | SyncRequest) -> None:
+        """Nobody waits for the answer."""
+        kind, generation = "join", -1
+        if isinstance(request, SyncRequest):
+            kind, generation = "sync", request.generation
+        try:
+            self.send(request, Call(process, kind, generation, request.member_id, lost=True))
+        except KafkaError as error:
+            self.log.append(f"  nobody is told {type(error).__name__}")
+
+    def heartbeat(self, process: Process) -> None:
+        if process.generation < 0:
+            return
+        instance = process.profile.instance
+        try:
+            group = self.broker.hosted()
+            group.heartbeat(process.member_id, instance, process.generation, self.now_ms)
         except KafkaError as error:
             process.call = None
             self.refused(process, error)
@@ -707,7 +741,7 @@ class World:
     # The end of a history
 
     def settle(self) -> None:
-        """Nothing goes wrong any more: everybody who runs gets into one generation."""
+        """Nothing goes wrong any more: everybody gets into one generation who does not hang."""
         for _ in range(300):
             self.round()
             self.advance(1_000)
@@ -720,11 +754,14 @@ class World:
         group, running = self.broker.group, self.running
         if group is None or not running:
             return group is None or group.state is GroupState.EMPTY
+        members = [p for p in running if p.generation == group.generation and p.phase == "steady"]
+        if not members:
+            return group.state is GroupState.EMPTY and all(p.hangs for p in running)
         return (
             group.state is GroupState.STABLE
-            and group.member_count == len(running)
-            and all(p.phase == "steady" and p.generation == group.generation for p in running)
-            and sorted(n for p in running for n in p.owned or ()) == list(PARTITIONS)
+            and group.member_count == len(members)
+            and all(p in members or p.hangs for p in running)
+            and sorted(n for p in members for n in p.owned or ()) == list(PARTITIONS)
         )
 
     def fall_silent(self) -> None:

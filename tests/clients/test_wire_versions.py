@@ -15,7 +15,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from kafka.protocol.admin import DeleteTopicsRequest
+from kafka.protocol.admin import (
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
@@ -28,7 +33,18 @@ from protocol.versions import APIS, ApiKey
 from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
 from tests.faults import samples
-from tests.faults.samples import NOWHERE, TIME_MS, Target
+from tests.faults.member import Member
+from tests.faults.samples import (
+    ASSIGNMENT,
+    NO_GROUP,
+    NOBODY,
+    NOWHERE,
+    OFFSETS_GROUP,
+    STATIC_MEMBER,
+    SUBSCRIPTION,
+    TIME_MS,
+    Target,
+)
 from tests.faults.wire import Wire
 from tests.unit.record_batches import Batch, Record, batch_of, encode_records, stored
 
@@ -38,6 +54,9 @@ PRODUCE, FETCH, LIST, EPOCHS = 13, 17, 11, 4  # the versions where nothing depen
 NAMED_PRODUCE, NAMED_FETCH = 12, 12  # the last with topic names
 BY_NAME_OR_ID = pytest.mark.parametrize("version", [12, 13], ids=["by name", "by id"])
 ALL_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
+GROUP_OPERATIONS = {3, 6, 8, 10, 11}
+NOT_ASKED = None  # as the client's decoder hands out the field's default
+UNKNOWN_MEMBER = errors.UnknownMemberId.code
 
 
 @pytest.fixture
@@ -53,10 +72,13 @@ def target(wire: Wire, topic: str) -> Target:
 
 @pytest.fixture(scope="module")
 def known(broker: BrokerProcess) -> Target:
-    """A topic that holds `samples.small_batch` once."""
+    """A topic that holds `samples.small_batch` once, and of which a group has read one record."""
     with Wire(broker) as wire:
         target = samples.create_topic(wire, "wire-versions")
         assert write(wire, target, samples.small_batch()) == 0
+        commit = samples.commit(OFFSETS_GROUP, (target, {0: 1}), metadata="a note")
+        (topic,) = wire.ask(commit, 9).topics
+        assert [partition.error_code for partition in topic.partitions] == [0]
     return target
 
 
@@ -195,10 +217,117 @@ class Meaning:
 
     def find_coordinator(self, answer: Any) -> None:
         found = answer.coordinators if self.version >= 4 else [answer]
-        assert [item.error_code for item in found] == [15] * len(found)
-        assert {(item.node_id, item.port) for item in found} == {(-1, -1)}
+        assert [item.error_code for item in found] == [0] * len(found)
+        assert {item.node_id for item in found} == {1}
+        assert {f"{item.host}:{item.port}" for item in found} == {self.broker.kafka}
         if self.version >= 4:
             assert [item.key for item in found] == ["group", "other"]
+
+    def offset_commit(self, answer: Any) -> None:
+        (topic,) = answer.topics
+        (partition,) = topic.partitions
+        self._is_the_topic(topic)
+        assert (partition.partition_index, partition.error_code) == (0, 0)
+
+    def offset_fetch(self, answer: Any) -> None:
+        topics = answer.topics
+        if 2 <= self.version < 8:
+            assert answer.error_code == 0
+        elif self.version >= 8:
+            ours, others = answer.groups
+            assert (ours.group_id, ours.error_code) == (OFFSETS_GROUP, 0)
+            assert (others.group_id, others.error_code, others.topics) == (NO_GROUP, 0, [])
+            topics = ours.topics
+        (topic,) = topics
+        self._is_the_topic(topic)
+        first, second = topic.partitions
+        assert (first.partition_index, first.error_code) == (0, 0)
+        assert (first.committed_offset, first.metadata) == (1, "a note")
+        assert (second.partition_index, second.error_code) == (1, 0)
+        assert (second.committed_offset, second.metadata) == (-1, "")
+        if self.version >= 5:
+            assert first.committed_leader_epoch == second.committed_leader_epoch == -1
+
+    def offset_delete(self, answer: Any) -> None:
+        assert answer.error_code == 0
+        (topic,) = answer.topics
+        (partition,) = topic.partitions
+        assert (topic.name, partition.partition_index) == (self.target.name, 1)
+        assert partition.error_code == errors.UnknownTopicOrPartition.code
+
+    def _is_the_topic(self, topic: Any) -> None:
+        if self.version >= 10:
+            assert topic.topic_id == self.target.topic_id
+        else:
+            assert topic.name == self.target.name
+
+    def join_group(self, answer: Any) -> None:
+        if self.version == 0:
+            assert (answer.error_code, answer.member_id) == (UNKNOWN_MEMBER, NOBODY)
+        elif self.version == 4:
+            assert answer.error_code == errors.MemberIdRequired.code
+            assert answer.member_id.startswith("wire-")
+        else:
+            assert answer.error_code == 0
+            assert answer.generation_id >= 1
+            assert answer.protocol_name == "range"
+            members = {member.member_id: member.metadata for member in answer.members}
+            leads = answer.leader == answer.member_id
+            assert members.get(answer.member_id) == (SUBSCRIPTION if leads else None)
+            if self.version >= 7:
+                assert answer.protocol_type == "consumer"
+            return
+        assert (answer.generation_id, answer.leader, answer.members) == (-1, "", [])
+        assert not answer.protocol_name
+
+    def sync_group(self, answer: Any) -> None:
+        assert (answer.error_code, answer.assignment) == (UNKNOWN_MEMBER, b"")
+        if self.version >= 5:
+            assert (answer.protocol_type, answer.protocol_name) == (None, None)
+
+    def heartbeat(self, answer: Any) -> None:
+        assert answer.error_code == UNKNOWN_MEMBER
+
+    def leave_group(self, answer: Any) -> None:
+        if self.version < 3:
+            assert answer.error_code == UNKNOWN_MEMBER
+            return
+        assert answer.error_code == 0
+        nobody, static = answer.members
+        assert (nobody.member_id, nobody.group_instance_id) == (NOBODY, None)
+        assert nobody.error_code == UNKNOWN_MEMBER
+        assert (static.member_id, static.group_instance_id) == ("", STATIC_MEMBER)
+        assert static.error_code in (0, UNKNOWN_MEMBER)
+
+    def list_groups(self, answer: Any) -> None:
+        assert answer.error_code == 0
+        (ours,) = (group for group in answer.groups if group.group_id == OFFSETS_GROUP)
+        assert ours.protocol_type == ""
+        if self.version >= 4:
+            assert ours.group_state == "Empty"
+            assert {group.group_state for group in answer.groups} <= {"Empty", "Stable"}
+        if self.version >= 5:
+            assert ours.group_type == "classic"
+
+    def describe_groups(self, answer: Any) -> None:
+        ours, none = answer.groups
+        assert (ours.group_id, ours.error_code) == (OFFSETS_GROUP, 0)
+        assert (ours.group_state, ours.members) == ("Empty", [])
+        assert (none.group_id, none.group_state, none.members) == (NO_GROUP, "Dead", [])
+        assert {ours.protocol_type, ours.protocol_data} == {""}
+        if self.version >= 3:
+            assert ours.authorized_operations == GROUP_OPERATIONS
+        if self.version < 6:
+            assert none.error_code == 0
+        else:
+            assert ours.error_message is None
+            assert none.error_code == errors.GroupIdNotFound.code
+            assert NO_GROUP in none.error_message
+            assert none.authorized_operations == NOT_ASKED
+
+    def delete_groups(self, answer: Any) -> None:
+        (result,) = answer.results
+        assert (result.group_id, result.error_code) == (NO_GROUP, errors.GroupIdNotFound.code)
 
     def create_topics(self, answer: Any) -> None:
         plain, assigned = answer.topics
@@ -301,7 +430,15 @@ _MEANINGS: Mapping[ApiKey, Callable[[Meaning, Any], None]] = {
     ApiKey.ListOffsets: Meaning.list_offsets,
     ApiKey.Metadata: Meaning.metadata,
     ApiKey.ApiVersions: Meaning.api_versions,
+    ApiKey.OffsetCommit: Meaning.offset_commit,
+    ApiKey.OffsetFetch: Meaning.offset_fetch,
     ApiKey.FindCoordinator: Meaning.find_coordinator,
+    ApiKey.JoinGroup: Meaning.join_group,
+    ApiKey.Heartbeat: Meaning.heartbeat,
+    ApiKey.LeaveGroup: Meaning.leave_group,
+    ApiKey.SyncGroup: Meaning.sync_group,
+    ApiKey.DescribeGroups: Meaning.describe_groups,
+    ApiKey.ListGroups: Meaning.list_groups,
     ApiKey.CreateTopics: Meaning.create_topics,
     ApiKey.DeleteTopics: Meaning.delete_topics,
     ApiKey.InitProducerId: Meaning.init_producer_id,
@@ -310,12 +447,29 @@ _MEANINGS: Mapping[ApiKey, Callable[[Meaning, Any], None]] = {
     ApiKey.AlterConfigs: Meaning.altered,
     ApiKey.DescribeLogDirs: Meaning.log_dirs,
     ApiKey.CreatePartitions: Meaning.create_partitions,
+    ApiKey.DeleteGroups: Meaning.delete_groups,
     ApiKey.IncrementalAlterConfigs: Meaning.altered,
+    ApiKey.OffsetDelete: Meaning.offset_delete,
     ApiKey.DescribeCluster: Meaning.cluster,
     ApiKey.ListConfigResources: Meaning.config_resources,
     ApiKey.DescribeTopicPartitions: Meaning.topic_partitions,
 }
-_THROTTLE_SINCE = {ApiKey.Metadata: 3, ApiKey.ListOffsets: 2, ApiKey.ApiVersions: 1}
+_THROTTLE_SINCE = {
+    ApiKey.ListOffsets: 2,
+    ApiKey.Metadata: 3,
+    ApiKey.OffsetCommit: 3,
+    ApiKey.OffsetFetch: 3,
+    ApiKey.FindCoordinator: 1,
+    ApiKey.JoinGroup: 2,
+    ApiKey.Heartbeat: 1,
+    ApiKey.LeaveGroup: 1,
+    ApiKey.SyncGroup: 1,
+    ApiKey.DescribeGroups: 1,
+    ApiKey.ListGroups: 1,
+    ApiKey.ApiVersions: 1,
+    ApiKey.DeleteGroups: 0,
+    ApiKey.OffsetDelete: 0,
+}
 EVERY_VERSION = [
     pytest.param(key, version, id=f"{key.name}-{version}")
     for key, version in samples.every_version()
@@ -341,6 +495,8 @@ def test_every_version_says_what_is_wrong(wire: Wire, key: ApiKey, version: int)
         ApiKey.Fetch,
         ApiKey.ListOffsets,
         ApiKey.Metadata,
+        ApiKey.OffsetCommit,
+        ApiKey.OffsetDelete,
         ApiKey.OffsetForLeaderEpoch,
         ApiKey.DescribeConfigs,
         ApiKey.AlterConfigs,
@@ -1141,3 +1297,197 @@ class TestFetchSessions:
                 assert session.told(session.fetch()) == []
             wire.ask(samples.fetch(target, 0, session_id=kept[0].session_id, session_epoch=-1), 13)
             self.begin(wire, target, 13)
+
+
+# --- groups ---
+
+
+@pytest.fixture(scope="module")
+def group_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One whose groups begin at once."""
+    process = BrokerProcess(
+        tmp_path_factory.mktemp("groups") / "data", {"group_initial_rebalance_delay_ms": "0"}
+    )
+    process.start()
+    yield process
+    process.stop()
+
+
+def version_of(key: ApiKey, era: int) -> int:
+    return min(max(era, APIS[key].min_version), APIS[key].max_version)
+
+
+class TestGroups:
+    """`era`: the version of every request, or the nearest that its API has."""
+
+    @pytest.fixture
+    def wires(self, group_broker: BrokerProcess) -> Iterator[tuple[Wire, Wire, Wire]]:
+        with Wire(group_broker) as one, Wire(group_broker) as two, Wire(group_broker) as three:
+            yield one, two, three
+
+    @pytest.mark.parametrize("era", range(11))
+    def test_two_members_from_their_first_request_to_their_last(
+        self, wires: tuple[Wire, Wire, Wire], topic: str, era: int
+    ) -> None:
+        tool = wires[2]
+        target = samples.create_topic(tool, topic)
+        names = ("one", "two") if era >= 5 else (None, None)
+        first, second = (
+            Member(wire, topic, era=era, instance_id=name)
+            for wire, name in zip(wires[:2], names, strict=True)
+        )
+        first.settle()
+        assert (first.generation, first.heartbeat(), first.commit(target, 3)) == (1, 0, 0)
+        second.begin_join()
+        while first.heartbeat() == 0:
+            pass
+        assert first.heartbeat() == errors.RebalanceInProgress.code
+        first.send_join()
+        joined = first.receive_join()
+        assert joined.generation_id == second.receive_join().generation_id == 2
+        assert (first.leads, second.leads) == (True, False)
+        assert {
+            (member.member_id, member.group_instance_id if era >= 5 else None, member.metadata)
+            for member in joined.members
+        } == {
+            (first.member_id, names[0], SUBSCRIPTION),
+            (second.member_id, names[1], SUBSCRIPTION),
+        }
+        second.send_sync()
+        answer = first.sync({first.member_id: ASSIGNMENT, second.member_id: b"the rest"})
+        assert (answer.error_code, answer.assignment) == (0, ASSIGNMENT)
+        answer = second.receive_sync()
+        assert (answer.error_code, answer.assignment) == (0, b"the rest")
+        if era >= 5:
+            assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+        self.is_described(tool, era, first, second)
+        assert self.listed(tool, era)[topic] == ("consumer", "Stable" if era >= 4 else "")
+        assert (second.commit(target, 7), self.fetched(tool, era, topic, target)) == (0, 7)
+        assert self.deleted(tool, era, topic) == errors.NonEmptyGroup.code
+        assert (first.leave(), first.heartbeat(), second.leave()) == (0, UNKNOWN_MEMBER, 0)
+        assert self.listed(tool, era)[topic] == ("consumer", "Empty" if era >= 4 else "")
+        assert self.deleted(tool, era, topic) == 0
+        assert topic not in self.listed(tool, era)
+        assert self.fetched(tool, era, topic, target) == -1
+
+    def is_described(self, wire: Wire, era: int, *members: Member) -> None:
+        version = version_of(ApiKey.DescribeGroups, era)
+        group_id = members[0].group_id
+        for asked, operations in ((True, GROUP_OPERATIONS), (False, NOT_ASKED)):
+            request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=asked)
+            (group,) = wire.ask(request, version).groups
+            assert (group.error_code, group.group_id, group.group_state) == (0, group_id, "Stable")
+            assert (group.protocol_type, group.protocol_data) == ("consumer", "range")
+            if version >= 3:
+                assert group.authorized_operations == operations
+        assert {
+            (
+                shown.member_id,
+                shown.group_instance_id if version >= 4 else None,
+                shown.client_id,
+                shown.client_host,
+                shown.member_metadata,
+                shown.member_assignment,
+            )
+            for shown in group.members
+        } == {
+            (
+                member.member_id,
+                member.instance_id if version >= 4 else None,
+                "wire",
+                "/127.0.0.1",
+                SUBSCRIPTION,
+                assignment,
+            )
+            for member, assignment in zip(members, (ASSIGNMENT, b"the rest"), strict=True)
+        }
+
+    def listed(self, wire: Wire, era: int) -> dict[str, tuple[str, str]]:
+        request = ListGroupsRequest(states_filter=[], types_filter=[])
+        answer = wire.ask(request, version_of(ApiKey.ListGroups, era))
+        assert answer.error_code == 0
+        return {group.group_id: (group.protocol_type, group.group_state) for group in answer.groups}
+
+    def fetched(self, wire: Wire, era: int, group_id: str, target: Target) -> int:
+        version = version_of(ApiKey.OffsetFetch, era)
+        answer = wire.ask(samples.offset_fetch(version, {group_id: [(target, [0])]}), version)
+        (topic,) = answer.groups[0].topics if version >= 8 else answer.topics
+        (partition,) = topic.partitions
+        assert partition.error_code == 0
+        return int(partition.committed_offset)
+
+    def deleted(self, wire: Wire, era: int, group_id: str) -> int:
+        request = DeleteGroupsRequest(groups_names=[group_id])
+        (result,) = wire.ask(request, version_of(ApiKey.DeleteGroups, era)).results
+        assert result.group_id == group_id
+        return int(result.error_code)
+
+    @pytest.mark.parametrize("version", range(10))
+    def test_from_version_4_on_a_member_is_given_its_id_first(
+        self, wires: tuple[Wire, Wire, Wire], topic: str, version: int
+    ) -> None:
+        member = Member(wires[0], topic, era=version)
+        answer = member.try_join()
+        if version < 4:
+            assert (answer.error_code, answer.leader) == (0, answer.member_id)
+            return
+        assert answer.error_code == errors.MemberIdRequired.code
+        assert answer.member_id.startswith("wire-")
+        assert (answer.generation_id, answer.leader, answer.members) == (-1, "", [])
+        assert answer.protocol_name == ("" if version < 7 else None)
+        assert member.try_join().error_code == 0
+
+    @pytest.mark.parametrize("version", range(5, 10))
+    def test_a_static_leader_that_comes_back_computes_no_assignment(
+        self, wires: tuple[Wire, Wire, Wire], topic: str, version: int
+    ) -> None:
+        before, after = (Member(wire, topic, era=version, instance_id="only") for wire in wires[:2])
+        before.settle()
+        answer = after.join()
+        assert answer.generation_id == before.generation
+        assert answer.member_id.startswith("only-")
+        assert answer.member_id != before.member_id
+        if version >= 9:
+            assert (answer.leader, answer.skip_assignment) == (answer.member_id, True)
+            assert [member.member_id for member in answer.members] == [answer.member_id]
+        else:
+            assert (answer.leader, answer.members) == (before.member_id, [])
+        assert after.sync().assignment == ASSIGNMENT
+        assert (after.heartbeat(), before.heartbeat()) == (0, errors.FencedInstanceId.code)
+
+    @pytest.mark.parametrize("version", [4, 5])
+    def test_groups_are_selected_by_their_state(
+        self, wires: tuple[Wire, Wire, Wire], topic: str, version: int
+    ) -> None:
+        wire = wires[0]
+        Member(wire, f"{topic}-stable").settle()
+        Member(wire, f"{topic}-completing").join()
+        target = samples.create_topic(wire, topic)
+        wire.ask(samples.commit(f"{topic}-empty", (target, {0: 1})), 9)
+
+        def found(*states: str) -> set[str]:
+            request = ListGroupsRequest(states_filter=list(states), types_filter=[])
+            names = {group.group_id for group in wire.ask(request, version).groups}
+            return {name.removeprefix(f"{topic}-") for name in names if name.startswith(topic)}
+
+        assert found() == {"stable", "completing", "empty"}
+        assert found("Stable") == {"stable"}
+        assert found("STABLE", " empty ") == {"stable", "empty"}
+        assert found("completingrebalance", "Dead") == {"completing"}
+        assert found("Nonsense") == found("") == set()
+
+    def test_groups_are_selected_by_their_type(
+        self, wires: tuple[Wire, Wire, Wire], topic: str
+    ) -> None:
+        wire = wires[0]
+        Member(wire, topic).settle()
+
+        def found(*types: str) -> bool:
+            request = ListGroupsRequest(states_filter=[], types_filter=list(types))
+            return topic in {group.group_id for group in wire.ask(request, 5).groups}
+
+        assert found()
+        assert found("classic")
+        assert found("Consumer", "CLASSIC")
+        assert not found("consumer")
+        assert not found("share", "nonsense", "")

@@ -10,11 +10,10 @@ What must hold is checked where it could break: see `Told` for what clients are 
 the state machine, `World.settle` and `World.fall_silent` for what must happen in the end.
 
 A failing history is printed as its steps and as what happened; paste the steps into `play([...])`
-to see it again. `GROUP_HISTORIES=100000` in the environment goes deeper."""
+to see it again. `make fuzz` goes a hundred times deeper."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from enum import Enum
 from itertools import count
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -47,8 +47,6 @@ from protocol.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-
-EXAMPLES = int(os.environ.get("GROUP_HISTORIES", "2000"))
 
 PARTITIONS = range(7)
 MAX_SIZE = 5
@@ -205,6 +203,11 @@ def identity(member_id: str) -> str:
     return member_id.rpartition("-")[0] if member_id.startswith("static") else member_id
 
 
+def number(member_id: str) -> int:
+    """Ids of one member grow."""
+    return int(member_id.rpartition("-")[2])
+
+
 class Told:
     """What has left the broker, over all of its lives. Here generations are compared.
 
@@ -242,7 +245,10 @@ class Told:
         if stored.generation == generation and stored.state != "PreparingRebalance":
             assert stored.protocol_name == answer.protocol_name
             assert identity(stored.leader) == leader
-            assert identity(answer.member_id) in {identity(m.member_id) for m in stored.members}
+            numbers = {identity(m.member_id): number(m.member_id) for m in stored.members}
+            assert numbers[identity(answer.member_id)] >= number(answer.member_id), (
+                "a member's id told before it was stored"
+            )
 
     def synced(self, call: Call, answer: SyncAnswer, stored: GroupRecord | None) -> None:
         generation, member = call.generation, identity(call.member_id)
@@ -433,6 +439,8 @@ class Broker:
         if record is not None:
             self._restore(record)
         self.after()
+        if record is not None and self.group is not None:
+            assert self.group.member_count == len(record.members), "no time to come back"
 
     def _restore(self, record: GroupRecord) -> None:
         assert record.generation >= self._world.told.generation, "a generation was forgotten"
@@ -803,15 +811,27 @@ HISTORIES = st.lists(
 )
 
 
-@settings(
-    max_examples=EXAMPLES,
+# A deadline would measure how busy the machine is; explaining takes longer than shrinking.
+QUIET = settings(
     deadline=None,
     print_blob=True,
     phases=[phase for phase in Phase if phase is not Phase.explain],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@settings(QUIET, max_examples=2_000)
 @given(HISTORIES, st.booleans())
 def test_whatever_happens_a_group_keeps_its_promises(
+    history: list[tuple[Step, int]], silent: bool
+) -> None:
+    play(history, silent=silent)
+
+
+@pytest.mark.fuzz
+@settings(QUIET, max_examples=200_000)
+@given(HISTORIES, st.booleans())
+def test_whatever_happens_in_many_histories_a_group_keeps_its_promises(
     history: list[tuple[Step, int]], silent: bool
 ) -> None:
     play(history, silent=silent)

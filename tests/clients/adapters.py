@@ -1,16 +1,16 @@
 """Six unmodified Kafka clients behind the same few verbs.
 
 Every verb makes a client of its own, with the client's defaults wherever a test does not ask for
-something else, and closes it. Reading is by assignment of a partition: the broker has no consumer
-groups. What a client cannot say or show is told by `can_send`, `as_sent` and `as_shown`, and
-nowhere else.
+something else, and closes it. Reading is by assignment of a partition, but for kafkajs, which only
+reads as a member of a group. What a client cannot say or show is told by `can_send`, `as_sent` and
+`as_shown`, and nowhere else.
 """
 
 import asyncio
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
@@ -21,6 +21,7 @@ import confluent_kafka
 import kafka
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from kafka.structs import OffsetAndMetadata
 
 from tests.clients import tools
 from tests.clients.helper_process import HelperProcess
@@ -76,11 +77,26 @@ class Client(ABC):
         return record
 
 
+Committed = Mapping[int, tuple[int, str]]
+"""Offset and metadata by partition, of one group and one topic."""
+
+
+class CommittingClient(Client):
+    """A client that commits offsets for a group without being a member, kafkajs excepted."""
+
+    @abstractmethod
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None: ...
+
+    @abstractmethod
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        """Of the partitions that have a committed offset."""
+
+
 GetClient = Callable[[str], Client]
 """The client of a name among CLIENTS."""
 
 
-class KafkaPython(Client):
+class KafkaPython(CommittingClient):
     def can_send(self, record: Record) -> bool:
         return not (record.key is None and record.value is None) and not any(
             value is None for _, value in record.headers
@@ -170,8 +186,39 @@ class KafkaPython(Client):
         finally:
             consumer.close()
 
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = {
+            kafka.TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata, -1)
+            for partition, (offset, metadata) in offsets.items()
+        }
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=address, group_id=group, enable_auto_commit=False
+        )
+        try:
+            consumer.assign(list(wanted))
+            consumer.commit(wanted)
+        finally:
+            consumer.close()
 
-class Aiokafka(Client):
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=address, group_id=group, enable_auto_commit=False
+        )
+        try:
+            found = {
+                partition: consumer.committed(kafka.TopicPartition(topic, partition), metadata=True)
+                for partition in consumer.partitions_for_topic(topic)
+            }
+            return {
+                partition: (committed.offset, committed.metadata)
+                for partition, committed in found.items()
+                if committed is not None
+            }
+        finally:
+            consumer.close()
+
+
+class Aiokafka(CommittingClient):
     def can_send(self, record: Record) -> bool:
         return not (record.key is None and record.value is None)
 
@@ -271,8 +318,53 @@ class Aiokafka(Client):
         finally:
             await consumer.stop()
 
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = {
+            aiokafka.TopicPartition(topic, partition): committed
+            for partition, committed in offsets.items()
+        }
 
-class ConfluentKafka(Client):
+        async def commit() -> None:
+            consumer = aiokafka.AIOKafkaConsumer(
+                bootstrap_servers=address, group_id=group, enable_auto_commit=False
+            )
+            await consumer.start()
+            try:
+                consumer.assign(list(wanted))
+                await consumer.commit(wanted)
+            finally:
+                await consumer.stop()
+
+        asyncio.run(commit())
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        """By its admin client, too: its consumer does not show metadata."""
+
+        async def committed() -> Committed:
+            consumer = aiokafka.AIOKafkaConsumer(
+                bootstrap_servers=address, group_id=group, enable_auto_commit=False
+            )
+            admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=address)
+            await admin.start()
+            try:
+                listed = await admin.list_consumer_group_offsets(group)
+            finally:
+                await admin.close()
+            found = {place: one for place, one in listed.items() if place.topic == topic}
+            await consumer.start()
+            try:
+                consumer.assign(list(found))
+                offsets = {place.partition: await consumer.committed(place) for place in found}
+            finally:
+                await consumer.stop()
+            shown = {place.partition: (one.offset, one.metadata) for place, one in found.items()}
+            assert offsets == {partition: offset for partition, (offset, _) in shown.items()}
+            return shown
+
+        return asyncio.run(committed())
+
+
+class ConfluentKafka(CommittingClient):
     """librdkafka by its Python binding."""
 
     def can_send(self, record: Record) -> bool:
@@ -357,6 +449,33 @@ class ConfluentKafka(Client):
         try:
             consumer.assign([find_start(consumer)])
             return _collect(lambda: _from_librdkafka(consumer.consume(count, 0.5)), count)
+        finally:
+            consumer.close()
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = [
+            confluent_kafka.TopicPartition(topic, partition, offset, metadata)
+            if metadata
+            else confluent_kafka.TopicPartition(topic, partition, offset)
+            for partition, (offset, metadata) in offsets.items()
+        ]
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": group})
+        try:
+            done = consumer.commit(offsets=wanted, asynchronous=False)
+            errors = [str(one.error) for one in done or () if one.error is not None]
+            assert not errors, errors
+        finally:
+            consumer.close()
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": group})
+        try:
+            partitions = consumer.list_topics(topic, LIMIT_S).topics[topic].partitions
+            wanted = [confluent_kafka.TopicPartition(topic, partition) for partition in partitions]
+            found = consumer.committed(wanted, LIMIT_S)
+            return {
+                one.partition: (one.offset, one.metadata or "") for one in found if one.offset >= 0
+            }
         finally:
             consumer.close()
 
@@ -463,7 +582,7 @@ class Kcat(Client):
         return result.stdout
 
 
-class Helped(Client):
+class Helped(CommittingClient):
     """A client of another language, driven through its helper process."""
 
     def __init__(self, helper: HelperProcess) -> None:
@@ -513,6 +632,14 @@ class Helped(Client):
             "read", kafka=address, topic=topic, partition=partition, count=count, **start
         )
         return [record_from_json(record) for record in answer]
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        listed = [[partition, *committed] for partition, committed in offsets.items()]
+        self.helper.ask("commit", kafka=address, group=group, topic=topic, offsets=listed)
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        found = self.helper.ask("committed", kafka=address, group=group, topic=topic)
+        return {partition: (offset, metadata) for partition, offset, metadata in found}
 
 
 class Java(Helped):

@@ -3,12 +3,9 @@
 // and closes it.
 'use strict'
 
+const { randomUUID } = require('crypto')
 const readline = require('readline')
 const { Kafka, Partitioners, CompressionTypes, CompressionCodecs, logLevel } = require('kafkajs')
-const Cluster = require('kafkajs/src/cluster')
-const Batch = require('kafkajs/src/consumer/batch')
-const socketFactory = require('kafkajs/src/network/socketFactory')
-const { createLogger } = require('kafkajs/src/loggers')
 const snappy = require('kafkajs-snappy')
 const lz4 = require('lz4-napi')
 const { ZstdCodec } = require('zstd-codec')
@@ -94,22 +91,6 @@ const produce = request =>
     }
   )
 
-// kafkajs reads as a member of a consumer group and in no other way. Reading by assignment therefore uses the classes
-// that its consumer is made of: the cluster finds the leader, the broker fetches, Batch decodes.
-const clusterOf = request =>
-  new Cluster({
-    logger: createLogger({ level: logLevel.WARN, logCreator }),
-    socketFactory: socketFactory(),
-    brokers: [request.kafka],
-    clientId: 'kafkajs',
-    connectionTimeout: 5000,
-    metadataMaxAge: 300000,
-    allowAutoTopicCreation: false,
-    enforceRequestTimeout: true,
-    retry: {},
-    isolationLevel: 0,
-  })
-
 async function offsetForTimestamp(request) {
   const offsets = await using(client(request).admin(), admin =>
     admin.fetchTopicOffsetsByTimestamp(request.topic, request.timestamp_ms)
@@ -117,37 +98,71 @@ async function offsetForTimestamp(request) {
   return offsets.find(({ partition }) => partition === request.partition).offset
 }
 
-async function read(request) {
-  let offset = request.timestamp_ms === null ? String(request.offset) : await offsetForTimestamp(request)
-  return using(clusterOf(request), async cluster => {
-    await cluster.addTargetTopic(request.topic)
-    await cluster.refreshMetadataIfNecessary()
-    const leaders = cluster.findLeaderForPartitions(request.topic, [request.partition])
-    const broker = await cluster.findBroker({ nodeId: Object.keys(leaders)[0] })
-    const messages = []
-    const deadline = Date.now() + READ_LIMIT_MS
-    while (messages.length < request.count) {
-      if (Date.now() > deadline) {
-        throw new Error(`read ${messages.length} of ${request.count} records in ${READ_LIMIT_MS} ms`)
-      }
-      const { responses } = await broker.fetch({
-        replicaId: -1,
-        isolationLevel: 0,
-        maxWaitTime: 500,
-        topics: [
-          {
-            topic: request.topic,
-            partitions: [{ partition: request.partition, fetchOffset: offset, maxBytes: 1048576 }],
-          },
-        ],
+const consumerOf = (request, groupId) =>
+  client(request).consumer({ groupId, maxWaitTimeInMs: 50, readUncommitted: true }) // closing waits for a fetch
+
+// Consumes as the only member of the group until `work` is done, which begins before the first fetch: earlier kafkajs
+// ignores a commit without a word. `eachMessage` is kafkajs's.
+const asMember = (consumer, request, eachMessage, work) =>
+  using(consumer, async () => {
+    await consumer.subscribe({ topic: request.topic })
+    await new Promise((resolve, reject) => {
+      let began = false
+      consumer.on(consumer.events.FETCH_START, () => {
+        if (!began) work().then(resolve, reject)
+        began = true
       })
-      const batch = new Batch(request.topic, offset, responses[0].partitions[0])
-      messages.push(...batch.messages)
-      if (!batch.isEmpty()) offset = String(BigInt(batch.lastOffset()) + 1n)
-    }
-    return messages.slice(0, request.count).map(messageToJson)
+      consumer.on(consumer.events.CRASH, ({ payload }) => reject(payload.error))
+      consumer.run({ autoCommit: false, eachMessage }).catch(reject)
+    })
   })
+
+// kafkajs reads as a member of a group and in no other way: a group of its own for each read. The other partitions are
+// read from their ends on, where nothing is.
+async function read(request) {
+  const offset = request.timestamp_ms === null ? String(request.offset) : await offsetForTimestamp(request)
+  const consumer = consumerOf(request, `kafkajs reads ${randomUUID()}`)
+  const messages = []
+  let enough
+  const eachMessage = async ({ partition, message }) => {
+    if (partition !== request.partition || messages.length === request.count) return
+    messages.push(message)
+    if (messages.length === request.count) enough()
+  }
+  await asMember(consumer, request, eachMessage, async () => {
+    consumer.seek({ topic: request.topic, partition: request.partition, offset })
+    let late
+    await new Promise((resolve, reject) => {
+      enough = resolve
+      late = setTimeout(
+        () => reject(new Error(`read ${messages.length} of ${request.count} records in ${READ_LIMIT_MS} ms`)),
+        READ_LIMIT_MS
+      )
+    })
+    clearTimeout(late)
+  })
+  return messages.map(messageToJson)
 }
+
+async function commit(request) {
+  const consumer = consumerOf(request, request.group)
+  const offsets = request.offsets.map(([partition, offset, metadata]) => ({
+    topic: request.topic,
+    partition,
+    offset: String(offset),
+    metadata,
+  }))
+  await asMember(consumer, request, async () => {}, async () => consumer.commitOffsets(offsets))
+  return null
+}
+
+const committed = request =>
+  using(client(request).admin(), async admin => {
+    const [{ partitions }] = await admin.fetchOffsets({ groupId: request.group, topics: [request.topic] })
+    return partitions
+      .filter(({ offset }) => offset !== '-1')
+      .map(({ partition, offset, metadata }) => [partition, Number(offset), metadata || ''])
+  })
 
 const messageToJson = message => ({
   offset: Number(message.offset),
@@ -159,7 +174,7 @@ const messageToJson = message => ({
   ),
 })
 
-const VERBS = { create_topic: createTopic, produce, read }
+const VERBS = { create_topic: createTopic, produce, read, commit, committed }
 
 async function main() {
   for await (const line of readline.createInterface({ input: process.stdin })) {

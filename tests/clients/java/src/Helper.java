@@ -12,14 +12,18 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.concurrent.Future;
+import java.util.stream.Collectors;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
@@ -58,6 +62,8 @@ public final class Helper {
             case "create_topic" -> createTopic(request);
             case "produce" -> produce(request);
             case "read" -> read(request);
+            case "commit" -> commit(request);
+            case "committed" -> committed(request);
             case "load_start" -> loadStart(request);
             case "load_await" -> loadAwait(request);
             case "load_stop" -> loadStop();
@@ -134,6 +140,35 @@ public final class Helper {
         return records;
     }
 
+    private static JsonNode commit(JsonNode request) {
+        Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+        for (JsonNode one : request.get("offsets")) {
+            TopicPartition partition =
+                    new TopicPartition(request.get("topic").asText(), one.get(0).asInt());
+            offsets.put(partition, new OffsetAndMetadata(one.get(1).asLong(), one.get(2).asText()));
+        }
+        try (KafkaConsumer<byte[], byte[]> consumer = consumer(groupProperties(request))) {
+            consumer.assign(offsets.keySet());
+            consumer.commitSync(offsets);
+        }
+        return JSON.nullNode();
+    }
+
+    private static JsonNode committed(JsonNode request) {
+        ArrayNode answer = JSON.createArrayNode();
+        String topic = request.get("topic").asText();
+        try (KafkaConsumer<byte[], byte[]> consumer = consumer(groupProperties(request))) {
+            Set<TopicPartition> partitions = consumer.partitionsFor(topic).stream()
+                    .map(partition -> new TopicPartition(topic, partition.partition()))
+                    .collect(Collectors.toSet());
+            consumer.committed(partitions).forEach((partition, offset) -> {
+                if (offset == null) return;
+                answer.addArray().add(partition.partition()).add(offset.offset()).add(offset.metadata());
+            });
+        }
+        return answer;
+    }
+
     private static JsonNode loadStart(JsonNode request) {
         load = new Load(
                 producer(properties(request)), request.get("topic").asText(), request.get("partitions").asInt());
@@ -168,6 +203,12 @@ public final class Helper {
     private static Properties properties(JsonNode request) {
         Properties properties = new Properties();
         properties.put("bootstrap.servers", request.get("kafka").asText());
+        return properties;
+    }
+
+    private static Properties groupProperties(JsonNode request) {
+        Properties properties = properties(request);
+        properties.put("group.id", request.get("group").asText());
         return properties;
     }
 

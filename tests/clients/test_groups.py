@@ -1,0 +1,455 @@
+"""Groups of real clients: members come, go, die and come back, and no record is lost or read again.
+
+Each client's members run in processes of their own and report what they are assigned, what they
+process and what they commit. `tests.clients.group_history` says what must hold of that.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from tests.broker_process import BrokerProcess
+from tests.clients.adapters import CommittingClient, ConfluentKafka, GetClient
+from tests.clients.group_history import Event, Partition, violations
+from tests.clients.group_members import (
+    CLIENTS,
+    COOPERATIVE,
+    STATIC,
+    Flow,
+    Group,
+    MemberProcesses,
+    flowing,
+    generation,
+    partitions_of,
+)
+from tests.clients.records import Record
+
+PARTITIONS = 10
+RECORDS = [Record(b"key", b"value")] * 3
+VICTIM_TIMEOUT_MS = 3_000
+"""How long the group waits for a member that was killed."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {"group_min_session_timeout_ms": "500", "group_initial_rebalance_delay_ms": "0"}
+    process = BrokerProcess(tmp_path_factory.mktemp("groups") / "data", settings)
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProcesses]:
+    members = MemberProcesses(tmp_path_factory.mktemp("members"))
+    yield members
+    members.close()
+
+
+@pytest.fixture
+def partitions(broker: BrokerProcess, topic: str) -> list[Partition]:
+    """Those of a new topic."""
+    ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
+    return partitions_of(topic, PARTITIONS)
+
+
+@dataclass
+class Step:
+    """A change of the group, by who owned what before it and after it."""
+
+    began_ns: int
+    ended_ns: int
+    before: dict[str, set[Partition]]
+    after: dict[str, set[Partition]]
+
+
+@dataclass
+class Scaling:
+    """A group whose members come and go while records flow."""
+
+    group: Group
+    flow: Flow
+    steps: list[Step] = field(default_factory=list)
+    _owned: dict[str, set[Partition]] = field(default_factory=dict)
+    _since_ns: int = field(default_factory=time.monotonic_ns)
+
+    def settle(self) -> None:
+        """Each partition has found its member, and what was written until now is processed."""
+        owned = self.group.await_settled()
+        self.group.await_processed(self.flow.acknowledged())
+        now_ns = time.monotonic_ns()
+        self.steps.append(Step(self._since_ns, now_ns, self._owned, owned))
+        self._owned, self._since_ns = owned, now_ns
+
+
+def scale(group: Group, flow: Flow, clients: Sequence[str]) -> list[Step]:
+    """From 1 to 5 members and back to 1. The fifth is killed; those who led before leave first."""
+    scaling = Scaling(group, flow)
+    first, second, third, fourth, victim = clients
+    members = [group.join(first)]
+    scaling.settle()
+    members.append(group.join(second))
+    scaling.settle()
+    members += [group.join(third), group.join(fourth)]
+    dying = group.join(victim, alone=True, session_timeout_ms=VICTIM_TIMEOUT_MS)
+    scaling.settle()
+    group.kill(dying)
+    scaling.settle()
+    for member in members[:-1]:
+        group.leave(member)
+        scaling.settle()
+    return scaling.steps
+
+
+def committing(client: GetClient, name: str) -> CommittingClient:
+    found = client(name)
+    assert isinstance(found, CommittingClient)
+    return found
+
+
+def finish(group: Group, flow: Flow) -> dict[Partition, int]:
+    """All that was written is processed and committed. How many records each partition has."""
+    produced = flow.finish()
+    group.await_processed(produced)
+    group.await_committed(produced)
+    return produced
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    client: GetClient,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+
+    with flowing(broker.kafka, partitions) as flow:
+        scale(group, flow, [name] * 5)
+        produced = finish(group, flow)
+
+    assert group.violations(produced) == []
+    assert committing(client, "confluent-kafka").committed(broker.kafka, topic, topic) == {
+        partition: (count, "") for (_, partition), count in produced.items()
+    }
+
+
+@pytest.mark.parametrize("name", COOPERATIVE)
+def test_members_keep_what_they_do_not_lose_when_they_rebalance_cooperatively(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions, assignors=["cooperative-sticky"])
+
+    with flowing(broker.kafka, partitions) as flow:
+        steps = scale(group, flow, [name] * 5)
+        produced = finish(group, flow)
+
+    assert group.violations(produced) == []
+    assert [lost_for_nothing(group, step) for step in steps] == [[]] * len(steps)
+
+
+def lost_for_nothing(group: Group, step: Step) -> list[str]:
+    """What was taken from a member that owned it before a step and after it."""
+    found = []
+    for event in group.changes(step.began_ns):
+        kept = step.before.get(event.member, set()) & step.after.get(event.member, set())
+        touched = sorted(kept & event.partitions)
+        if event.at_ns < step.ended_ns and touched:
+            found.append(f"{event.kind} {touched} of {event.member}")
+    return found
+
+
+MIXED = {
+    "librdkafka and Java": ("range", ["java", "confluent-kafka", "java", "confluent-kafka"]),
+    "librdkafka and Java, cooperative": (
+        "cooperative-sticky",
+        ["confluent-kafka", "java", "confluent-kafka", "java"],
+    ),
+    "kafka-python and Java": ("roundrobin", ["kafka-python", "java", "java", "kafka-python"]),
+    "all": ("range", ["kafkajs", "aiokafka", "java", "confluent-kafka", "kafka-python"]),
+}
+
+
+@pytest.mark.parametrize("mixture", MIXED)
+def test_different_clients_share_a_group(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    mixture: str,
+) -> None:
+    assignor, clients = MIXED[mixture]
+    group = Group(processes, broker.kafka, topic, partitions, assignors=[assignor])
+
+    with flowing(broker.kafka, partitions) as flow:
+        scale(group, flow, [*clients, clients[0]][:5])
+        produced = finish(group, flow)
+
+    assert group.violations(produced) == []
+
+
+COMMITS = [
+    (name, commit)
+    for name in CLIENTS
+    for commit in ("sync", "async", "auto")
+    if commit != "async" or name not in ("aiokafka", "kafkajs")
+]
+
+
+@pytest.mark.parametrize(("name", "commit"), COMMITS)
+def test_a_member_goes_on_where_the_one_before_it_stopped(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+    commit: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+
+    with flowing(broker.kafka, partitions) as flow:
+        for _ in range(2):
+            member = group.join(name, commit=commit)
+            group.await_settled()
+            group.await_processed(flow.acknowledged())
+            group.leave(member)
+        group.join(name, commit=commit)
+        produced = flow.finish()
+        group.await_processed(produced)
+
+    assert group.violations(produced) == []
+    assert times_processed(group.history.events()) == sum(produced.values())
+
+
+def times_processed(events: Sequence[Event]) -> int:
+    return sum(len(offsets) for event in events for offsets in event.offsets.values())
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_member_reads_again_from_where_it_seeks(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+    member = group.join(name)
+    with flowing(broker.kafka, partitions) as flow:
+        group.await_processed(dict.fromkeys(partitions, 5))
+        produced = finish(group, flow)
+    before = time.monotonic_ns()
+
+    group.seek(member, partitions[1], 3)
+
+    wanted = produced[partitions[1]] - 3
+    group.await_events(
+        lambda: times_processed(group.history.events("processed", since_ns=before)) >= wanted,
+        f"processed {wanted} records again",
+    )
+    again = [
+        (partition, offset)
+        for event in group.history.events("processed", since_ns=before)
+        for partition, offsets in event.offsets.items()
+        for offset in offsets
+    ]
+    assert again == [(partitions[1], offset) for offset in range(3, produced[partitions[1]])]
+
+
+@pytest.mark.parametrize("reader", CLIENTS)
+@pytest.mark.parametrize("writer", CLIENTS)
+def test_what_one_client_commits_another_reads_back(
+    broker: BrokerProcess,
+    client: GetClient,
+    topic: str,
+    partitions: list[Partition],
+    writer: str,
+    reader: str,
+) -> None:
+    """Without being a member, but for kafkajs, which commits as one."""
+    for partition in (1, 9):  # kafkajs looks whether there is such an offset
+        ConfluentKafka().produce(broker.kafka, topic, RECORDS, partition=partition)
+    offsets = {1: (1, "where I was: на первой"), 2: (0, ""), 9: (len(RECORDS), "x" * 4000)}
+    if reader == "confluent-kafka":  # it shows what lies behind a text in memory, or fails at it
+        offsets = {partition: (offset, "") for partition, (offset, _) in offsets.items()}
+
+    committing(client, writer).commit(broker.kafka, topic, topic, offsets)
+
+    found = committing(client, reader).committed(broker.kafka, topic, topic)
+    if writer == "confluent-kafka":  # it sends a text with the zero that ends it in C
+        found = {
+            partition: (offset, text.removesuffix("\0"))
+            for partition, (offset, text) in found.items()
+        }
+    assert found == offsets
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+@pytest.mark.parametrize("name", STATIC)
+def test_a_static_member_comes_back_without_a_rebalance(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+    end: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+    with flowing(broker.kafka, partitions) as flow:
+        staying = group.join(name, instance_id="staying")
+        group.await_settled()
+        leaving = group.join(name, instance_id="returning", alone=True)
+        owned = group.await_settled()
+        group.await_processed(flow.acknowledged())
+        before, since_ns = generation(broker, topic), time.monotonic_ns()
+
+        (group.kill if end == "killed" else group.leave)(leaving)
+        returned = group.join(name, instance_id="returning", alone=True)
+
+        assert group.await_settled() == {staying: owned[staying], returned: owned[leaving]}
+        produced = finish(group, flow)
+    assert group.changes(since_ns, member=staying) == []
+    assert generation(broker, topic) == before
+    assert group.violations(produced) == []
+
+
+# aiokafka does not say in its heartbeats and commits which instance it is, so nobody can tell it.
+@pytest.mark.parametrize("name", [name for name in STATIC if name != "aiokafka"])
+def test_a_static_member_whose_twin_comes_is_fenced(
+    broker: BrokerProcess,
+    processes: MemberProcesses,
+    topic: str,
+    partitions: list[Partition],
+    name: str,
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+    with flowing(broker.kafka, partitions) as flow:
+        staying = group.join(name, instance_id="staying")
+        group.await_settled()
+        fenced = group.join(name, instance_id="twin")
+        owned = group.await_settled()
+        before, since_ns = generation(broker, topic), time.monotonic_ns()
+
+        group.expect_failure(fenced)
+        twin = group.join(name, instance_id="twin")
+
+        assert re.search("(?i)fenced", group.await_failure(fenced).error)
+        assert group.await_settled() == {staying: owned[staying], twin: owned[fenced]}
+        group.await_processed(flow.acknowledged())
+    assert group.changes(since_ns, member=staying) == []
+    assert generation(broker, topic) == before
+
+
+# kafkajs looks for matching topics once, when it subscribes. A member of kafka-python 3.0 that
+# subscribes to a pattern may get stuck in the rebalance, with Kafka's own broker, too.
+@pytest.mark.parametrize("name", ["aiokafka", "confluent-kafka", "java"])
+def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
+    broker: BrokerProcess, processes: MemberProcesses, topic: str, name: str
+) -> None:
+    first, second = f"{topic}-first", f"{topic}-second"
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    ConfluentKafka().create_topic(broker.kafka, first, 2)
+    group = Group(
+        processes,
+        broker.kafka,
+        topic,
+        partitions_of(first, 2),
+        pattern=f"^{re.escape(topic)}-(first|second)$",
+    )
+    group.join(name)
+    group.join(name)
+    group.await_settled()
+
+    ConfluentKafka().create_topic(broker.kafka, second, 2)
+    group.partitions.update(partitions_of(second, 2))
+    group.await_settled()
+    admin.create_partitions([NewPartitions(first, 4)])[first].result(20)
+    group.partitions.update(partitions_of(first, 4))
+    with flowing(broker.kafka, group.partitions) as flow:
+        group.await_settled()
+        produced = finish(group, flow)
+
+    assert group.violations(produced) == []
+
+
+PLACE = ("topic", 0)
+
+
+def history(*facts: tuple[str, str, object]) -> list[Event]:
+    """Events of kind, member and fact, one after the other."""
+    events = []
+    for at_ns, (kind, member, fact) in enumerate(facts):
+        partitions = frozenset({PLACE} if kind in ("assigned", "revoked", "lost") else ())
+        offsets = {PLACE: fact} if isinstance(fact, list) else {}
+        ends = {PLACE: fact} if isinstance(fact, int) else {}
+        events.append(Event(kind, member, at_ns, partitions, offsets, ends))
+    return events
+
+
+IN_ORDER = [
+    ("assigned", "a", None),
+    ("processed", "a", [0, 1]),
+    ("committed", "a", 2),
+    ("processed", "a", [2]),
+    ("killed", "a", None),
+    ("assigned", "b", None),
+    ("processed", "b", [2, 3]),
+    ("committed", "b", 4),
+]
+BROKEN: dict[str, tuple[Callable[[], list[Event]], str]] = {
+    "a record was committed, and then its member died before the work": (
+        lambda: history(IN_ORDER[0], ("committed", "a", 2), *IN_ORDER[4:]),
+        "at 0 was never processed",
+    ),
+    "a record comes again after its commit": (
+        lambda: history(*IN_ORDER, ("processed", "b", [3])),
+        "b got ('topic', 0) at 3 after b had committed 4",
+    ),
+    "an old owner reads on": (
+        lambda: history(*IN_ORDER, ("processed", "a", [4])),
+        "a got ('topic', 0) at 4, which it does not own",
+    ),
+    "a partition has two owners": (
+        lambda: history(*IN_ORDER, ("assigned", "c", None)),
+        "c was assigned ('topic', 0) while b had it",
+    ),
+}
+
+
+def test_a_history_in_order_has_no_violations() -> None:
+    assert violations(history(*IN_ORDER), {PLACE: 4}) == []
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_check_of_histories_sees_that(what: str) -> None:
+    broken, found = BROKEN[what]
+
+    assert found in violations(broken(), {PLACE: 4})[0]
+
+
+def test_the_check_sees_a_client_that_commits_before_it_works(
+    broker: BrokerProcess, processes: MemberProcesses, topic: str, partitions: list[Partition]
+) -> None:
+    group = Group(processes, broker.kafka, topic, partitions)
+
+    with flowing(broker.kafka, partitions) as flow:
+        hasty = group.join("kafka-python", alone=True, commit="before", session_timeout_ms=6000)
+        group.await_events(lambda: bool(group.history.committed), "committed")
+        group.kill(hasty)
+        group.join("kafka-python")
+        group.await_settled()
+        produced = flow.finish()
+        group.await_committed(produced)
+
+    assert "was never processed" in group.violations(produced)[0]

@@ -2,7 +2,7 @@
 -- with every change of its group.
 CREATE TABLE IF NOT EXISTS group_member_versions
 (
-    group_id             String,
+    group_id             String               COMMENT 'the group that it is a member of',
     member_id            String               COMMENT 'given by the coordinator',
     version              UInt64               COMMENT 'that of the group when the member changed last',
     generation           Int32                COMMENT 'that of the group when the member changed last',

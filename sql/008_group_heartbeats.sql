@@ -1,8 +1,8 @@
 -- When members were last heard of. Written behind, a block every few seconds.
 CREATE TABLE IF NOT EXISTS group_heartbeats
 (
-    group_id       String,
-    member_id      String,
+    group_id       String               COMMENT 'the group that it is a member of',
+    member_id      String               COMMENT 'given by the coordinator',
     heartbeat_time DateTime64(3, 'UTC') COMMENT 'the last heartbeat, join or sync',
     coordinator    Int32                COMMENT 'node id of the broker that wrote this',
 

@@ -329,7 +329,10 @@ def _frames(draw: Callable[[], RenderableType], watch_s: float) -> Iterator[Rend
 
 def _draw_list(bootstrap: Address, states: Sequence[str]) -> RenderableType:
     with admin_client(bootstrap) as admin:
-        listed = {each["group_id"]: each for each in admin.list_groups(states_filter=states)}
+        from kafka.admin import GroupState
+
+        wanted = [GroupState(state) for state in states]
+        listed = {each["group_id"]: each for each in admin.list_groups(states_filter=wanted)}
         described = _describe(admin, listed)
     table = new_table("group", "state", "protocol", "members", "coordinator", right=["members"])
     for group_id, each in sorted(listed.items()):

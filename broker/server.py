@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -24,6 +25,7 @@ from broker.config import Settings, parse_address
 from broker.connection import Connection, InFlight
 from broker.log.appender import Appender, AppendLimits
 from broker.log.reader import ColdReader
+from broker.log.rollup import Rollup
 from broker.log.tail_cache import TailCache
 from broker.logging import log_to_stderr
 from broker.producer_ids import ProducerIds
@@ -75,6 +77,9 @@ class Broker:
                 settings.producer_id_expiration_ms,
             ),
             uuid4(),
+        )
+        self.rollup = Rollup(
+            engine, self.appender.no_row_before, lambda: time.time_ns() // 1_000_000
         )
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = _coordinator(settings, engine, self.rows)
@@ -136,6 +141,7 @@ async def serve(settings: Settings, progress: Callable[[str], None]) -> None:
         finally:
             await broker.groups.close()
             await broker.rows.close()
+            await broker.rollup.close()
             await broker.appender.close()
             await broker.cold_reader.close()
             await broker.topics.close()
@@ -156,6 +162,7 @@ async def _open_broker(
     progress("reading topics")
     broker.topics.first_fresh_producer_id = await broker.producer_ids.load()
     await broker.topics.load()
+    await broker.rollup.open()
     broker.appender.start()
     progress("reading consumer groups")
     broker.rows.start()
@@ -198,7 +205,9 @@ async def _listen_until(
         print(f"ready kafka={kafka_at} http={http}", flush=True)
         waiting = loop.create_task(stop.wait())
         # What runs in the background ends only by a defect, and a defect is loud.
-        background = [sweeper, *broker.groups.background]
+        broker.rollup.start()
+        assert broker.rollup.task is not None
+        background = [sweeper, broker.rollup.task, *broker.groups.background]
         await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():

@@ -121,6 +121,15 @@ class Appender:
         """
         await asyncio.gather(*(lane.settled() for lane in self._lanes))
 
+    async def no_row_before(self, time_ms: int) -> None:
+        """From now on no row gets an append_time below `time_ms`; those on their way are stored.
+
+        The last call counts: a lower time takes a higher one back.
+        """
+        for lane in self._lanes:
+            lane.append_time_floor_ms = time_ms
+        await self.settled()
+
     def _lane(self, partition: PartitionLog) -> _Lane:
         return self._lanes[(partition.topic_id.int + partition.partition) % len(self._lanes)]
 
@@ -144,6 +153,7 @@ class _Lane:
         self._closing = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
+        self.append_time_floor_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
 
@@ -215,7 +225,10 @@ class _Lane:
         for append in appends:
             await self._recover_producer(append)
         loop = asyncio.get_running_loop()
-        block = await loop.run_in_executor(self._thread, _build, appends, self._limits)
+        # The floor is read after `_settled` is cleared: a block has the new one or is waited for.
+        block = await loop.run_in_executor(
+            self._thread, _build, appends, self._limits, self.append_time_floor_ms
+        )
         self._queue.extendleft(reversed(block.left))
         if block.rows:
             self._block_number += 1
@@ -335,12 +348,12 @@ def _recovered_entry(rows: list[list[object]]) -> ProducerEntry:
     return ProducerEntry(epoch, tuple(reversed(ranges)), numbers[0][4], recovered=True)
 
 
-def _build(appends: list[_Append], limits: AppendLimits) -> _Block:
+def _build(appends: list[_Append], limits: AppendLimits, append_time_floor_ms: int) -> _Block:
     """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
 
     What they become may be much larger than what came: those that find no room are left over.
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = max(time.time_ns() // 1_000_000, append_time_floor_ms)
     builder = BlockBuilder(now_ms, SINGLE_BROKER_EPOCH)
     block = _Block(Staging(), [], [], b"", 0, [])
     for position, append in enumerate(appends):

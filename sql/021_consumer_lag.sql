@@ -1,0 +1,73 @@
+-- How far each group is behind, per partition that it has committed: in records, and in seconds since the oldest
+-- record that it has not committed came in (0 when there is none). member_id, client_id and client_host are
+-- those of the member that reads the partition now (`assigned`); where none does, of the one that committed.
+--
+-- The time of that record is its own where it came in the last minute or two, else it is told from its place in
+-- its minute (`counted`). To look every such record up in the log would be exact, and would read half of it where
+-- groups are behind in many places (measured: 10,000 offsets in 10^8 records, 51 million rows).
+--
+-- Reads the latest row of consumer_offsets per group and partition, partition_minutes, and of `messages` what
+-- came in the last minute or two.
+CREATE OR REPLACE VIEW consumer_lag AS
+WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes) AS counted_until
+SELECT
+    position.group_id AS group_id,
+    position.topic AS topic,
+    position.topic_id AS topic_id,
+    position.partition AS partition,
+    committed_offset,
+    end_offset,
+    lag,
+    multiIf(
+        lag = 0, 0,
+        oldest_time > now64(3, 'UTC'), 0,
+        date_diff('millisecond', oldest_time, now64(3, 'UTC')) / 1000) AS lag_seconds,
+    commit_time,
+    if(assigned, reader.member_id, position.member_id) AS member_id,
+    if(assigned, reader.client_id, position.client_id) AS client_id,
+    if(assigned, reader.client_host, position.client_host) AS client_host,
+    (reader.member_id != '')::Bool AS assigned
+FROM
+(
+    SELECT
+        positions.group_id AS group_id, positions.topic AS topic, positions.topic_id AS topic_id,
+        positions.partition AS partition, committed_offset, end_offset, lag, commit_time, member_id, client_id, client_host,
+        multiIf(
+            fresh.append_time > 0, fresh.append_time,
+            counted.max_offset < next_offset, last_time,
+            counted.first_append_time + toIntervalMillisecond(
+                date_diff('millisecond', counted.first_append_time, counted.last_append_time)
+                * (greatest(next_offset, counted.min_offset) - counted.min_offset)
+                / greatest(counted.max_offset - counted.min_offset, 1))) AS oldest_time
+    FROM
+    (
+        SELECT
+            group_id, partition_stats.topic AS topic, topic_id, partition, offset AS committed_offset, end_offset,
+            greatest(end_offset - offset, 0) AS lag, greatest(offset, log_start_offset) AS next_offset, last_time,
+            commit_time, member_id, client_id, client_host
+        FROM current_offsets
+        INNER JOIN partition_stats USING (topic_id, partition)
+    ) AS positions
+    LEFT JOIN
+    (
+        SELECT topic_id, partition, offset, append_time
+        FROM messages
+        WHERE append_time >= counted_until AND (topic, partition, offset) IN (SELECT topic, partition, offset FROM current_offsets)
+    ) AS fresh
+        ON fresh.topic_id = positions.topic_id AND fresh.partition = positions.partition AND fresh.offset = positions.next_offset
+    ASOF LEFT JOIN
+    (
+        SELECT topic_id, partition, min_offset, max_offset, first_append_time, last_append_time
+        FROM partition_minutes
+        INNER JOIN
+        (
+            SELECT topic_id, partition, min(offset) AS wanted_from FROM current_offsets GROUP BY topic_id, partition
+        ) AS wanted USING (topic_id, partition)
+        WHERE max_offset >= wanted_from
+    ) AS counted
+        ON counted.topic_id = positions.topic_id AND counted.partition = positions.partition AND counted.max_offset >= positions.next_offset
+) AS position
+LEFT JOIN group_assignments AS reader
+    ON reader.group_id = position.group_id AND reader.topic = position.topic AND reader.partition = position.partition
+ORDER BY group_id, topic, partition
+SETTINGS join_use_nulls = 0;

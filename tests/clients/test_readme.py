@@ -73,7 +73,7 @@ def test_the_session_answers_its_question_from_a_real_file(
     tools.program("kcat")
     broker = own_broker()
     lines = log_file.read_text(errors="replace").splitlines()
-    first, second = sessions()
+    first, second, third = sessions()
 
     answer = type_in(first, broker, log_file)
     installs = Counter(line[:10] for line in lines if " install " in line)
@@ -81,8 +81,13 @@ def test_the_session_answers_its_question_from_a_real_file(
     assert {day: int(count) for day, count in drawn} == installs
     assert [day for day, _ in drawn] == sorted(installs)
 
-    records = type_in(second, broker, log_file)
+    lag = type_in(second, broker, log_file)
+    assert re.search(rf"│ readers +│ dpkg +│ +{len(lines)} │ +{len(lines) + 1} │ +1 │", lag)
+
+    lines.append("one more line")
+    records = type_in(third, broker, log_file)
     assert records.splitlines()[1].split()[:2] == ["dpkg", "1"]
+    assert re.search(rf"^dpkg +0 +{len(lines) - 1} +{len(lines)} +1\b", records, re.MULTILINE)
     for action, times in Counter(line.split()[2] for line in lines).items():
         assert re.search(rf"^{action}\s+{times}$", records, re.MULTILINE)
     values = [line.split("\t")[3] for line in records.splitlines() if line.startswith("0:")]

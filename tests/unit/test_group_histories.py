@@ -135,6 +135,9 @@ WEIGHTS = {
     Step.LEAVE: 2,
     Step.REJOIN: 2,
     Step.RESUBSCRIBE: 2,
+    Step.LATE: 2,
+    Step.HANG: 2,
+    Step.ACT_AND_CRASH: 2,
 }
 # The first is what a failing history is reduced to: it does nothing where nothing is being stored.
 STEPS = [Step.STORED] + [step for step in Step for _ in range(WEIGHTS.get(step, 1))]
@@ -287,6 +290,7 @@ class Broker:
         self._held: list[Answer] = []
         self.parked: dict[Call, int] = {}  # since when
         self.given: dict[str, int] = {}  # ids given and not come back with, until when
+        self._begun = 0  # the last generation of this life
 
     @property
     def now_ms(self) -> int:
@@ -348,6 +352,7 @@ class Broker:
         for answer in answers:
             assert answer.waiter in self.parked, "answered twice, or never asked"
             del self.parked[answer.waiter]
+        self._check_leader([a.outcome for a in answers if isinstance(a.outcome, JoinAnswer)])
         self._check(group)
         self._held += answers
         self._save_what_changed(group)
@@ -367,6 +372,13 @@ class Broker:
                 return
             group.tick(self.now_ms)
         raise AssertionError("the clock does not get on")
+
+    def _check_leader(self, answers: Sequence[JoinAnswer]) -> None:
+        """A generation begins with a leader that knows of it."""
+        begins = [answer for answer in answers if answer.generation > self._begun]
+        if begins:
+            self._begun = begins[0].generation
+            assert begins[0].leader in {answer.member_id for answer in begins}
 
     def _check(self, group: WatchedGroup) -> None:
         for call, since_ms in self.parked.items():
@@ -455,6 +467,20 @@ class Broker:
             record = replace(record, leader=record.members[0].member_id)
         assert group.record(record.version) == record, "comes back otherwise than stored"
         self.group = group
+        self._begun = record.generation
+        self._check_that_it_goes_on(record)
+
+    def _check_that_it_goes_on(self, record: GroupRecord) -> None:
+        """Nobody waits for ever for an assignment, though its leader sends heartbeats."""
+        copy = Group.restored(record, LIMITS, self.now_ms)
+        for now_ms in range(self.now_ms, self.now_ms + LONGEST_REBALANCE_MS + 1, 1_000):
+            if copy.state is not GroupState.COMPLETING_REBALANCE:
+                return
+            for member in record.members:
+                instance = member.group_instance_id
+                copy.heartbeat(member.member_id, instance, record.generation, now_ms)
+            copy.tick(now_ms)
+        assert copy.state is not GroupState.COMPLETING_REBALANCE
 
 
 class World:
@@ -509,11 +535,11 @@ class World:
             case Step.EXPEL:
                 self.leave([LeavingMember("", PROFILES[slot].instance)])
             case _ if process is not None:
-                self.process_step(step, process)
+                self.process_step(step, process, number // len(PROFILES))
             case _:
                 pass
 
-    def process_step(self, step: Step, process: Process) -> None:
+    def process_step(self, step: Step, process: Process, number: int) -> None:
         match step:
             case Step.ACT:
                 self.act(process)
@@ -528,7 +554,7 @@ class World:
                 self.act(process)
             case Step.LATE:
                 if process.sent:
-                    self.send_late(process, process.sent[0])
+                    self.send_late(process, process.sent[number % len(process.sent)])
             case Step.HANG:
                 process.hangs = not process.hangs
             case Step.DIE:

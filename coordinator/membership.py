@@ -245,8 +245,9 @@ class SharedCache:
         self._unwritten[group_id, member_id] = now_ms
 
     def _stored(self, record: GroupRecord, touched: set[str], stored: asyncio.Future[None]) -> None:
-        group_id = record.group_id
-        error = None if stored.cancelled() else stored.exception()
+        if stored.cancelled():
+            return
+        group_id, error = record.group_id, stored.exception()
         if error is None:
             self._uncertain.pop(group_id, None)
             self._show(record)

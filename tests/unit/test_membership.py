@@ -497,13 +497,16 @@ async def test_what_another_broker_stores_is_seen(
 async def test_the_higher_version_wins_whoever_wrote_it(
     scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
-    for group_id in ("g", "h"):
-        await other.store(group(other, clock, member("a"), group_id=group_id))
+    await scripted.execute("SYSTEM STOP MERGES")  # they would hide older rows
+    await other.store(group(other, clock, member("a")))
+    await other.store(group(other, clock, member("a"), group_id="h"))
+    await other.store(group(other, clock, group_id="empty", state="Empty"))
     await cache.refresh()
     clock.now_ms += 1000
     record = group(cache, clock, member("b"), generation=5)
     await cache.store(record)
-    await cache.store(group(cache, clock, group_id="h", state="Dead"))
+    for group_id in ("h", "empty"):
+        await cache.store(group(cache, clock, group_id=group_id, state="Dead"))
     for _ in range(2):
         await cache.refresh()
         assert everything(cache) == {"g": record}
@@ -512,13 +515,20 @@ async def test_the_higher_version_wins_whoever_wrote_it(
 
 
 async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: RecordingEngine,
+    lane: RowLane,
+    clock: Clock,
+    cache: SharedCache,
+    other: SharedCache,
 ) -> None:
     record = group(other, clock, member("a", 0))
     await other.store(record)
     await cache.refresh()
     changed = group(other, clock, member("a", 5), member("b"), generation=2)
     await crash_between_members_and_group(scripted, other, changed)
+    late = SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
+    await late.refresh()
+    assert everything(late) == {}
     await cache.refresh()
     assert everything(cache) == {"g": record}
     await other.store(replace(changed, version=other.next_version(clock())))

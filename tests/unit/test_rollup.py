@@ -1,0 +1,526 @@
+"""The log is counted exactly once, whatever the clock does and wherever the broker ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.log import rollup as rollup_module
+from broker.log.rollup import Rollup
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, Parameter
+from storage.engine import Row as EngineRow
+from storage.schema import migrate
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
+DEADLINE_S = 30.0
+
+
+class CountedEngine(EmbeddedEngine):
+    """Fails windows on purpose, before or after they are stored."""
+
+    windows: int
+    counted: asyncio.Event
+    fault: str | None
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        counting = "INSERT INTO partition_minutes" in sql
+        if counting and self.fault == "before":
+            self.fault = None
+            raise EngineError("scripted", 999)
+        await super().execute(sql, params)
+        if counting:
+            self.windows += 1
+            self.counted.set()
+            if self.fault == "after":
+                self.fault = None
+                raise EngineError("scripted", 999)
+
+
+class Log:
+    """Rows as the appender writes them: none below the time that it was told, the clock else."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine = engine
+        self.now_ms = NOON
+        self.floor_ms = 0
+        self.ends: dict[tuple[str, UUID, int], int] = {}
+        self.bytes: dict[tuple[str, UUID, int], int] = {}
+        self.told: list[int] = []
+        self.on_the_way: list[tuple[str, int, int]] = []
+
+    def clock_ms(self) -> int:
+        return self.now_ms
+
+    async def no_row_before(self, time_ms: int) -> None:
+        """As the appender's: blocks that have their time already are stored before it returns."""
+        self.told.append(time_ms)
+        self.floor_ms = time_ms
+        while self.on_the_way:
+            topic, count, append_time_ms = self.on_the_way.pop()
+            await self.store(topic, count, append_time_ms)
+
+    async def topic(self, name: str, partitions: int = 1) -> UUID:
+        """A topic, or one that replaces the one of this name."""
+        await self.delete_topic(name)
+        topic_id = uuid4()
+        await self._version(name, topic_id, partitions, 1, "live")
+        for partition in range(partitions):
+            self.ends[name, topic_id, partition] = self.bytes[name, topic_id, partition] = 0
+        return topic_id
+
+    async def delete_topic(self, name: str) -> None:
+        for topic, topic_id, partition in list(self.ends):
+            if topic == name:
+                await self._version(name, topic_id, 1, 2, "deleting")
+                del self.ends[topic, topic_id, partition]
+                del self.bytes[topic, topic_id, partition]
+
+    async def append(self, topic: str, count: int = 1) -> None:
+        await self.store(topic, count, max(self.now_ms, self.floor_ms))
+
+    async def store(self, topic: str, count: int, append_time_ms: int) -> None:
+        key = next(key for key in self.ends if key[0] == topic)
+        await self.engine.execute(
+            "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
+            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {end:Int64} + number, 'five!',"
+            " fromUnixTimestamp64Milli({time:Int64}) FROM numbers({count:UInt64})",
+            {
+                "topic": topic,
+                "id": str(key[1]),
+                "partition": key[2],
+                "end": self.ends[key],
+                "time": append_time_ms,
+                "count": count,
+            },
+        )
+        self.ends[key] += count
+        self.bytes[key] += 5 * count
+
+    async def _version(
+        self, name: str, topic_id: UUID, partitions: int, version: int, state: str
+    ) -> None:
+        await self.engine.execute(
+            "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
+            " SELECT {id:UUID}, {version:UInt64}, {name:String}, {partitions:Int32}, map(),"
+            " {state:String}",
+            {
+                "id": str(topic_id),
+                "version": version,
+                "name": name,
+                "partitions": partitions,
+                "state": state,
+            },
+        )
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[CountedEngine]:
+    opened = CountedEngine(tmp_path / "data", 1, fsync=False)
+    opened.windows, opened.fault, opened.counted = 0, None, asyncio.Event()
+    try:
+        await migrate(opened)
+        yield opened
+    finally:
+        await opened.close()
+
+
+@pytest.fixture
+def log(engine: CountedEngine) -> Log:
+    return Log(engine)
+
+
+@pytest.fixture
+def rollup(log: Log) -> Rollup:
+    return Rollup(log.engine, log.no_row_before, log.clock_ms)
+
+
+async def minutes(log: Log) -> list[EngineRow]:
+    """What is counted: topic, minute of the day, records, bytes, first and last offset."""
+    return await log.engine.rows(
+        "SELECT topic, formatDateTime(minute, '%H:%i'), records, bytes, min_offset, max_offset"
+        " FROM partition_minutes WHERE topic != '' ORDER BY minute, topic, partition"
+    )
+
+
+async def stats(log: Log) -> dict[tuple[str, UUID, int], tuple[int, int, int]]:
+    """What people see: end offset, records and bytes of each partition."""
+    rows = await log.engine.rows(
+        "SELECT topic, topic_id, partition, end_offset, records, bytes FROM partition_stats"
+    )
+    return {
+        (str(topic), UUID(str(topic_id)), int(str(partition))): tuple(int(str(n)) for n in numbers)  # type: ignore[misc]
+        for topic, topic_id, partition, *numbers in rows
+    }
+
+
+async def parts(log: Log) -> int:
+    """How many parts were ever written to the table."""
+    rows = await log.engine.rows(
+        "SELECT max(max_block_number) FROM system.parts WHERE table = 'partition_minutes'"
+    )
+    return int(str(rows[0][0]))
+
+
+def truth(log: Log) -> dict[tuple[str, UUID, int], tuple[int, int, int]]:
+    return {key: (end, end, log.bytes[key]) for key, end in log.ends.items()}
+
+
+async def test_a_minute_is_counted_when_it_is_over(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders")
+    await log.append("orders", 3)
+    log.now_ms += MINUTE - 1
+    await log.append("orders", 2)
+    await rollup.count()
+    assert await minutes(log) == []
+    log.now_ms += 1
+    await log.append("orders", 4)
+    await rollup.count()
+    assert await minutes(log) == [["orders", "12:00", 5, 25, 0, 4]]
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await minutes(log) == [
+        ["orders", "12:00", 5, 25, 0, 4],
+        ["orders", "12:01", 4, 20, 5, 8],
+    ]
+
+
+async def test_what_is_stored_is_in_the_views_at_once(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders", 2)
+    for _ in range(3):
+        await log.append("orders", 3)
+        assert await stats(log) == truth(log)
+        log.now_ms += MINUTE
+        await rollup.count()
+        assert await stats(log) == truth(log)
+
+
+async def test_counting_again_changes_nothing(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders")
+    await log.append("orders", 3)
+    log.now_ms += 5 * MINUTE
+    await rollup.count()
+    await rollup.count()
+    await Rollup(log.engine, log.no_row_before, log.clock_ms).count()
+    assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_window_that_failed_is_counted_once(
+    log: Log, rollup: Rollup, engine: CountedEngine, fault: str
+) -> None:
+    await log.topic("orders")
+    await log.append("orders", 3)
+    log.now_ms += MINUTE
+    engine.fault = fault
+    with pytest.raises(EngineError):
+        await rollup.count()
+    assert await stats(log) == truth(log)
+    log.now_ms += MINUTE
+    await log.append("orders", 2)
+    await rollup.count()
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert [row[2] for row in await minutes(log)] == [3, 2]
+
+
+async def test_a_window_is_one_part_however_many_rows_it_has(log: Log, rollup: Rollup) -> None:
+    await log.topic("wide", 200)
+    (wide,) = {key[1] for key in log.ends}
+    await log.engine.execute(
+        "INSERT INTO messages (topic, topic_id, partition, offset, append_time)"
+        " SELECT 'wide', {id:UUID}, number % 200, intDiv(number, 200),"
+        " fromUnixTimestamp64Milli({time:Int64} + intDiv(number, 200) * 60000)"
+        " FROM numbers(200 * 1200)",
+        {"id": str(wide), "time": NOON},
+    )
+    log.now_ms += DAY
+    await rollup.count()
+    assert await log.engine.rows("SELECT count() FROM partition_minutes") == [[200 * 1200 + 1]]
+    assert await parts(log) == 1
+
+
+async def test_a_block_that_is_on_its_way_is_waited_for(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders")
+    log.on_the_way.append(("orders", 3, NOON + MINUTE - 1))
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert log.told == [NOON + MINUTE]
+    assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
+
+
+async def test_after_a_restart_no_row_comes_into_a_counted_minute(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms -= 30_000
+    log.floor_ms = 0
+    await Rollup(log.engine, log.no_row_before, log.clock_ms).open()
+    await log.append("orders", 3)
+    assert await stats(log) == truth(log)
+
+
+async def test_the_first_time_counts_everything_there_is(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    for days in (9, 3, 1):
+        await log.store("orders", days, NOON - days * DAY)
+    log.now_ms += 2 * MINUTE
+    await log.append("orders", 7)
+    await rollup.count()
+    assert [row[2] for row in await minutes(log)] == [9, 3, 1]
+    assert engine.windows == 10
+    assert await stats(log) == truth(log)
+
+
+async def test_time_without_records_is_skipped_when_much_is_behind(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms += 400 * DAY
+    await log.append("orders", 3)
+    log.now_ms += 2 * DAY
+    await rollup.count()
+    assert engine.windows == 1 + 2
+    assert await stats(log) == truth(log)
+    log.now_ms += 400 * DAY
+    await rollup.count()
+    assert engine.windows == 1 + 2 + 1
+
+
+async def test_many_partitions_are_counted_in_smaller_windows(
+    log: Log, rollup: Rollup, engine: CountedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollup_module, "_WINDOW_ROWS", 60)
+    await log.topic("wide", 2)
+    await log.append("wide", 3)
+    log.now_ms += HOUR
+    await rollup.count()
+    assert engine.windows == 2
+    log.now_ms += HOUR
+    await log.append("wide", 3)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+
+
+async def test_minutes_without_records_are_counted_too(log: Log, rollup: Rollup) -> None:
+    """So that the views read the last minute of the log, not everything since its last record."""
+    await log.topic("orders")
+    for _ in range(3):
+        log.now_ms += MINUTE
+        await rollup.count()
+    assert await log.engine.rows("SELECT max(minute) FROM partition_minutes") == [
+        ["2026-11-20 12:02:00"]
+    ]
+
+
+async def test_a_clock_that_is_set_back_brings_no_row_into_a_counted_minute(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    await log.append("orders", 3)
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms -= 4 * MINUTE
+    await log.append("orders", 2)
+    assert await stats(log) == truth(log)
+    await rollup.count()
+    assert log.floor_ms == NOON + MINUTE
+    log.now_ms += 6 * MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert [row[1:3] for row in await minutes(log)] == [["12:00", 3], ["12:01", 2]]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_clock_that_was_days_ahead_holds_nothing_up(
+    log: Log, rollup: Rollup, caplog: pytest.LogCaptureFixture, restarted: bool
+) -> None:
+    await log.topic("orders")
+    await log.append("orders", 1)
+    log.now_ms += 10 * DAY
+    await log.append("orders", 20)
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms = NOON + 2 * MINUTE
+    if restarted:
+        log.floor_ms = 0
+        rollup = Rollup(log.engine, log.no_row_before, log.clock_ms)
+        await rollup.open()
+    else:
+        await rollup.count()
+    assert "the clock is 863940 s behind" in caplog.text
+    assert log.floor_ms <= log.now_ms
+    await log.append("orders", 300)
+    for _ in range(3):
+        assert await stats(log) == truth(log)
+        log.now_ms += MINUTE
+        await rollup.count()
+    assert [row[1:3] for row in await minutes(log)] == [["12:00", 1], ["12:02", 300]]
+    log.now_ms += 11 * DAY
+    await rollup.count()
+    assert [row[2] for row in await minutes(log)] == [1, 300, 20]
+    assert await stats(log) == truth(log)
+
+
+async def test_a_topic_made_again_shows_nothing_of_its_predecessor(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    await log.append("orders", 5)
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.topic("orders")
+    assert await stats(log) == truth(log)
+    await log.append("orders", 2)
+    assert await stats(log) == truth(log)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert [row[2] for row in await minutes(log)] == [2]
+
+
+async def test_rows_of_a_deleted_topic_go(log: Log, rollup: Rollup) -> None:
+    await log.topic("orders")
+    await log.topic("kept")
+    await log.append("orders", 5)
+    await log.append("kept", 6)
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.delete_topic("orders")
+    assert await stats(log) == truth(log)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert [row[0] for row in await minutes(log)] == ["kept"]
+    log.now_ms += MINUTE
+    await log.append("kept", 1)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+
+
+async def test_a_partition_without_rows_ends_where_its_checkpoint_says(
+    log: Log, rollup: Rollup
+) -> None:
+    topic_id = await log.topic("orders", 3)
+    await log.append("orders", 5)
+    await log.engine.execute(
+        "INSERT INTO partition_checkpoints"
+        " SELECT {id:UUID}, number, [2, 0, 7][number + 1], [3, 0, 7][number + 1] FROM numbers(3)",
+        {"id": str(topic_id)},
+    )
+    for _ in range(2):
+        assert await stats(log) == {
+            ("orders", topic_id, 0): (5, 3, 15),
+            ("orders", topic_id, 1): (0, 0, 0),
+            ("orders", topic_id, 2): (7, 0, 0),
+        }
+        log.now_ms += MINUTE
+        await rollup.count()
+
+
+Step = tuple[str, int]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 50)),
+        st.tuples(st.just("clock"), st.integers(-20 * MINUTE, 20 * MINUTE)),
+        st.tuples(st.just("clock"), st.integers(0, 2 * MINUTE)),
+        st.tuples(st.just("jump"), st.sampled_from([-DAY, -HOUR, HOUR, DAY])),
+        st.tuples(st.just("count"), st.just(0)),
+        st.tuples(st.just("before"), st.just(0)),
+        st.tuples(st.just("after"), st.just(0)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("made again"), st.just(0)),
+    ),
+    max_size=15,
+)
+
+
+@settings(
+    max_examples=10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=STEPS)
+async def test_every_row_counts_once_whatever_happens(
+    engine: CountedEngine, steps: list[Step]
+) -> None:
+    """Appends, a clock that goes both ways, faults, restarts, topics made again, in any order."""
+    for table in ("messages", "partition_minutes", "topic_versions"):
+        await engine.execute(f"TRUNCATE TABLE {table}")
+    engine.fault = None
+    log = Log(engine)
+    rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+    await log.topic("orders")
+    await rollup.open()
+    for step, amount in steps:
+        if step == "append":
+            await log.append("orders", amount)
+        elif step in ("clock", "jump"):
+            log.now_ms += amount
+        elif step == "restart":
+            log.floor_ms = 0
+            rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+            await rollup.open()
+        elif step == "made again":
+            await log.topic("orders")
+        else:
+            engine.fault = None if step == "count" else step
+            with suppress(EngineError):
+                await rollup.count()
+            engine.fault = None
+            assert await stats(log) == truth(log)
+    assert await stats(log) == truth(log)
+    log.now_ms += 20 * DAY
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert sum(int(str(row[2])) for row in await minutes(log)) == sum(log.ends.values())
+
+
+async def test_a_failure_of_the_engine_is_logged_and_tried_again(
+    log: Log,
+    engine: CountedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rollup_module, "_DELAY_MS", 0)
+    await log.topic("orders")
+    await log.append("orders", 3)
+    log.now_ms += 2 * MINUTE - 5
+    engine.fault = "before"
+    rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+    rollup.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await engine.counted.wait()
+    await rollup.close()
+    assert "could not be counted" in caplog.text
+    assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
+
+
+async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
+    async def defect(_time_ms: int) -> None:
+        raise AssertionError("a defect")
+
+    rollup = Rollup(log.engine, defect, log.clock_ms)
+    rollup.start()
+    assert rollup.task is not None
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.wait([rollup.task])
+    with pytest.raises(AssertionError, match="a defect"):
+        rollup.task.result()
+    await rollup.close()

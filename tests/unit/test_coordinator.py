@@ -201,6 +201,18 @@ async def test_what_cannot_be_stored_is_told_as_an_error_and_stored_later(
         assert row == ["Stable", 1]
 
 
+async def test_what_was_refused_is_stored_even_if_nobody_asks_again(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await groups.join("group", joining())
+        scripted.faults.append("refused")
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.sync("group", syncing(joined, {joined.member_id: b"all"}))
+        assert state_of(groups) == "CompletingRebalance"
+        await until(lambda: state_of(groups) == "Stable")
+
+
 async def test_who_joins_while_a_record_is_stored_is_in_the_next_one(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:

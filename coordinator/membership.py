@@ -412,7 +412,7 @@ class SharedCache:
                     clean_up_at = loop.time() + _CLEAN_UP_EVERY_S
                     await self._clean_up()
             except EngineError as error:
-                log.error("groups of other brokers are not up to date: %s", error)
+                log.error("groups could not be brought up to date, again soon: %s", error)
         try:
             await self.write_heartbeats()
         except EngineError as error:

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -17,6 +18,7 @@ from coordinator.offsets import CommittedOffsets
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
+from tests.unit.log_parts import LANES
 from tests.unit.small_tables import (
     NODE_ID,
     OTHER_NODE_ID,
@@ -25,10 +27,13 @@ from tests.unit.small_tables import (
     make_lane,
     settled,
 )
+from tests.unit.test_embedded_engine import Owner
 
 ALL_BYTES = bytes(range(256))
 STRANGE_IDS = ["'; DROP TABLE x --", 'quo"te', "new\nline", "nul\0", "\\", "é😀", " ", "{a:String}"]
 LIMIT_S = 30.0
+TOPIC_ID = UUID(int=1)
+COMMITTER = Committer("a", None, 1, Client("c", "h"))
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def member(name: str, *partitions: int, static: str | None = None) -> MemberReco
 
 def group(
     cache: SharedCache,
-    clock: Clock,
+    clock: Callable[[], int],
     *members: MemberRecord,
     group_id: str = "g",
     generation: int = 1,
@@ -568,8 +573,8 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
         scripted.failing_rows.append("consumer_group_versions")
         await other.store(group(other, clock, member("a")))
         others = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
-        commit = OffsetCommit("t", UUID(int=1), 0, 17, -1, "")
-        await others.commit("g", Committer("a", None, 1, Client("c", "h")), [commit])
+        commit = OffsetCommit("t", TOPIC_ID, 0, 17, -1, "")
+        await others.commit("g", COMMITTER, [commit])
 
         async def seen() -> bool:
             return cache.get("g") == other.get("g") and offsets.get("g") == others.get("g")
@@ -625,3 +630,73 @@ async def test_a_broker_that_is_alone_asks_one_question_a_round(
     await cache.refresh()
     await settled()
     assert len(asked) == 1
+
+
+# --- A process that dies ---
+
+CHANGE_GROUPS_FOR_EVER = """
+import asyncio, sys, time
+from pathlib import Path
+from coordinator.membership import SharedCache
+from coordinator.messages import OffsetCommit
+from coordinator.offsets import CommittedOffsets
+from storage.embedded import EmbeddedEngine
+from storage.schema import migrate
+from tests.unit.small_tables import NODE_ID, make_lane
+from tests.unit.test_membership import COMMITTER, TOPIC_ID, group, member
+
+def clock():
+    return time.time_ns() // 1_000_000
+
+async def change(cache, offsets, group_id):
+    for generation in range(10**9):
+        leader = member(f"m{generation}", generation)
+        await cache.store(
+            group(cache, clock, leader, member("b"), group_id=group_id, generation=generation)
+        )
+        commit = OffsetCommit("t", TOPIC_ID, 0, generation, -1, "")
+        await offsets.commit(group_id, COMMITTER, [commit])
+        print(group_id, generation, flush=True)
+
+async def main():
+    engine = EmbeddedEngine(Path(sys.argv[1]), 3, fsync=False)
+    await migrate(engine)
+    lane = make_lane(engine)
+    offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
+    cache = SharedCache(engine, lane, NODE_ID, offsets, clock)
+    await cache.load()
+    await offsets.load({"t": TOPIC_ID})
+    print("loaded", -1, flush=True)
+    await asyncio.gather(*(change(cache, offsets, f"g{n}") for n in range(4)))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+    """And every group is one that was, or one that has to rebalance."""
+    clock = Clock(time.time_ns() // 1_000_000)
+    for changes in (1, 40, 97):
+        owner = Owner(tmp_path / "data", CHANGE_GROUPS_FOR_EVER)
+        done: dict[str, int] = {}
+        for _ in range(changes):
+            name, number = owner.line().split()
+            done[name] = int(number)
+        owner.kill()
+        del done["loaded"]
+        engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
+        lane = make_lane(engine)
+        cache = SharedCache(engine, lane, NODE_ID, clock_ms=clock)
+        offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
+        await cache.load()
+        await offsets.load({"t": TOPIC_ID})
+        for group_id, generation in done.items():
+            record, offset = cache.get(group_id), offsets.get(group_id)["t", 0].offset
+            assert record is not None
+            assert min(record.generation, offset) >= generation
+            if record.state != "PreparingRebalance":
+                assert {m.member_id for m in record.members} == {f"m{record.generation}", "b"}
+                assert record.generation - offset in (0, 1)
+        await lane.close()
+        await engine.close()
+        clock.now_ms += 60_000

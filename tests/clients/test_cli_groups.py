@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import confluent_kafka
@@ -442,20 +443,22 @@ def committed(group: str, to: tuple[str, str]) -> list[list[str]]:
 def test_a_reset_to_a_time_is_to_the_first_record_of_that_time_or_later(
     broker: BrokerProcess, group: str, topic: str, to: tuple[str, str]
 ) -> None:
+    day = (datetime.now(UTC) - timedelta(days=1)).replace(microsecond=0)
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.kafka})
-    for n, timestamp_ms in enumerate((1_750_000_000_000, 1_750_000_001_000, 1_750_000_002_500)):
-        producer.produce(topic, str(n).encode(), partition=0, timestamp=timestamp_ms)
+    for n, after_s in enumerate((0, 1, 2.5)):
+        at_ms = int(day.timestamp() * 1000 + after_s * 1000)
+        producer.produce(topic, str(n).encode(), partition=0, timestamp=at_ms)
     assert producer.flush(LIMIT_S) == 0
+    reset = ("groups", "reset-offsets", group, "--topic", topic, "--export", "--to-datetime")
 
-    def new_offset(time: str) -> str:
-        reset = ("reset-offsets", group, "--topic", topic, "--to-datetime", time)
-        return output("groups", *reset, "--export", *to).strip()
+    def new_offset(time: datetime) -> str:
+        return output(*reset, time.isoformat(), *to).strip()
 
-    assert new_offset("2025-06-15T15:06:40") == f"{topic},0,0"
-    assert new_offset("2025-06-15T15:06:40.001Z") == f"{topic},0,1"
-    assert new_offset("2025-06-15T17:06:42.5+02:00") == f"{topic},0,2"
-    late = run("groups", "reset-offsets", group, "--topic", topic,
-               "--to-datetime", "2025-06-16", "--export", *to)  # fmt: skip
+    assert new_offset(day.replace(tzinfo=None)) == f"{topic},0,0"
+    assert new_offset(day + timedelta(milliseconds=1)) == f"{topic},0,1"
+    east = timezone(timedelta(hours=2))
+    assert new_offset((day + timedelta(seconds=2.5)).astimezone(east)) == f"{topic},0,2"
+    late = run(*reset, (day + timedelta(hours=1)).isoformat(), *to)
     assert (late.returncode, late.stdout) == (0, f"{topic},0,3\n")
     assert late.stderr == f"Warning: {topic}:0 has no record since then: its end is taken\n"
 

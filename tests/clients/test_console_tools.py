@@ -4,18 +4,26 @@ The classes are those that Kafka's shell scripts start: kafka-topics.sh is Topic
 """
 
 import re
+import time
+from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.structs import OffsetAndMetadata
 
 from tests.broker_process import BrokerProcess
 from tests.clients import tools
-from tests.clients.adapters import Kcat
+from tests.clients.adapters import ConfluentKafka, Kcat
 from tests.clients.records import Record, rows
+from tests.clients.test_cli import output
+from tests.clients.test_cli_groups import consuming
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
 CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
@@ -32,20 +40,21 @@ class Tools:
 
     def __call__(self, main_class: str, *arguments: str, typed: bytes = b"") -> str:
         """What the tool prints; fails when it fails."""
-        printed, errors = tools.run(
-            [
-                *tools.java_command(),
-                main_class,
-                *arguments,
-                "--bootstrap-server",
-                self._broker.kafka,
-            ],
-            limit_s=LIMIT_S,
-            typed=typed,
-        )
+        printed, errors = self._run(main_class, *arguments, typed=typed)
         assert "ERROR" not in errors, errors
         assert "Exception" not in errors, errors
         return printed
+
+    def complaint(self, main_class: str, *arguments: str) -> str:
+        """What a tool says of an error; its exit code is 0 all the same."""
+        printed, errors = self._run(main_class, *arguments)
+        assert "Exception" in errors, printed
+        return errors
+
+    def _run(self, main_class: str, *arguments: str, typed: bytes = b"") -> tuple[str, str]:
+        command = [*tools.java_command(), main_class, *arguments]
+        command += ["--bootstrap-server", self._broker.kafka]
+        return tools.run(command, limit_s=LIMIT_S, typed=typed)
 
 
 @pytest.fixture(scope="session")
@@ -206,3 +215,211 @@ def test_broker_api_versions_finds_every_api_that_it_knows_of_usable(run: Tools)
 
 def test_the_cluster_has_an_id(run: Tools) -> None:
     assert re.search(r"Cluster ID: \S{22}$", run(CLUSTER, "cluster-id"), re.MULTILINE)
+
+
+# Groups
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    return f"{topic}.group"
+
+
+@pytest.fixture
+def numbers(broker: BrokerProcess, topic: str) -> str:
+    """A topic whose records are the numbers from 0 to 9, one for each of the last ten hours."""
+    now_ms = int(time.time() * 1000)
+    records = [
+        Record(None, b"%d" % n, timestamp_ms=now_ms - (10 - n) * 3_600_000) for n in range(10)
+    ]
+    ConfluentKafka().produce(broker.kafka, topic, records)
+    return topic
+
+
+@pytest.fixture
+def stopped(broker: BrokerProcess, group: str, numbers: str) -> str:
+    """A group without members that committed offset 4 of `numbers`."""
+    with KafkaAdminClient(bootstrap_servers=broker.kafka) as admin:
+        commit = {TopicPartition(numbers, 0): OffsetAndMetadata(4, "", None)}
+        assert [error.errno for error in admin.alter_group_offsets(group, commit).values()] == [0]
+    return group
+
+
+def committed(broker: BrokerProcess, group: str) -> list[int]:
+    with KafkaAdminClient(bootstrap_servers=broker.kafka) as admin:
+        offsets = admin.list_group_offsets({group: None})[group]
+        return [offset.offset for _, offset in sorted(offsets.items())]
+
+
+def cells(printed: str) -> list[list[str]]:
+    """The words of every line that is not empty."""
+    return [line.split() for line in printed.splitlines() if line.strip()]
+
+
+def test_console_consumers_of_a_group_go_on_where_the_one_before_stopped(
+    broker: BrokerProcess, run: Tools, group: str, numbers: str
+) -> None:
+    read = (CONSOLE_CONSUMER, "--topic", numbers, "--group", group, "--from-beginning")
+    assert run(*read, "--max-messages", "6").split() == list("012345")
+    assert committed(broker, group) == [6]
+    assert run(*read, "--max-messages", "4").split() == list("6789")
+    assert committed(broker, group) == [10]
+
+
+def test_consumer_performance_reads_as_a_group_and_commits(
+    broker: BrokerProcess, run: Tools, group: str, topic: str
+) -> None:
+    Kcat().produce(broker.kafka, topic, [Record(None, b"x" * 100)] * 20_000)
+
+    printed = run(
+        CONSUMER_PERFORMANCE,
+        *("--topic", topic, "--group", group, "--num-records", "20000", "--timeout", "30000"),
+    )
+
+    heading, figures = [line.split(", ") for line in printed.splitlines() if ", " in line]
+    assert dict(zip(heading, figures, strict=True))["data.consumed.in.nMsg"] == "20000"
+    assert committed(broker, group) == [20_000]
+
+
+def test_consumer_groups_lists_groups_with_type_and_state(
+    broker: BrokerProcess, run: Tools, stopped: str, numbers: str
+) -> None:
+    live = f"{stopped}.live"
+    with consuming(broker, live, numbers) as consumer:
+        consumer.values_to_the_end()
+        assert {live, stopped} <= set(run(CONSUMER_GROUPS, "--list").split())
+        listed = cells(run(CONSUMER_GROUPS, "--list", "--state", "--type"))
+        assert listed[0] == ["GROUP", "TYPE", "STATE"]
+        assert [live, "Classic", "Stable"] in listed
+        assert [stopped, "Classic", "Empty"] in listed
+        stable = cells(run(CONSUMER_GROUPS, "--list", "--state", "stable"))
+        assert [live, "Stable"] in stable
+        assert stopped not in {line[0] for line in stable}
+
+
+def test_consumer_groups_describes_state_members_and_offsets_of_a_live_group(
+    broker: BrokerProcess, run: Tools, group: str, numbers: str
+) -> None:
+    settings = {"client.id": "reader", "group.instance.id": "one"}
+    with consuming(broker, group, numbers, **settings) as consumer:
+        consumer.values_to_the_end()
+        consumer.commit(numbers, 7)
+        describe = (CONSUMER_GROUPS, "--describe", "--group", group)
+        state = cells(run(*describe, "--state"))
+        members = cells(run(*describe, "--members", "--verbose"))
+        offsets = cells(run(*describe))
+        every = cells(run(CONSUMER_GROUPS, "--describe", "--all-groups", "--state"))
+        member = consumer.member_id
+
+    assert state[1] == [group, broker.kafka, "(1)", "range", "Stable", "1"]
+    assert dict(zip(members[0], members[1], strict=False)) == {
+        "GROUP": group,
+        "CONSUMER-ID": member,
+        "GROUP-INSTANCE-ID": "one",
+        "HOST": "/127.0.0.1",
+        "CLIENT-ID": "reader",
+        "#PARTITIONS": "1",
+        "CURRENT-EPOCH": "-",
+        "CURRENT-ASSIGNMENT": f"{numbers}:0",
+        "TARGET-EPOCH": "-",
+        "TARGET-ASSIGNMENT": "-",
+    }
+    assert dict(zip(*offsets, strict=True)) == {
+        "GROUP": group,
+        "TOPIC": numbers,
+        "PARTITION": "0",
+        "CURRENT-OFFSET": "7",
+        "LOG-END-OFFSET": "10",
+        "LAG": "3",
+        "CONSUMER-ID": member,
+        "HOST": "/127.0.0.1",
+        "CLIENT-ID": "reader",
+    }
+    assert state[1] in every
+
+
+def test_consumer_groups_knows_who_is_not_there(run: Tools, stopped: str, numbers: str) -> None:
+    offsets = cells(run(CONSUMER_GROUPS, "--describe", "--group", stopped))
+    assert offsets[-1] == [stopped, numbers, "0", "4", "10", "6", "-", "-", "-"]
+    unknown = run.complaint(CONSUMER_GROUPS, "--describe", "--group", "nobody")
+    assert "GroupIdNotFoundException: Group nobody not found." in unknown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offset"),
+    [
+        (["--to-earliest"], 0),
+        (["--to-latest"], 10),
+        (["--to-offset", "9"], 9),
+        (["--shift-by", "-3"], 1),
+        (["--to-datetime", "2001-02-03T04:05:06.789"], 0),
+        (["--by-duration", "PT3H30M"], 7),
+    ],
+)
+def test_consumer_groups_resets_offsets_when_told_to(
+    broker: BrokerProcess,
+    run: Tools,
+    stopped: str,
+    numbers: str,
+    arguments: list[str],
+    offset: int,
+) -> None:
+    printed = run(
+        CONSUMER_GROUPS,
+        *("--reset-offsets", "--group", stopped, "--topic", numbers, "--execute", *arguments),
+    )
+
+    assert cells(printed)[-1] == [stopped, numbers, "0", str(offset)]
+    assert committed(broker, stopped) == [offset]
+
+
+def test_what_consumer_groups_exports_brokerhouse_resets_to_and_the_other_way_round(
+    broker: BrokerProcess, run: Tools, stopped: str, numbers: str, tmp_path: Path
+) -> None:
+    theirs, ours = tmp_path / "theirs.csv", tmp_path / "ours.csv"
+    reset = (CONSUMER_GROUPS, "--reset-offsets", "--group", stopped)
+    own = ("groups", "reset-offsets", stopped, "--bootstrap", broker.kafka)
+
+    # Their dry run, which changes nothing.
+    theirs.write_text(run(*reset, "--all-topics", "--to-earliest", "--dry-run", "--export"))
+    assert committed(broker, stopped) == [4]
+    ours.write_text(output(*own, "--all-topics", "--to-current", "--export"))
+
+    output(*own, "--from-file", str(theirs), "--execute")
+    assert committed(broker, stopped) == [0]
+    run(*reset, "--from-file", str(ours), "--execute")
+    assert committed(broker, stopped) == [4]
+
+
+def test_consumer_groups_is_refused_what_a_live_group_does_not_allow(
+    broker: BrokerProcess, run: Tools, stopped: str, numbers: str
+) -> None:
+    group = ("--group", stopped)
+    with consuming(broker, stopped, numbers) as consumer:
+        consumer.values_to_the_end()
+        reset = run(CONSUMER_GROUPS, "--reset-offsets", *group, "--all-topics",
+                    "--to-earliest", "--execute")  # fmt: skip
+        assert "is inactive, but the current state is Stable" in reset
+        deleted = run(CONSUMER_GROUPS, "--delete", *group)
+        assert "GroupNotEmptyException: The group is not empty." in deleted
+        offsets = run(CONSUMER_GROUPS, "--delete-offsets", *group, "--topic", numbers)
+        assert "GroupSubscribedToTopicException" in offsets
+    assert committed(broker, stopped) == [4]
+
+
+def test_consumer_groups_deletes_offsets_and_groups(
+    broker: BrokerProcess, run: Tools, stopped: str, numbers: str
+) -> None:
+    group = ("--group", stopped)
+    offsets = run(CONSUMER_GROUPS, "--delete-offsets", *group, "--topic", f"{numbers}:0")
+    assert cells(offsets)[-1] == [numbers, "0", "Successful"]
+    assert committed(broker, stopped) == []
+
+    with KafkaAdminClient(bootstrap_servers=broker.kafka) as admin:
+        commit = {TopicPartition(numbers, 0): OffsetAndMetadata(1, "", None)}
+        admin.alter_group_offsets(stopped, commit)
+    deleted = run(CONSUMER_GROUPS, "--delete", *group, "--group", "nobody")
+    assert "* Group 'nobody' could not be deleted" in deleted
+    assert "GroupIdNotFoundException" in deleted
+    assert f"deleted successfully: '{stopped}'" in deleted
+    assert committed(broker, stopped) == []

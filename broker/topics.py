@@ -206,10 +206,7 @@ class TopicCatalog:
 
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         """Bytes of keys and values stored per (topic id, partition), before compression."""
-        rows = await self._engine.rows(
-            "SELECT topic_id, partition, sum(ifNull(length(key), 0) + ifNull(length(value), 0))"
-            " FROM messages GROUP BY topic_id, partition"
-        )
+        rows = await self._engine.rows("SELECT topic_id, partition, bytes FROM partition_stats")
         return {(UUID(str(i)), int(str(p))): int(str(size)) for i, p, size in rows}
 
     async def close(self) -> None:

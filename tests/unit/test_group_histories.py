@@ -788,14 +788,21 @@ class World:
         group, running = self.broker.group, self.running
         if group is None or not running:
             return group is None or group.state is GroupState.EMPTY
-        members = [p for p in running if p.generation == group.generation and p.phase == "steady"]
-        if not members:
-            return group.state is GroupState.EMPTY and all(p.hangs for p in running)
+        if all(process.hangs for process in running):
+            return not self.broker.parked
+        # Who hangs stays a member as long as nothing but heartbeats is asked of it.
+        members = [
+            process
+            for process in running
+            if process.generation == group.generation
+            and (process.phase == "steady" or process.hangs)
+        ]
+        owned = sorted(partition for process in members for partition in process.owned or ())
         return (
             group.state is GroupState.STABLE
             and group.member_count == len(members)
-            and all(p in members or p.hangs for p in running)
-            and sorted(n for p in members for n in p.owned or ()) == list(PARTITIONS)
+            and all(process in members or process.hangs for process in running)
+            and (owned == list(PARTITIONS) or any(process.hangs for process in members))
         )
 
     def fall_silent(self) -> None:

@@ -135,7 +135,11 @@ class KafkaPythonMember(Member):
             if asked is not None:
                 consumer.seek(kafka.TopicPartition(asked["topic"], asked["partition"]), asked["to"])
                 self.report("sought")
-            polled = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=MOST_RECORDS)
+            try:
+                polled = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=MOST_RECORDS)
+            except kafka.errors.RetriableError as error:
+                print(f"{command['member']}: {error}", file=sys.stderr)
+                polled = {}
             records = [record for some in polled.values() for record in some]
             places = [(record.topic, record.partition, record.offset) for record in records]
             if self.commit_mode == "before" and places:
@@ -173,7 +177,7 @@ class KafkaPythonMember(Member):
         except (
             kafka.errors.CommitFailedError,
             kafka.errors.RebalanceInProgressError,
-            kafka.errors.KafkaTimeoutError,
+            kafka.errors.RetriableError,  # the broker is away: the next commit covers this one
         ) as error:
             self.report("commit_failed", error=repr(error))
         else:

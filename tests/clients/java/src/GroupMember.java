@@ -182,6 +182,8 @@ final class GroupMember extends Thread implements ConsumerRebalanceListener {
         properties.put("heartbeat.interval.ms", command.get("heartbeat_ms").asText());
         properties.put("metadata.max.age.ms", command.get("metadata_max_age_ms").asText());
         properties.put("reconnect.backoff.max.ms", "250");
+        // Otherwise it forgets all metadata when its only broker is away (KIP-1102), and a leader joins again for that.
+        properties.put("metadata.recovery.strategy", "none");
         properties.put("auto.offset.reset", "earliest");
         properties.put("enable.auto.commit", String.valueOf(mode.equals("auto")));
         properties.put("auto.commit.interval.ms", "200");

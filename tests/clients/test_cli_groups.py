@@ -15,9 +15,11 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+from click.testing import CliRunner
 from kafka import KafkaAdminClient
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
+from broker.cli import main
 from tests.broker_process import BrokerProcess
 from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run
 from tests.clients.test_cli import closed_port as closed_port
@@ -103,6 +105,13 @@ def read_next(broker: BrokerProcess, group: str, topic: str) -> list[str]:
 def fields(*arguments: str) -> list[list[str]]:
     """The words of every line that the command prints."""
     return [line.split() for line in output("groups", *arguments).splitlines()]
+
+
+def committed(broker: BrokerProcess, group: str) -> dict[tuple[str, int], int]:
+    """What the group committed, as another client sees it: (topic, partition) -> offset."""
+    with KafkaAdminClient(bootstrap_servers=broker.kafka) as admin:
+        offsets = admin.list_group_offsets({group: None})[group]
+    return {tuple(partition): offset.offset for partition, offset in offsets.items()}
 
 
 @pytest.fixture
@@ -421,23 +430,23 @@ def test_a_reset_is_where_a_consumer_goes_on(
 ) -> None:
     arguments, offset = RESETS[kind]
     reset = ("reset-offsets", stopped_group, "--topic", filled, *arguments)
-    row = [filled, "0", str(COMMITTED), str(offset)]
-
-    tried = fields(*reset, *to)
-    assert tried[:2] == [["topic", "partition", "committed", "new", "offset"], row]
-    assert tried[-1][:2] == ["dry", "run,"]
-    assert committed(stopped_group, to) == [[filled, "0", str(COMMITTED)]]
-
-    done = fields(*reset, "--execute", *to)
-    assert (done[1], done[-1]) == (row, ["stored"])
+    heading, row, *_, last = fields(*reset, "--execute", *to)
+    assert heading == ["topic", "partition", "committed", "new", "offset"]
+    assert row == [filled, "0", str(COMMITTED), str(offset)]
+    assert last == ["stored"]
     assert read_next(broker, stopped_group, filled) == [str(n) for n in range(offset, RECORDS)]
 
 
-def committed(group: str, to: tuple[str, str]) -> list[list[str]]:
-    """Topic, partition and offset of what the group committed."""
-    text = output("groups", "describe", group, "--offsets", *to)
-    _, *offsets = text.split("\n\n")[1].splitlines()
-    return [line.split()[:3] for line in offsets]
+def test_unless_told_to_a_reset_only_shows_what_it_would_do(
+    broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
+) -> None:
+    reset = ("reset-offsets", stopped_group, "--topic", filled, "--to-latest")
+    for dry in ([], ["--dry-run"]):
+        _, row, *_, last = fields(*reset, *dry, *to)
+        assert row == [filled, "0", str(COMMITTED), str(RECORDS)]
+        assert last[:2] == ["dry", "run,"]
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
+    assert read_next(broker, stopped_group, filled) == list("456789")
 
 
 def test_a_reset_to_a_time_is_to_the_first_record_of_that_time_or_later(
@@ -486,7 +495,7 @@ def test_an_offset_outside_of_the_log_becomes_the_nearest_inside(
     assert done.stderr == (
         f"Warning: {filled}:0 goes from 0 to 10: {taken} is taken, not {asked}\n"
     )
-    assert committed(stopped_group, to) == [[filled, "0", str(taken)]]
+    assert committed(broker, stopped_group) == {(filled, 0): taken}
 
 
 def test_a_reset_touches_only_the_partitions_it_names(
@@ -497,9 +506,9 @@ def test_a_reset_touches_only_the_partitions_it_names(
     output("topics", "create", other, "--partitions", "2", *to)
     output("groups", "reset-offsets", group, "--topic", f"{topic}:0,2", "--topic", other,
            "--to-latest", "--execute", *to)  # fmt: skip
-    assert [line[:2] for line in committed(group, to)] == [
-        [topic, "0"], [topic, "2"], [other, "0"], [other, "1"],
-    ]  # fmt: skip
+    assert committed(broker, group) == {
+        (topic, 0): 0, (topic, 2): 0, (other, 0): 0, (other, 1): 0,
+    }  # fmt: skip
     everywhere = output("groups", "reset-offsets", group, "--all-topics", "--to-current",
                         "--export", *to)  # fmt: skip
     assert everywhere.splitlines() == [
@@ -528,7 +537,7 @@ def test_a_group_at_work_is_not_reset(
                 f"group {stopped_group} is active (Stable, members: 1): "
                 "its offsets can be moved when every member has stopped"
             )
-    assert committed(stopped_group, to) == [[filled, "0", str(COMMITTED)]]
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 
 def test_offsets_go_to_a_file_and_back(
@@ -540,11 +549,11 @@ def test_offsets_go_to_a_file_and_back(
     assert file.read_text() == f"{filled},0,{COMMITTED}\n"
 
     output(*reset, "--all-topics", "--to-latest", "--execute", *to)
-    assert committed(stopped_group, to) == [[filled, "0", str(RECORDS)]]
+    assert committed(broker, stopped_group) == {(filled, 0): RECORDS}
     output(*reset, "--from-file", str(file), *to)
-    assert committed(stopped_group, to) == [[filled, "0", str(RECORDS)]]
+    assert committed(broker, stopped_group) == {(filled, 0): RECORDS}
     output(*reset, "--from-file", str(file), "--execute", *to)
-    assert committed(stopped_group, to) == [[filled, "0", str(COMMITTED)]]
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
     # As Kafka's tool exports several groups.
     lines = f'"{stopped_group}",{filled},0,6\nanother,{filled},0,7\n'
@@ -562,18 +571,24 @@ def test_offsets_go_to_a_file_and_back(
     ],
 )
 def test_a_file_that_does_not_fit_changes_nothing(
-    stopped_group: str, filled: str, to: tuple[str, str], tmp_path: Path, lines: str, sentence: str
+    broker: BrokerProcess,
+    stopped_group: str,
+    filled: str,
+    to: tuple[str, str],
+    tmp_path: Path,
+    lines: str,
+    sentence: str,
 ) -> None:
     file = tmp_path / "offsets.csv"
     file.write_text(lines.format(topic=filled))
     refused = complaint(1, "groups", "reset-offsets", stopped_group, "--from-file", str(file),
                         "--execute", *to)  # fmt: skip
     assert refused == sentence.format(topic=filled, group=stopped_group)
-    assert committed(stopped_group, to) == [[filled, "0", str(COMMITTED)]]
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 
 def test_partitions_that_are_not_there_are_named_and_nothing_is_done(
-    stopped_group: str, filled: str, to: tuple[str, str]
+    broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
 ) -> None:
     reset = ("groups", "reset-offsets", stopped_group, "--to-earliest", "--execute")
     for also, sentence in (
@@ -583,7 +598,7 @@ def test_partitions_that_are_not_there_are_named_and_nothing_is_done(
     ):
         refused = complaint(1, *reset, "--topic", f"{filled}:0", "--topic", also, *to)
         assert refused == sentence
-    assert committed(stopped_group, to) == [[filled, "0", str(COMMITTED)]]
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
     assert f"{filled}-x" not in output("topics", "list", *to)
 
 
@@ -623,8 +638,8 @@ def test_nothing_committed_is_nothing_to_shift_or_to_take_all_of(
 def test_a_reset_that_is_wrongly_asked_for_is_exit_code_2(
     arguments: list[str], complains_of: str
 ) -> None:
-    result = run("groups", "reset-offsets", "g", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
+    result = CliRunner().invoke(main, ["groups", "reset-offsets", "g", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith("Error: ")
     assert complains_of in result.stderr.splitlines()[-1]
 
@@ -689,6 +704,6 @@ def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: in
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
-    result = run("groups", *arguments)
-    assert result.returncode == 2
+    result = CliRunner().invoke(main, ["groups", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "Traceback" not in result.stderr

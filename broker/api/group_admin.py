@@ -17,6 +17,7 @@ DeleteGroups (42), versions 0-2
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, TypeAlias
 
 from kafka.protocol.admin import (
@@ -47,6 +48,7 @@ GROUP_OPERATIONS: set[int] = {
 """As `broker.api.operations` has them for topics and the cluster."""
 
 _CLASSIC = "classic"
+_deleting: set[asyncio.Task[None]] = set()
 _MEMBER_BYTES = 100  # of a described member, beside its texts and bytes
 
 _Described: TypeAlias = DescribeGroupsResponse.DescribedGroup
@@ -161,7 +163,7 @@ async def delete_groups(ctx: RequestContext, request: DeleteGroupsRequest) -> De
     results = []
     for group_id in dict.fromkeys(request.groups_names):
         try:
-            await ctx.broker.groups.delete_group(group_id)
+            await _delete(ctx, group_id)
             error_code = 0
         except KafkaError as error:
             error_code = error.code
@@ -169,3 +171,11 @@ async def delete_groups(ctx: RequestContext, request: DeleteGroupsRequest) -> De
             DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error_code)
         )
     return DeleteGroupsResponse(throttle_time_ms=0, results=results)
+
+
+async def _delete(ctx: RequestContext, group_id: str) -> None:
+    """Begun, it is done, even if the client leaves: half deleted, a group takes nobody."""
+    deletion = asyncio.create_task(ctx.broker.groups.delete_group(group_id))
+    _deleting.add(deletion)
+    deletion.add_done_callback(_deleting.discard)
+    await asyncio.shield(deletion)

@@ -12,11 +12,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.api_message import ApiMessage
 
 from protocol import errors
 from tests.broker_process import BrokerProcess
@@ -709,6 +711,73 @@ class TestStaticMembers:
         answer = connect().ask(samples.leave(group, ("", "two"), ("", "one")), LEAVE)
         assert [one.error_code for one in answer.members] == [UNKNOWN_MEMBER, NONE]
         assert static.heartbeat() == UNKNOWN_MEMBER
+
+
+def leave_within(broker: BrokerProcess, request: ApiMessage, version: int, after_s: float) -> None:
+    """Ask for something and be gone."""
+    with Wire(broker) as leaving:
+        leaving.send_request(request, version)
+        time.sleep(after_s)
+        leaving.reset()
+
+
+class TestClientsThatLeave:
+    """Each at many moments: what they ask for takes a few milliseconds."""
+
+    MOMENTS_S = tuple(number / 5000 for number in range(30))
+
+    def test_while_they_commit(
+        self, broker: BrokerProcess, wire: Wire, target: Target, group: str
+    ) -> None:
+        """What is stored is what is fetched."""
+        for number, after_s in enumerate(self.MOMENTS_S):
+            commit = samples.commit(f"{group}-{number}", (target, {0: 1}))
+            leave_within(broker, commit, COMMIT, after_s)
+        for number in range(len(self.MOMENTS_S)):
+            group_id = f"{group}-{number}"
+            until(partial(self.is_settled, broker, wire, target, group_id))
+            assert self.takes_members(wire, group_id)
+
+    def is_settled(self, broker: BrokerProcess, wire: Wire, target: Target, group_id: str) -> bool:
+        (rows,) = broker.sql(
+            "SELECT count() AS stored FROM consumer_offsets WHERE group_id = {group_id:String}",
+            {"group_id": group_id},
+        )
+        return bool(rows["stored"]) == (committed(wire, group_id, target) == {0: (1, "")})
+
+    def test_while_they_delete_a_group(
+        self, broker: BrokerProcess, wire: Wire, target: Target, group: str
+    ) -> None:
+        """It is there or it is not, and takes members."""
+        for number, after_s in enumerate(self.MOMENTS_S):
+            group_id = f"{group}-{number}"
+            assert codes(wire.ask(samples.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
+            leave_within(broker, DeleteGroupsRequest(groups_names=[group_id]), DELETE, after_s)
+        for number in range(len(self.MOMENTS_S)):
+            until(partial(self.takes_members, wire, f"{group}-{number}"))
+
+    def takes_members(self, wire: Wire, group_id: str) -> bool:
+        return bool(wire.ask(samples.join(group_id), JOIN).error_code == MEMBER_ID_REQUIRED)
+
+    def test_while_they_delete_offsets(
+        self, broker: BrokerProcess, wire: Wire, target: Target, group: str
+    ) -> None:
+        """What SQL shows is what is fetched."""
+        for number, after_s in enumerate(self.MOMENTS_S):
+            group_id = f"{group}-{number}"
+            assert codes(wire.ask(samples.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
+            leave_within(broker, samples.offset_delete(group_id, (target.name, [0])), 0, after_s)
+        for number in range(len(self.MOMENTS_S)):
+            group_id = f"{group}-{number}"
+            until(partial(self.is_alike, broker, wire, target, group_id))
+
+    def is_alike(self, broker: BrokerProcess, wire: Wire, target: Target, group_id: str) -> bool:
+        (rows,) = broker.sql(
+            "SELECT countIf(deleted) AS deleted FROM consumer_offsets"
+            " WHERE group_id = {group_id:String}",
+            {"group_id": group_id},
+        )
+        return bool(rows["deleted"]) == (committed(wire, group_id, target) == {})
 
 
 class TestAdministrators:

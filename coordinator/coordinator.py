@@ -24,6 +24,7 @@ from coordinator.groups import (
     Group,
     GroupLimits,
     GroupState,
+    protocols_bytes,
 )
 from coordinator.membership import SharedCache
 from coordinator.messages import (
@@ -151,12 +152,13 @@ class GroupCoordinator:
         self._refuse_when_stopping()
         hosted = self._groups.get(group_id)
         if hosted is None:
+            self._limits.check_session_timeout(request.session_timeout_ms)
             if request.member_id != UNKNOWN_MEMBER_ID:
                 raise UnknownMemberId(f"there is no member {request.member_id!r}")
             hosted = self._host(Group(group_id, self._limits, self._now()))
         self._refuse_deleted(hosted)
-        subscription_bytes = sum(len(metadata) for _, metadata in request.protocols)
-        self._refuse_when_full(subscription_bytes - hosted.group.member_bytes(request.member_id))
+        added_bytes = protocols_bytes(request.protocols)
+        self._refuse_when_full(added_bytes - hosted.group.member_bytes(request.member_id))
         waiter: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
         try:
             hosted.group.join(request, waiter, self._now())

@@ -107,6 +107,14 @@ class GroupLimits:
     initial_rebalance_delay_ms: int
     max_size: int
 
+    def check_session_timeout(self, asked_ms: int) -> None:
+        """Raises `InvalidSessionTimeout`."""
+        shortest, longest = self.min_session_timeout_ms, self.max_session_timeout_ms
+        if not shortest <= asked_ms <= longest:
+            raise InvalidSessionTimeout(
+                f"the session time-out must be {shortest} to {longest} ms, not {asked_ms}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -142,8 +150,12 @@ class _Member:
 
     @property
     def size_bytes(self) -> int:
-        protocols = sum(_PROTOCOL_BYTES + len(name) + len(data) for name, data in self.protocols)
-        return _MEMBER_BYTES + len(self.assignment) + protocols
+        return _MEMBER_BYTES + len(self.assignment) + protocols_bytes(self.protocols)
+
+
+def protocols_bytes(protocols: Protocols) -> int:
+    """About what the protocols of a member take in memory."""
+    return sum(_PROTOCOL_BYTES + len(name) + len(data) for name, data in protocols)
 
 
 class Group:
@@ -273,16 +285,7 @@ class Group:
 
     def join(self, request: JoinRequest, waiter: Waiter, now_ms: int) -> None:
         """Raises `KafkaError`; `MemberIdGiven` when the member has to come again with its id."""
-        limits = self._limits
-        if not (
-            limits.min_session_timeout_ms
-            <= request.session_timeout_ms
-            <= limits.max_session_timeout_ms
-        ):
-            raise InvalidSessionTimeout(
-                f"the session time-out must be {limits.min_session_timeout_ms} to "
-                f"{limits.max_session_timeout_ms} ms, not {request.session_timeout_ms}"
-            )
+        self._limits.check_session_timeout(request.session_timeout_ms)
         self._refuse_dead()
         if request.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(request, waiter, now_ms)

@@ -1,0 +1,117 @@
+"""A log with a clock of its own, for tests of what counts it and of the views on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, Parameter
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
+
+
+class CountedEngine(EmbeddedEngine):
+    """Fails windows on purpose, before or after they are stored."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir, 1, fsync=False)
+        self.windows = 0
+        self.counted = asyncio.Event()
+        self.fault: str | None = None
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        counting = "INSERT INTO partition_minutes" in sql
+        if counting and self.fault == "before":
+            self.fault = None
+            raise EngineError("scripted", 999)
+        await super().execute(sql, params)
+        if counting:
+            self.windows += 1
+            self.counted.set()
+            if self.fault == "after":
+                self.fault = None
+                raise EngineError("scripted", 999)
+
+
+class Log:
+    """Rows as the appender writes them: none below the time that it was told, the clock else."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine = engine
+        self.now_ms = NOON
+        self.floor_ms = 0
+        self.ends: dict[tuple[str, UUID, int], int] = {}
+        self.bytes: dict[tuple[str, UUID, int], int] = {}
+        self.told: list[int] = []
+        self.on_the_way: list[tuple[str, int, int]] = []
+
+    def clock_ms(self) -> int:
+        return self.now_ms
+
+    async def no_row_before(self, time_ms: int) -> None:
+        """As the appender's: blocks that have their time already are stored before it returns."""
+        self.told.append(time_ms)
+        self.floor_ms = time_ms
+        while self.on_the_way:
+            topic, count, append_time_ms = self.on_the_way.pop()
+            await self.store(topic, count, append_time_ms)
+
+    async def topic(self, name: str, partitions: int = 1) -> UUID:
+        """A topic, or one that replaces the one of this name."""
+        await self.delete_topic(name)
+        topic_id = uuid4()
+        await self._version(name, topic_id, partitions, 1, "live")
+        for partition in range(partitions):
+            self.ends[name, topic_id, partition] = self.bytes[name, topic_id, partition] = 0
+        return topic_id
+
+    async def delete_topic(self, name: str) -> None:
+        for topic, topic_id, partition in list(self.ends):
+            if topic == name:
+                await self._version(name, topic_id, 1, 2, "deleting")
+                del self.ends[topic, topic_id, partition]
+                del self.bytes[topic, topic_id, partition]
+
+    async def append(self, topic: str, count: int = 1) -> None:
+        await self.store(topic, count, max(self.now_ms, self.floor_ms))
+
+    async def store(self, topic: str, count: int, append_time_ms: int) -> None:
+        key = next(key for key in self.ends if key[0] == topic)
+        await self.engine.execute(
+            "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
+            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {end:Int64} + number, 'five!',"
+            " fromUnixTimestamp64Milli({time:Int64}) FROM numbers({count:UInt64})",
+            {
+                "topic": topic,
+                "id": str(key[1]),
+                "partition": key[2],
+                "end": self.ends[key],
+                "time": append_time_ms,
+                "count": count,
+            },
+        )
+        self.ends[key] += count
+        self.bytes[key] += 5 * count
+
+    async def _version(
+        self, name: str, topic_id: UUID, partitions: int, version: int, state: str
+    ) -> None:
+        await self.engine.execute(
+            "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
+            " SELECT {id:UUID}, {version:UInt64}, {name:String}, {partitions:Int32}, map(),"
+            " {state:String}",
+            {
+                "id": str(topic_id),
+                "version": version,
+                "name": name,
+                "partitions": partitions,
+                "state": state,
+            },
+        )

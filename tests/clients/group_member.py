@@ -24,6 +24,9 @@ from typing import Any
 Partition = tuple[str, int]
 
 POLL_S = 0.1
+KAFKA_PYTHON_POLL_S = 3.0
+"""Longer than a rebalance. When new metadata makes kafka-python 3.0 join again and its poll ends
+before that is done, the next poll does not take up what came of it, and the member is stuck."""
 MOST_RECORDS = 200
 FATAL = -150
 """RD_KAFKA_RESP_ERR__FATAL: librdkafka gave up, and says why in words."""
@@ -136,7 +139,9 @@ class KafkaPythonMember(Member):
                 consumer.seek(kafka.TopicPartition(asked["topic"], asked["partition"]), asked["to"])
                 self.report("sought")
             try:
-                polled = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=MOST_RECORDS)
+                polled = consumer.poll(
+                    timeout_ms=int(KAFKA_PYTHON_POLL_S * 1000), max_records=MOST_RECORDS
+                )
             except kafka.errors.RetriableError as error:
                 print(f"{command['member']}: {error}", file=sys.stderr)
                 polled = {}

@@ -249,6 +249,8 @@ def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
         _reach(bootstrap)
         with KafkaAdminClient(
             bootstrap_servers=str(bootstrap),
+            # Stands beside the offsets that it moves, in the table consumer_offsets.
+            client_id="brokerhouse",
             bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
         ) as admin:

@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import click
 import confluent_kafka
 import pytest
 from click.testing import CliRunner
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
+from broker import cli_groups, cli_kafka
 from broker.cli import main
+from broker.config import parse_address
 from tests.broker_process import BrokerProcess
 from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run
 from tests.clients.test_cli import closed_port as closed_port
@@ -537,6 +540,20 @@ def test_a_group_at_work_is_not_reset(
                 f"group {stopped_group} is active (Stable, members: 1): "
                 "its offsets can be moved when every member has stopped"
             )
+    assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
+
+
+def test_a_group_that_comes_to_life_in_the_middle_of_a_reset_keeps_its_offsets(
+    broker: BrokerProcess, stopped_group: str, filled: str
+) -> None:
+    with consuming(broker, stopped_group, filled) as consumer:
+        consumer.values_to_the_end()
+        with (
+            cli_kafka.admin_client(parse_address(broker.kafka)) as admin,
+            pytest.raises(click.ClickException, match="has become active: nothing is changed"),
+        ):
+            # What the command does after it has seen no members.
+            cli_groups._store(admin, stopped_group, {TopicPartition(filled, 0): 0})
     assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 

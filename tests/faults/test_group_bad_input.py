@@ -574,11 +574,11 @@ class TestMembers:
             other = Member(wire, group_id, session_timeout_ms=timeout_ms)
             answer = other.try_join()
             assert (answer.error_code, answer.member_id) == (INVALID_SESSION_TIMEOUT, "")
-        assert state(wire, f"{group}-other") == "Dead"
-        for member_id in (NOBODY, member.member_id):
-            other = Member(wire, group, session_timeout_ms=timeout_ms)
-            other.member_id = member_id
+            other.member_id = NOBODY
             assert other.try_join().error_code == INVALID_SESSION_TIMEOUT
+        assert state(wire, f"{group}-other") == "Dead"
+        member.session_timeout_ms = timeout_ms
+        assert member.try_join().error_code == INVALID_SESSION_TIMEOUT
         assert member.heartbeat() == NONE
 
     @pytest.mark.parametrize("timeout_ms", [6_000, 1_800_000])
@@ -916,6 +916,20 @@ class TestFloods:
             assert member.commit(target) == NONE
             small = Member(wire, "small")
             assert small.try_join().error_code == MEMBER_ID_REQUIRED
+
+    def test_names_of_protocols_fill_no_memory(self, own_broker: OwnBrokers) -> None:
+        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as wire, Wire(broker) as other:
+            member = Member(other, "there-before")
+            member.settle()
+            names = [(f"name-{number}", b"") for number in range(20_000)]
+            told = [
+                Member(wire, f"many-{number}", era=3, protocols=names).try_join().error_code
+                for number in range(5)
+            ]
+            assert FULL in told
+            assert told == sorted(told), "one was taken after another had been refused"
+            assert member.heartbeat() == NONE
 
     def test_an_assignment_that_is_too_large_is_refused_and_a_smaller_one_taken(
         self, own_broker: OwnBrokers, topic: str

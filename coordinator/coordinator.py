@@ -155,10 +155,12 @@ class GroupCoordinator:
             self._limits.check_session_timeout(request.session_timeout_ms)
             if request.member_id != UNKNOWN_MEMBER_ID:
                 raise UnknownMemberId(f"there is no member {request.member_id!r}")
+            self._refuse_when_full(protocols_bytes(request.protocols))
             hosted = self._host(Group(group_id, self._limits, self._now()))
-        self._refuse_deleted(hosted)
-        added_bytes = protocols_bytes(request.protocols)
-        self._refuse_when_full(added_bytes - hosted.group.member_bytes(request.member_id))
+        else:
+            self._refuse_deleted(hosted)
+            held_bytes = hosted.group.member_bytes(request.member_id)
+            self._refuse_when_full(protocols_bytes(request.protocols) - held_bytes)
         waiter: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
         try:
             hosted.group.join(request, waiter, self._now())
@@ -223,7 +225,7 @@ class GroupCoordinator:
             self._after(hosted)
         self._refuse_deleted(hosted)
         hosted.group.check_commit(committer, now_ms)
-        if committer.member_id:
+        if committer.generation >= 0:
             self.cache.heartbeat(group_id, committer.member_id, now_ms)
         try:
             await self.offsets.commit(group_id, committer, commits)
@@ -387,6 +389,13 @@ class GroupCoordinator:
                     if self._stopping.is_set():
                         break
                     await _wait(self._stopping, _STORE_AGAIN_S)
+                    continue
+                except Exception:
+                    # A defect: who waits is told, and the next change tries again.
+                    group.changed = False
+                    log.exception("group %s cannot be stored", group.group_id)
+                    defect = UnknownServerError("the group cannot be stored; see the broker's log")
+                    _deliver([Answer(answer.waiter, defect) for answer in answers])
                     continue
             _deliver(answers)
         hosted.saver = None

@@ -213,6 +213,19 @@ async def test_what_was_refused_is_stored_even_if_nobody_asks_again(
         await until(lambda: state_of(groups) == "Stable")
 
 
+async def test_a_defect_in_storing_is_told_and_the_next_event_tries_again(
+    scripted: ScriptedEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(scripted, clock) as groups:
+        with monkeypatch.context() as broken:
+            broken.setattr(groups.cache, "next_version", lambda _now_ms: 1 / 0)
+            with pytest.raises(UnknownServerError):
+                await groups.join("group", joining(instance="one"))
+        again = await groups.join("group", joining(instance="one"))
+        assert state_of(groups) == "CompletingRebalance"
+        assert again.leader == again.member_id
+
+
 async def test_who_joins_while_a_record_is_stored_is_in_the_next_one(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
@@ -331,6 +344,16 @@ class TestMemory:
             assert (await groups.join("one", again)).generation == joined.generation, "its own"
             await groups.leave("one", [LeavingMember(joined.member_id, None)])
             await groups.join("two", large)
+
+    async def test_who_is_refused_for_want_of_memory_takes_none(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock, max_bytes=10_000) as groups:
+            await groups.join("one", joining())
+            for n in range(100):
+                with pytest.raises(GroupMaxSizeReached):
+                    await groups.join(f"other-{n}", joining(protocols=(("range", bytes(9_000)),)))
+            assert list(groups._groups) == ["one"]
 
     async def test_an_assignment_past_the_budget_is_refused(
         self, scripted: ScriptedEngine, clock: Clock

@@ -239,20 +239,19 @@ class GroupCoordinator:
 
     async def delete_group(self, group_id: str) -> None:
         """Remove an empty group and its offsets. Raises `GroupIdNotFound` or `NonEmptyGroup`."""
-        hosted = self._groups.get(group_id)
-        if hosted is None:
-            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        hosted = self._existing(group_id)
         if hosted.group.state is not GroupState.EMPTY:
             raise NonEmptyGroup(f"group {group_id!r} has members")
         self._refuse_deleted(hosted)
         hosted.deleting = True
         try:
             await self.offsets.delete(group_id, None)
+            hosted.group.die(self._now())
         except EngineError as error:
-            hosted.deleting = False
             log.error("group %s could not be deleted: %s", group_id, error)
             raise KafkaStorageError("the group could not be deleted") from error
-        hosted.group.die(self._now())
+        finally:
+            hosted.deleting = False  # also for a client that leaves: the group may lose its offsets
         self._after(hosted)
         await self._saved(hosted)
 
@@ -261,9 +260,7 @@ class GroupCoordinator:
     ) -> list[KafkaError | None]:
         """Forget offsets; per partition None, or why not."""
         _check_group_id(group_id)
-        hosted = self._groups.get(group_id)
-        if hosted is None:
-            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        hosted = self._existing(group_id)
         subscribed = self._subscribed(hosted.group)
         if subscribed is None:
             raise NonEmptyGroup(f"it is unknown what the members of group {group_id!r} read")
@@ -298,6 +295,12 @@ class GroupCoordinator:
         hosted = self._groups.get(group_id)
         if hosted is None:
             raise UnknownMemberId(f"there is no group {group_id!r}")
+        return hosted
+
+    def _existing(self, group_id: str) -> _Hosted:
+        hosted = self._groups.get(group_id)
+        if hosted is None or hosted.group.state is GroupState.DEAD:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
         return hosted
 
     def _drop(self, hosted: _Hosted) -> None:

@@ -150,7 +150,8 @@ class _Member:
 
     @property
     def size_bytes(self) -> int:
-        return _MEMBER_BYTES + len(self.assignment) + protocols_bytes(self.protocols)
+        names = len(self.member_id) + len(self.group_instance_id or "") + len(self.client.client_id)
+        return _MEMBER_BYTES + names + len(self.assignment) + protocols_bytes(self.protocols)
 
 
 def protocols_bytes(protocols: Protocols) -> int:
@@ -241,9 +242,10 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory: subscriptions and assignments, and a little for each."""
+        """About what it takes in memory: names, subscriptions, assignments, a little for each."""
         members = sum(member.size_bytes for member in self._members.values())
-        return _GROUP_BYTES + members + _KNOCKING_BYTES * len(self._knocking)
+        knocking = sum(_KNOCKING_BYTES + len(member_id) for member_id in self._knocking)
+        return _GROUP_BYTES + len(self.group_id) + members + knocking
 
     def member_bytes(self, member_id: str) -> int:
         """The part of `size_bytes` that is one member's; 0 where there is no such member."""

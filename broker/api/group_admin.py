@@ -21,7 +21,6 @@ import asyncio
 from typing import TYPE_CHECKING, TypeAlias
 
 from kafka.protocol.admin import (
-    ACLOperation,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DescribeGroupsRequest,
@@ -30,22 +29,13 @@ from kafka.protocol.admin import (
     ListGroupsResponse,
 )
 
-from broker.api.operations import NOT_ASKED
+from broker.api.operations import GROUP_OPERATIONS, NOT_ASKED
 from coordinator.groups import GroupState, selected_metadata
 from coordinator.messages import GroupRecord
 from protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
-
-GROUP_OPERATIONS: set[int] = {
-    ACLOperation.READ,
-    ACLOperation.DESCRIBE,
-    ACLOperation.DELETE,
-    ACLOperation.DESCRIBE_CONFIGS,
-    ACLOperation.ALTER_CONFIGS,
-}
-"""As `broker.api.operations` has them for topics and the cluster."""
 
 _CLASSIC = "classic"
 _deleting: set[asyncio.Task[None]] = set()
@@ -174,7 +164,7 @@ async def delete_groups(ctx: RequestContext, request: DeleteGroupsRequest) -> De
 
 
 async def _delete(ctx: RequestContext, group_id: str) -> None:
-    """Begun, it is done, even if the client leaves: half deleted, a group takes nobody."""
+    """Begun, it is done, even if the client leaves: its offsets are gone already."""
     deletion = asyncio.create_task(ctx.broker.groups.delete_group(group_id))
     _deleting.add(deletion)
     deletion.add_done_callback(_deleting.discard)

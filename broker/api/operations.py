@@ -24,5 +24,12 @@ CLUSTER_OPERATIONS: set[int] = {
     ACLOperation.ALTER_CONFIGS,
     ACLOperation.IDEMPOTENT_WRITE,
 }
+GROUP_OPERATIONS: set[int] = {
+    ACLOperation.READ,
+    ACLOperation.DESCRIBE,
+    ACLOperation.DELETE,
+    ACLOperation.DESCRIBE_CONFIGS,
+    ACLOperation.ALTER_CONFIGS,
+}
 NOT_ASKED: set[int] = {31}
 """The bit that stands for "was not asked for": the field is -2147483648 on the wire."""

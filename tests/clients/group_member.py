@@ -24,9 +24,10 @@ from typing import Any
 Partition = tuple[str, int]
 
 POLL_S = 0.1
-KAFKA_PYTHON_POLL_S = 3.0
-"""Longer than a rebalance. When new metadata makes kafka-python 3.0 join again and its poll ends
-before that is done, the next poll does not take up what came of it, and the member is stuck."""
+KAFKA_PYTHON_POLL_S = 10.0
+"""Far longer than a rebalance. When new metadata makes kafka-python 3.0 join again and its poll
+ends before that is done, the next poll does not take up what came of it, and the member is stuck
+until its group has forgotten it. With Kafka's own broker, too."""
 MOST_RECORDS = 200
 FATAL = -150
 """RD_KAFKA_RESP_ERR__FATAL: librdkafka gave up, and says why in words."""

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from tests.broker_process import BrokerProcess
 from tests.clients.adapters import CommittingClient, ConfluentKafka, GetClient
-from tests.clients.group_history import Event, Partition, violations
+from tests.clients.group_history import Event, Partition, never_processed, violations
 from tests.clients.group_members import (
     CLIENTS,
     COOPERATIVE,
@@ -244,27 +244,31 @@ def test_a_member_reads_again_from_where_it_seeks(
     partitions: list[Partition],
     name: str,
 ) -> None:
+    place = partitions[1]
     group = Group(processes, broker.kafka, topic, partitions)
     member = group.join(name)
     with flowing(broker.kafka, partitions) as flow:
         group.await_processed(dict.fromkeys(partitions, 5))
-        produced = finish(group, flow)
-    before = time.monotonic_ns()
 
-    group.seek(member, partitions[1], 3)
+        sought_ns = group.seek(member, place, 3)
 
-    wanted = produced[partitions[1]] - 3
-    group.await_events(
-        lambda: times_processed(group.history.events("processed", since_ns=before)) >= wanted,
-        f"processed {wanted} records again",
-    )
-    again = [
-        (partition, offset)
-        for event in group.history.events("processed", since_ns=before)
-        for partition, offsets in event.offsets.items()
-        for offset in offsets
+        produced = flow.finish()
+        group.await_processed(produced)
+        wanted = list(range(3, produced[place]))
+        group.await_events(
+            lambda: len(offsets_of(group, place, since_ns=sought_ns)) >= len(wanted),
+            f"processed {wanted}",
+        )
+    assert offsets_of(group, place, since_ns=sought_ns) == wanted
+    assert never_processed(group.history.events(), produced) == []
+
+
+def offsets_of(group: Group, place: Partition, *, since_ns: int) -> list[int]:
+    return [
+        offset
+        for event in group.history.events("processed", since_ns=since_ns)
+        for offset in event.offsets.get(place, ())
     ]
-    assert again == [(partitions[1], offset) for offset in range(3, produced[partitions[1]])]
 
 
 @pytest.mark.parametrize("reader", CLIENTS)
@@ -351,8 +355,9 @@ def test_a_static_member_whose_twin_comes_is_fenced(
     assert generation(broker, topic) == before
 
 
-# kafkajs looks for matching topics once, when it subscribes.
-@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "kafkajs"])
+# kafkajs looks for matching topics once, when it subscribes; members of kafka-python 3.0 may get
+# stuck when new metadata makes them join again (see group_member).
+@pytest.mark.parametrize("name", ["aiokafka", "confluent-kafka", "java"])
 def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, name: str
 ) -> None:
@@ -443,7 +448,9 @@ def test_the_check_sees_a_client_that_commits_before_it_works(
     group = Group(processes, broker.kafka, topic, partitions)
 
     with flowing(broker.kafka, partitions) as flow:
-        hasty = group.join("kafka-python", alone=True, commit="before", session_timeout_ms=6000)
+        hasty = group.join(
+            "kafka-python", alone=True, commit="before", session_timeout_ms=VICTIM_TIMEOUT_MS
+        )
         group.await_events(lambda: bool(group.history.committed), "committed")
         group.kill(hasty)
         group.join("kafka-python")

@@ -27,8 +27,6 @@ from tests.clients.group_members import (
 PARTITIONS = 6
 ENDS = 3
 """How often the broker ends in a test."""
-SESSION_TIMEOUT_MS = 60_000
-"""Longer than a start of the broker takes on a busy machine."""
 
 OwnBroker = Callable[..., BrokerProcess]
 
@@ -81,8 +79,8 @@ def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     }
     with flowing(broker.kafka, partitions) as flow:
         for name, group in groups.items():
-            group.join(name, session_timeout_ms=SESSION_TIMEOUT_MS)
-            group.join(name, session_timeout_ms=SESSION_TIMEOUT_MS)
+            group.join(name)
+            group.join(name)
         owned = {name: group.await_settled() for name, group in groups.items()}
         go_on(groups.values(), flow)
         before, since_ns = generations(broker, groups.values()), time.monotonic_ns()
@@ -156,7 +154,7 @@ def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
 ) -> None:
     group = Group(processes, broker.kafka, topic, partitions)
     with flowing(broker.kafka, partitions) as flow:
-        staying = group.join("java", session_timeout_ms=SESSION_TIMEOUT_MS)
+        staying = group.join("java")
         dying = group.join("kafka-python", alone=True, session_timeout_ms=4_000)
         group.await_settled()
         go_on([group], flow)
@@ -185,9 +183,7 @@ def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     }
 
     def join(name: str, instance_id: str, *, alone: bool) -> str:
-        return groups[name].join(
-            name, instance_id=instance_id, session_timeout_ms=SESSION_TIMEOUT_MS, alone=alone
-        )
+        return groups[name].join(name, instance_id=instance_id, alone=alone)
 
     with flowing(broker.kafka, partitions) as flow:
         staying = {name: join(name, "staying", alone=False) for name in groups}

@@ -23,6 +23,7 @@ CONFIGS = "kafka.admin.ConfigCommand"
 CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+GROUPS = "org.apache.kafka.tools.GroupsCommand"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -281,7 +282,7 @@ def test_consumer_performance_reads_as_a_group_and_commits(
     assert committed(broker, group) == [20_000]
 
 
-def test_consumer_groups_lists_groups_with_type_and_state(
+def test_the_tools_list_groups_with_type_protocol_and_state(
     broker: BrokerProcess, run: Tools, stopped: str, numbers: str
 ) -> None:
     live = f"{stopped}.live"
@@ -295,6 +296,9 @@ def test_consumer_groups_lists_groups_with_type_and_state(
         stable = cells(run(CONSUMER_GROUPS, "--list", "--state", "stable"))
         assert [live, "Stable"] in stable
         assert stopped not in {line[0] for line in stable}
+        every = cells(run(GROUPS, "--list"))
+        assert every[0] == ["GROUP", "TYPE", "PROTOCOL"]
+        assert [live, "Classic", "consumer"] in every
 
 
 def test_consumer_groups_describes_state_members_and_offsets_of_a_live_group(

@@ -79,26 +79,30 @@ class Log:
                 del self.ends[topic, topic_id, partition]
                 del self.bytes[topic, topic_id, partition]
 
-    async def append(self, topic: str, count: int = 1) -> None:
-        await self.store(topic, count, max(self.now_ms, self.floor_ms))
+    async def append(self, topic: str, count: int = 1, value: str = "five!") -> None:
+        await self.store(topic, count, max(self.now_ms, self.floor_ms), value)
 
-    async def store(self, topic: str, count: int, append_time_ms: int) -> None:
+    async def store(
+        self, topic: str, count: int, append_time_ms: int, value: str = "five!"
+    ) -> None:
         key = next(key for key in self.ends if key[0] == topic)
         await self.engine.execute(
             "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
-            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {end:Int64} + number, 'five!',"
+            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {end:Int64} + number,"
+            " {value:String},"
             " fromUnixTimestamp64Milli({time:Int64}) FROM numbers({count:UInt64})",
             {
                 "topic": topic,
                 "id": str(key[1]),
                 "partition": key[2],
                 "end": self.ends[key],
+                "value": value,
                 "time": append_time_ms,
                 "count": count,
             },
         )
         self.ends[key] += count
-        self.bytes[key] += 5 * count
+        self.bytes[key] += len(value) * count
 
     async def _version(
         self, name: str, topic_id: UUID, partitions: int, version: int, state: str

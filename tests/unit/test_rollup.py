@@ -17,7 +17,7 @@ from broker.log import rollup as rollup_module
 from broker.log.rollup import Rollup
 from storage.engine import EngineError
 from storage.engine import Row as EngineRow
-from storage.schema import migrate
+from storage.schema import migrate, migrations
 from tests.unit.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
 from tests.unit.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
 
@@ -226,6 +226,27 @@ async def test_minutes_without_records_are_counted_too(log: Log, rollup: Rollup)
     assert await log.engine.rows("SELECT max(minute) FROM partition_minutes") == [
         ["2026-11-20 12:02:00"]
     ]
+
+
+async def test_a_minute_that_is_counted_while_somebody_asks_counts_once(
+    log: Log, rollup: Rollup
+) -> None:
+    """A query learns first up to where the log is counted, and reads what is counted after that."""
+    await log.topic("orders")
+    for _ in range(4):
+        await log.append("orders", 3)
+        log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 5, "of another size")
+    (view,) = (one.statement for one in migrations() if one.name == "partition_stats")
+    _, _, query = view.partition("VIEW partition_stats AS\n")
+    now = "SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes"
+    assert now in query
+    for minutes_late in range(6):
+        earlier = f"SELECT max(minute) - INTERVAL {minutes_late} MINUTE FROM partition_minutes"
+        asked = query.replace(now, earlier).strip().removesuffix(";")
+        rows = await log.engine.rows(f"SELECT end_offset, records, bytes FROM ({asked})")
+        assert rows == [[17, 17, 12 * 5 + 5 * 15]]
 
 
 async def test_a_clock_that_is_set_back_brings_no_row_into_a_counted_minute(

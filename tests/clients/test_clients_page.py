@@ -1,0 +1,132 @@
+"""The examples of docs/clients.md, as they stand there, read what was written and commit it.
+
+Only the addresses are put in, and a group for each example. An example that goes on for ever is
+ended when it has shown the record.
+"""
+
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.clients import tools
+from tests.clients.adapters import ConfluentKafka
+from tests.clients.records import Record
+
+LIMIT_S = 60.0
+BLOCK = re.compile(r"^## (.+?)$|^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+JAVA = """
+import java.time.Duration;
+import java.util.List;
+import java.util.Properties;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.common.serialization.StringDeserializer;
+
+public class Example {{
+    public static void main(String[] arguments) {{
+{body}
+    }}
+}}
+"""
+
+
+def examples() -> Iterator[tuple[str, str, str]]:
+    """Heading, language and text of each that reads as a member of the group."""
+    heading = ""
+    for title, language, text in BLOCK.findall((tools.PROJECT / "docs" / "clients.md").read_text()):
+        heading = title or heading
+        if "billing" in text and heading != "Kafka's own tools":
+            yield heading, language, text
+
+
+EXAMPLES = {heading: (language, text) for heading, language, text in examples()}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """With the record that the page writes."""
+    settings = {"group_initial_rebalance_delay_ms": "0"}
+    process = BrokerProcess(tmp_path_factory.mktemp("page") / "data", settings)
+    process.start()
+    ConfluentKafka().create_topic(process.kafka, "events", 1)
+    ConfluentKafka().produce(process.kafka, "events", [Record(b"key", b"value")])
+    yield process
+    process.stop()
+
+
+def command(language: str, text: str, directory: Path) -> list[str]:
+    """How to run an example."""
+    if language == "sh":
+        return ["bash", "-c", f"exec {text}"]
+    if language == "python":
+        return [sys.executable, "-c", text]
+    if language == "js":
+        return [tools.node_command()[0], "-e", text]
+    assert language == "java", language
+    source = directory / "Example.java"
+    source.write_text(JAVA.format(body=text))
+    *java, classes = tools.java_command()
+    compiler = "org.eclipse.jdt.internal.compiler.batch.Main"
+    options = ["-17", "-proc:none", "-nowarn", "-d", str(directory)]
+    libraries = [str(jar) for jar in Path(classes.split(":")[1]).parent.glob("*.jar")]
+    tools.run(
+        [*java, classes, compiler, *options, "-cp", ":".join(libraries), str(source)],
+        limit_s=LIMIT_S,
+    )
+    return [*java, f"{directory}:{classes}", "Example"]
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_an_example_reads_what_was_written_and_commits_it(
+    broker: BrokerProcess, tmp_path: Path, heading: str
+) -> None:
+    language, text = EXAMPLES[heading]
+    group = "billing-" + re.sub(r"\W+", "-", heading)
+    text = text.replace("localhost:9092", broker.kafka).replace("billing", group)
+    with subprocess.Popen(
+        command(language, text, tmp_path),
+        cwd=tools.JS if language == "js" else tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=pump, args=(process.stdout, lines), daemon=True).start()
+        try:
+            while "value" not in lines.get(timeout=LIMIT_S):
+                pass  # kafkajs writes its log there, too
+            await_true(lambda: 0 in ConfluentKafka().committed(broker.kafka, group, "events"))
+        finally:
+            process.terminate()
+
+
+def pump(output: IO[str], lines: "queue.SimpleQueue[str]") -> None:
+    for line in output:
+        lines.put(line)
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    """Asks until it holds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_the_page_has_an_example_for_each_client() -> None:
+    assert list(EXAMPLES) == [
+        "kcat",
+        "kafka-python",
+        "aiokafka",
+        "confluent-kafka (librdkafka)",
+        "Java",
+        "kafkajs",
+    ]

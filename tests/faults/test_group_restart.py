@@ -27,6 +27,8 @@ from tests.clients.group_members import (
 PARTITIONS = 6
 ENDS = 3
 """How often the broker ends in a test."""
+LEAVING_TIMEOUT_MS = 10_000
+"""Waited out when the broker did not hear that a member leaves."""
 
 OwnBroker = Callable[..., BrokerProcess]
 
@@ -135,10 +137,10 @@ def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_a
 ) -> None:
     group = Group(processes, broker.kafka, topic, partitions)
     with flowing(broker.kafka, partitions) as flow:
-        members = [group.join(name) for name in CLIENTS]
+        members = [group.join(name, session_timeout_ms=LEAVING_TIMEOUT_MS) for name in CLIENTS]
         group.await_settled()
         go_on([group], flow)
-        for member in members[:ENDS]:
+        for member in members[:2]:
             group.tell_to_leave(member)
             END[end](broker)
             broker.start()

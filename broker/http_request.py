@@ -26,6 +26,7 @@ MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
 MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024  # how far a request may raise it
 FORM_MAX_BYTES = 64 * 1024 * 1024
 FORM_CHUNK_BYTES = 64 * 1024
+_REVISION_DIGITS = 19
 
 # Parameters of the interface itself; every other one is a setting of the engine.
 _OWN_PARAMETERS = frozenset(
@@ -66,6 +67,7 @@ class Ask:
     session_close: bool = False
     wait_end: bool = False
     coding: str | None = None
+    client_revision: int = 0  # of the Native format
     tables: tuple[ExternalTable, ...] = ()
     started_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -154,6 +156,12 @@ def read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
         if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:
             raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
         ask.session_timeout_s = int(text)
+    if revision := values.get("client_protocol_version"):
+        if not revision.isdecimal() or not revision.isascii() or len(revision) > _REVISION_DIGITS:
+            raise sql_error(
+                72, "CANNOT_PARSE_NUMBER", f"client_protocol_version is no number: {revision!r}"
+            )
+        ask.client_revision = int(revision)
     for name, value in values.items():
         if not name.isidentifier() or not name.isascii():
             raise sql_error(115, "UNKNOWN_SETTING", f"{name!r} is no setting and no parameter")

@@ -44,6 +44,7 @@ from broker.http_request import (
     read_form,
     url_parameters,
 )
+from broker.sql_handshake import FACTS, FACTS_FORMAT, hello_block, is_hello
 from storage.sql_access import Action, Role, SqlError, sql_error
 from storage.sql_session import (
     KILL_AGAIN_S,
@@ -288,6 +289,12 @@ class HttpInterface:
                 handle, statement = await self.gateway.open(job, text)
                 if statement.action is Action.READ:
                     fmt, asked = _format(text, ask)
+                    if is_hello(ask.client_revision, fmt, text):
+                        facts, summary = await self.gateway.execute(
+                            handle, job, FACTS, FACTS_FORMAT
+                        )
+                        hello = hello_block(ask.client_revision, facts)
+                        return await self._whole(request, ask, hello, summary, fmt)
                     query = self.gateway.start_read(handle, job, text, asked, place.hand_over())
                     return await self._stream(request, ask, query, fmt)
                 asked = _format(text, ask)[1]

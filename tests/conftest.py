@@ -40,7 +40,8 @@ class OwnBrokers:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all tests that only use it as a client would, each with topics of its own."""
-    process = BrokerProcess(tmp_path_factory.mktemp("shared") / "data")
+    settings = {"group_initial_rebalance_delay_ms": "0"}
+    process = BrokerProcess(tmp_path_factory.mktemp("shared") / "data", settings)
     process.start()
     yield process
     process.stop()

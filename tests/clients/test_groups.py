@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
@@ -297,6 +298,20 @@ def test_what_one_client_commits_another_reads_back(
             for partition, (offset, text) in found.items()
         }
     assert found == offsets
+
+
+def test_a_consumer_that_chooses_its_partitions_begins_at_what_it_committed(
+    broker: BrokerProcess, client: GetClient, topic: str, partitions: list[Partition]
+) -> None:
+    values = [b"%d" % n for n in range(5)]
+    records = [Record(None, value) for value in values]
+    ConfluentKafka().produce(broker.kafka, topic, records, partition=1)
+    committing(client, "java").commit(broker.kafka, topic, topic, {1: (3, "")})
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": topic})
+    consumer.assign([TopicPartition(topic, 1)])
+    read = consumer.consume(2, timeout=20)
+    consumer.close()
+    assert [(message.offset(), message.value()) for message in read] == [(3, b"3"), (4, b"4")]
 
 
 @pytest.mark.parametrize("end", ["killed", "closed"])

@@ -1,6 +1,7 @@
-"""Each query of the dashboard runs, as Grafana's plugin sends it, and shows what is there.
+"""Each query of the dashboard runs, with Grafana's variables replaced, and shows what is there.
 
-Grafana replaces its own variables in the text; the plugin adds `FORMAT JSON` and POSTs it.
+Grafana's ClickHouse plugin (grafana-clickhouse-datasource) takes the SQL of a panel from `rawSql`,
+what it is for from `format` and `queryType`. Its driver has tests of its own (test_go_driver.py).
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ from tests.clients.sql_client import PASSWORD, USER, ask
 PATH = Path(__file__).resolve().parents[2] / "docs/grafana/brokerhouse.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
 PANELS: dict[str, dict[str, Any]] = {panel["title"]: panel for panel in DASHBOARD["panels"]}
+PLUGIN = "grafana-clickhouse-datasource"
+TIME_SERIES, TABLE = (0, "timeseries"), (1, "table")  # the plugin's `format` and `queryType`
 VARIABLES = {
-    variable["name"]: variable["query"]
+    variable["name"]: variable["query"]["rawSql"]
     for variable in DASHBOARD["templating"]["list"]
     if variable["type"] == "query"
 }
 HOUR_S = 3600
 
 Row = dict[str, Any]
+
+
+class Rows(list[Row]):
+    """A result, and the types of its columns."""
+
+    types: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +54,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process.stop()
 
 
-def send(broker: BrokerProcess, query: str) -> list[Row]:
+def send(broker: BrokerProcess, query: str) -> Rows:
     answer = ask(
         broker,
         f"{query} FORMAT JSON",
         headers={"X-ClickHouse-User": USER, "X-ClickHouse-Key": PASSWORD},
         output_format_json_quote_64bit_integers=0,
+        date_time_output_format="unix_timestamp",
     )
     assert answer.status == 200, answer.text
-    rows: list[Row] = json.loads(answer.body)["data"]
+    document = json.loads(answer.body)
+    rows = Rows(document["data"])
+    rows.types = {column["name"]: column["type"] for column in document["meta"]}
     return rows
 
 
@@ -61,10 +73,10 @@ def values(broker: BrokerProcess, variable: str) -> list[str]:
     return [next(iter(row.values())) for row in send(broker, VARIABLES[variable])]
 
 
-def show(broker: BrokerProcess, title: str, interval_ms: int = 15_000) -> list[Row]:
+def show(broker: BrokerProcess, title: str, interval_ms: int = 15_000) -> Rows:
     """What a panel shows with `All` chosen in every variable, over the last hour."""
     (target,) = PANELS[title]["targets"]
-    query: str = target["query"]
+    query: str = target["rawSql"]
     now = int(time.time())
     for name in VARIABLES:
         listed = ",".join("'" + value.replace("'", "\\'") + "'" for value in values(broker, name))
@@ -78,19 +90,53 @@ def show(broker: BrokerProcess, title: str, interval_ms: int = 15_000) -> list[R
     return send(broker, query)
 
 
-def last_point(rows: list[Row], column: str) -> dict[str, float]:
-    """Times are in milliseconds, in order; a point has a value for each name."""
-    times = [row["t"] for row in rows]
-    assert times == sorted(set(times))
-    assert all(time.time() - HOUR_S - 60 <= t / 1000 <= time.time() + 60 for t in times)
-    return dict(rows[-1][column])
+def series(rows: Rows, name: str, value: str) -> dict[str, list[tuple[int, float]]]:
+    """The lines of a graph, made of rows of time, name and value as the plugin's backend does it:
+    a time, one text and one number, in the order of time.
+    """
+    assert list(rows.types) == ["time", name, value]
+    time_type, name_type, value_type = rows.types.values()
+    assert time_type.startswith("DateTime")
+    assert name_type in ("String", "LowCardinality(String)")
+    assert value_type in ("Int64", "UInt64", "Float64")
+    times = [int(row["time"]) for row in rows]
+    assert times == sorted(times)
+    assert all(time.time() - HOUR_S - 60 <= point <= time.time() + 60 for point in times)
+    points = [(row[name], point) for row, point in zip(rows, times, strict=True)]
+    assert len(points) == len(set(points)), "one value for each time and name"
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row, point in zip(rows, times, strict=True):
+        lines.setdefault(row[name], []).append((point, row[value]))
+    return lines
 
 
 def test_every_panel_asks_the_data_source_that_is_chosen() -> None:
     for panel in DASHBOARD["panels"]:
         sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
         assert all(source["uid"] == "${datasource}" for source in sources)
-        assert {source["type"] for source in sources} == {"vertamedia-clickhouse-datasource"}
+        assert {source["type"] for source in sources} == {PLUGIN}
+    chosen, *others = DASHBOARD["templating"]["list"]
+    assert (chosen["name"], chosen["type"], chosen["query"]) == ("datasource", "datasource", PLUGIN)
+    assert all(other["datasource"] == {"type": PLUGIN, "uid": "${datasource}"} for other in others)
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_every_query_is_one_of_the_plugins_sql_editor(title: str) -> None:
+    panel = PANELS[title]
+    (target,) = panel["targets"]
+    assert target["editorType"] == "sql"
+    assert target["pluginVersion"] == "4.0.0", "the first with this model of a query"
+    assert (target["format"], target["queryType"]) == (
+        TIME_SERIES if panel["type"] == "timeseries" else TABLE
+    )
+
+
+def test_lines_are_named_by_a_column_of_their_query() -> None:
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] == "timeseries":
+            name = panel["fieldConfig"]["defaults"]["displayName"]
+            label = name.removeprefix("${__field.labels.").removesuffix("}")
+            assert f"SELECT t AS time, {label}, " in panel["targets"][0]["rawSql"]
 
 
 def test_panels_do_not_overlap_and_have_names_of_their_own() -> None:
@@ -112,11 +158,14 @@ def test_variables_list_groups_and_topics(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize("interval_ms", [15_000, 300_000])
 def test_lag_over_time_ends_with_the_lag_there_is(broker: BrokerProcess, interval_ms: int) -> None:
     rows = show(broker, "Lag, records", interval_ms)
+    lines = series(rows, "group_id", "records")
     if interval_ms < 60_000:
         expected = {group: RECORDS - offset for group, offset in COMMITTED.items()}
-        assert last_point(rows, "lag") == expected
+        assert {group: points[-1][1] for group, points in lines.items()} == expected
+        assert len({points[-1][0] for points in lines.values()}) == 1
     else:
-        assert all(row["t"] % 1000 == 0 for row in rows)
+        points = {point for line in lines.values() for point, _ in line}
+        assert {(point - min(points)) * 1000 % interval_ms for point in points} <= {0}
 
 
 def test_lag_in_seconds_names_the_oldest_first(broker: BrokerProcess) -> None:
@@ -147,10 +196,9 @@ def test_groups_show_their_members(broker: BrokerProcess) -> None:
 )
 def test_rates_add_up_to_what_came_in(broker: BrokerProcess, title: str, total: int) -> None:
     rows = show(broker, title)
-    last_point(rows, "rates")
-    rates = [(topic, rate) for row in rows for topic, rate in row["rates"]]
-    assert {topic for topic, _ in rates} == {"orders"}
-    assert sum(rate for _, rate in rates) * 60 == pytest.approx(total)
+    lines = series(rows, "topic", "per_second")
+    assert set(lines) == {"orders"}
+    assert sum(rate for _, rate in lines["orders"]) * 60 == pytest.approx(total)
 
 
 def test_partitions_show_that_are_furthest_behind(broker: BrokerProcess) -> None:

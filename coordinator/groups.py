@@ -141,7 +141,7 @@ class _Member:
     record: MemberRecord | None = field(default=None, repr=False)  # as it is now, once asked for
 
     def metadata(self, protocol_name: str) -> bytes:
-        return next((data for name, data in self.protocols if name == protocol_name), b"")
+        return _metadata(self.protocols, protocol_name)
 
     @property
     def waits(self) -> bool:

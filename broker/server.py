@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from broker.logging import log_to_stderr
 from broker.producer_ids import ProducerIds
 from broker.sql_http import make_app
 from broker.topics import TopicCatalog
-from coordinator.coordinator import GroupCoordinator, SteadyClock
+from coordinator.coordinator import GroupCoordinator
 from coordinator.groups import GroupLimits
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
@@ -78,9 +79,7 @@ class Broker:
             ),
             uuid4(),
         )
-        self.rollup = Rollup(
-            engine, self.appender.no_row_before, lambda: time.time_ns() // 1_000_000
-        )
+        self.rollup = Rollup(engine, self.appender.no_row_before, _wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = _coordinator(settings, engine, self.rows)
         self.topics = TopicCatalog(
@@ -136,15 +135,14 @@ async def serve(settings: Settings, progress: Callable[[str], None]) -> None:
         raise StartError(str(error)) from error
     try:
         broker = await _open_broker(settings, engine, progress)
-        try:
+        async with AsyncExitStack() as parts:  # the last one is closed first, and all of them are
+            parts.push_async_callback(broker.topics.close)
+            parts.push_async_callback(broker.cold_reader.close)
+            parts.push_async_callback(broker.appender.close)
+            parts.push_async_callback(broker.rollup.close)
+            parts.push_async_callback(broker.rows.close)
+            parts.push_async_callback(broker.groups.close)
             await _listen_until(stop, broker, progress)
-        finally:
-            await broker.groups.close()
-            await broker.rows.close()
-            await broker.rollup.close()
-            await broker.appender.close()
-            await broker.cold_reader.close()
-            await broker.topics.close()
     except (SchemaError, EngineError) as error:
         raise StartError(str(error)) from error
     finally:
@@ -171,10 +169,9 @@ async def _open_broker(
 
 
 def _coordinator(settings: Settings, engine: EmbeddedEngine, rows: RowLane) -> GroupCoordinator:
-    clock = SteadyClock()
-    offsets = CommittedOffsets(engine, rows, settings.node_id, clock)
+    offsets = CommittedOffsets(engine, rows, settings.node_id, _wall_ms)
     return GroupCoordinator(
-        SharedCache(engine, rows, settings.node_id, offsets, clock),
+        SharedCache(engine, rows, settings.node_id, offsets, _wall_ms),
         offsets,
         GroupLimits(
             settings.group_min_session_timeout_ms,
@@ -184,8 +181,12 @@ def _coordinator(settings: Settings, engine: EmbeddedEngine, rows: RowLane) -> G
         ),
         settings.groups_max_bytes,
         settings.offsets_retention_minutes * 60_000,
-        clock,
+        _wall_ms,
     )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _listen_until(
@@ -207,7 +208,12 @@ async def _listen_until(
         # What runs in the background ends only by a defect, and a defect is loud.
         broker.rollup.start()
         assert broker.rollup.task is not None
-        background = [sweeper, broker.rollup.task, *broker.groups.background]
+        background = [
+            sweeper,
+            broker.rollup.task,
+            *broker.groups.background,
+            *broker.rows.background,
+        ]
         await asyncio.wait([waiting, *background], return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():

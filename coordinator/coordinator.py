@@ -60,14 +60,9 @@ _STORE_AGAIN_S = 1.0
 _EXPIRY_INTERVAL_S = 300.0
 
 
-class SteadyClock:
-    """Wall-clock milliseconds that only go forward, however the system's clock is set."""
-
-    def __init__(self) -> None:
-        self._offset_ms = time.time_ns() // 1_000_000 - time.monotonic_ns() // 1_000_000
-
-    def __call__(self) -> int:
-        return time.monotonic_ns() // 1_000_000 + self._offset_ms
+def steady_ms() -> int:
+    """For time-outs: goes forward only, however the system's clock is set."""
+    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(slots=True)
@@ -92,14 +87,19 @@ class GroupCoordinator:
         limits: GroupLimits,
         max_bytes: int,
         offsets_retention_ms: int,
-        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        clock_ms: Callable[[], int] = steady_ms,
     ) -> None:
-        """`max_bytes`: subscriptions and assignments of all groups; past it nobody may join."""
+        """`max_bytes`: subscriptions and assignments of all groups; past it nobody may join.
+
+        `wall_ms` is for what is stored, `clock_ms` for time-outs.
+        """
         self.cache = cache
         self.offsets = offsets
         self._limits = limits
         self._max_bytes = max_bytes
         self._offsets_retention_ms = offsets_retention_ms
+        self._wall_ms = wall_ms
         self._now = clock_ms
         self._groups: dict[str, _Hosted] = {}
         self._size_bytes = 0
@@ -111,10 +111,10 @@ class GroupCoordinator:
         await self.cache.load()
         await self.offsets.load(live_topic_ids)
         for record in self.cache.groups():
-            self._host(Group.restored(record, self._limits, self._now()))
+            self._host(Group.restored(record, self._limits, self._now(), self._wall_ms))
         for group_id in self.offsets.groups():
             if group_id not in self._groups:  # the end came between its offsets and its record
-                self._host(Group(group_id, self._limits, self._now())).group.created()
+                self._host(self._new_group(group_id)).group.created()
         for hosted in tuple(self._groups.values()):
             self._after(hosted)
         self.cache.start()
@@ -156,7 +156,7 @@ class GroupCoordinator:
             if request.member_id != UNKNOWN_MEMBER_ID:
                 raise UnknownMemberId(f"there is no member {request.member_id!r}")
             self._refuse_when_full(protocols_bytes(request.protocols))
-            hosted = self._host(Group(group_id, self._limits, self._now()))
+            hosted = self._host(self._new_group(group_id))
         else:
             self._refuse_deleted(hosted)
             held_bytes = hosted.group.member_bytes(request.member_id)
@@ -188,10 +188,9 @@ class GroupCoordinator:
     ) -> None:
         """Raises `RebalanceInProgress` when the member is to join again."""
         _check_group_id(group_id)
-        now_ms = self._now()
         hosted = self._hosting(group_id)
-        hosted.group.heartbeat(member_id, group_instance_id, generation, now_ms)
-        self.cache.heartbeat(group_id, member_id, now_ms)
+        hosted.group.heartbeat(member_id, group_instance_id, generation, self._now())
+        self.cache.heartbeat(group_id, member_id, self._wall_ms())
 
     async def leave(
         self, group_id: str, members: Sequence[LeavingMember]
@@ -202,7 +201,7 @@ class GroupCoordinator:
         outcomes = hosted.group.leave(members, self._now())
         self._after(hosted)
         if None in outcomes:
-            await self._saved(hosted)
+            await self._stored(hosted)
         return outcomes
 
     async def commit(
@@ -214,26 +213,25 @@ class GroupCoordinator:
         group_must_exist_error: type[KafkaError],
     ) -> None:
         """Store offsets. `group_must_exist_error`: what a member of a group that is not gets."""
-        now_ms = self._now()
         hosted = self._groups.get(group_id)
         if hosted is None and committer.generation >= 0:
             raise group_must_exist_error(f"there is no group {group_id!r}")
         if hosted is None:
             self._refuse_when_full(0)
-            hosted = self._host(Group(group_id, self._limits, now_ms))
+            hosted = self._host(self._new_group(group_id))
             hosted.group.created()
             self._after(hosted)
         self._refuse_deleted(hosted)
-        hosted.group.check_commit(committer, now_ms)
+        hosted.group.check_commit(committer, self._now())
         if committer.generation >= 0:
-            self.cache.heartbeat(group_id, committer.member_id, now_ms)
+            self.cache.heartbeat(group_id, committer.member_id, self._wall_ms())
         try:
             await self.offsets.commit(group_id, committer, commits)
         except EngineError as error:
             log.error("offsets of group %s could not be stored: %s", group_id, error)
             raise KafkaStorageError("the offsets could not be stored") from error
         if self.cache.get(group_id) is None:
-            await self._saved(hosted)
+            await self._stored(hosted)
 
     # What administrators ask
 
@@ -253,7 +251,7 @@ class GroupCoordinator:
         finally:
             hosted.deleting = False  # also for a client that leaves: the group may lose its offsets
         self._after(hosted)
-        await self._saved(hosted)
+        await self._stored(hosted)
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
@@ -290,6 +288,9 @@ class GroupCoordinator:
         hosted = _Hosted(group)
         self._groups[group.group_id] = hosted
         return hosted
+
+    def _new_group(self, group_id: str) -> Group:
+        return Group(group_id, self._limits, self._now(), wall_ms=self._wall_ms)
 
     def _hosting(self, group_id: str) -> _Hosted:
         hosted = self._groups.get(group_id)
@@ -373,9 +374,12 @@ class GroupCoordinator:
         self._size_bytes += size_bytes - hosted.size_bytes
         hosted.size_bytes = size_bytes
 
-    async def _saved(self, hosted: _Hosted) -> None:
+    async def _stored(self, hosted: _Hosted) -> None:
+        """Returns when what has changed so far is stored. Raises `CoordinatorNotAvailable`."""
         if hosted.saver is not None:
-            await asyncio.shield(hosted.saver)
+            waiter = asyncio.get_running_loop().create_future()
+            hosted.held.append(Answer(waiter, None))
+            await waiter
 
     async def _save(self, hosted: _Hosted) -> None:
         group = hosted.group
@@ -383,10 +387,13 @@ class GroupCoordinator:
             answers, hosted.held = hosted.held, []
             if group.changed:
                 try:
-                    await self.cache.store(group.record(self.cache.next_version(self._now())))
+                    await self.cache.store(group.record(self.cache.next_version(self._wall_ms())))
                 except EngineError as error:
                     log.error("group %s could not be stored, again: %s", group.group_id, error)
                     group.changed = True
+                    if self._stopping.is_set():
+                        answers += hosted.held
+                        hosted.held = []
                     refusal = CoordinatorNotAvailable("the group could not be stored")
                     _deliver([Answer(answer.waiter, refusal) for answer in answers])
                     if self._stopping.is_set():
@@ -420,25 +427,36 @@ class GroupCoordinator:
         Raises `EngineError`.
         """
         for hosted in tuple(self._groups.values()):
-            group = hosted.group
-            subscribed = self._subscribed(group)
-            if subscribed is None or group.state not in (GroupState.EMPTY, GroupState.STABLE):
-                continue
-            empty_since = group.state_time_ms if group.state is GroupState.EMPTY else None
-            expired = self.offsets.expired(
-                group.group_id, self._now(), empty_since, subscribed, self._offsets_retention_ms
-            )
-            if expired:
-                log.info("%d old offsets of group %s go", len(expired), group.group_id)
-                await self.offsets.delete(group.group_id, expired)
-            if (
-                group.state is GroupState.EMPTY
-                and group.is_unused
-                and not self.offsets.get(group.group_id)
-            ):
-                group.die(self._now())
-                self._after(hosted)
+            await asyncio.sleep(0)  # others go on meanwhile
+            await self._expire_offsets_of(hosted)
         await self.offsets.rewrite_old()
+
+    async def _expire_offsets_of(self, hosted: _Hosted) -> None:
+        group = hosted.group
+        if hosted.deleting or group.state not in (GroupState.EMPTY, GroupState.STABLE):
+            return
+        subscribed = self._subscribed(group)
+        if subscribed is None:
+            return
+        empty_since = group.state_time_ms if group.state is GroupState.EMPTY else None
+        expired = self.offsets.expired(
+            group.group_id, self._wall_ms(), empty_since, subscribed, self._offsets_retention_ms
+        )
+        if expired:
+            log.info("%d old offsets of group %s go", len(expired), group.group_id)
+            await self.offsets.delete(group.group_id, expired)
+        self._end_if_unused(hosted)
+
+    def _end_if_unused(self, hosted: _Hosted) -> None:
+        group = hosted.group
+        if (
+            group.state is GroupState.EMPTY
+            and group.is_unused
+            and not hosted.deleting
+            and not self.offsets.is_used(group.group_id)
+        ):
+            group.die(self._now())
+            self._after(hosted)
 
 
 def _check_group_id(group_id: str) -> None:

@@ -118,10 +118,10 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request that waited is told."""
+    """What a request that waited is told; None where all there is to say is that it is done."""
 
     waiter: Waiter
-    outcome: JoinAnswer | SyncAnswer | KafkaError
+    outcome: JoinAnswer | SyncAnswer | KafkaError | None
 
 
 @dataclass(slots=True)
@@ -168,10 +168,13 @@ class Group:
         limits: GroupLimits,
         now_ms: int,
         new_id: Callable[[], str] = lambda: str(uuid4()),
+        wall_ms: Callable[[], int] | None = None,
     ) -> None:
+        """`wall_ms`: the time of day for records, where `now_ms` is another clock."""
         self.group_id = group_id
         self.state = GroupState.EMPTY
-        self.state_time_ms = now_ms
+        self._wall_ms = wall_ms
+        self.state_time_ms = self._wall(now_ms)
         self.generation = 0
         self.protocol_type = ""
         self.protocol_name = ""
@@ -192,13 +195,19 @@ class Group:
         self._answers: list[Answer] = []
 
     @classmethod
-    def restored(cls, record: GroupRecord, limits: GroupLimits, now_ms: int) -> Group:
+    def restored(
+        cls,
+        record: GroupRecord,
+        limits: GroupLimits,
+        now_ms: int,
+        wall_ms: Callable[[], int] | None = None,
+    ) -> Group:
         """The group as it was stored: every member has its whole session time-out to come back.
 
         A record that was put together after a crash between two tables may name no leader, or no
         protocol type, although it has members.
         """
-        group = cls(record.group_id, limits, now_ms)
+        group = cls(record.group_id, limits, now_ms, wall_ms=wall_ms)
         group.state = GroupState(record.state)
         group.state_time_ms = record.state_time_ms
         group.generation = record.generation
@@ -377,7 +386,7 @@ class Group:
             request.session_timeout_ms,
             request.rebalance_timeout_ms,
             request.protocols,
-            now_ms,
+            self._wall(now_ms),
             now_ms + _NEW_MEMBER_JOIN_TIMEOUT_MS,
             joining=waiter,
             is_new=True,
@@ -682,10 +691,13 @@ class Group:
 
     # Small steps
 
+    def _wall(self, now_ms: int) -> int:
+        return now_ms if self._wall_ms is None else self._wall_ms()
+
     def _move(self, state: GroupState, now_ms: int) -> None:
         assert state in TRANSITIONS[self.state], f"{self.group_id}: {self.state} to {state}"
         self.state = state
-        self.state_time_ms = now_ms
+        self.state_time_ms = self._wall(now_ms)
         self.changed = True
 
     def _after_removal(self, now_ms: int) -> None:

@@ -113,11 +113,13 @@ _OTHERS_HEARTBEATS = (
     "WHERE coordinator != {node_id:Int32}"
     " AND heartbeat_time >= fromUnixTimestamp64Milli({since_ms:Int64})"
 )
-# One small query where there are no other brokers, which costs less than half of the three others.
+# One small query where there are no other brokers, which costs less than half of the three others;
+# else the engine's clock.
 _ANY_OTHERS = (
+    "SELECT toUnixTimestamp64Milli(now64(3)) FROM ("
     "SELECT 1 FROM consumer_group_versions WHERE coordinator != {node_id:Int32}"
     " UNION ALL SELECT 1 FROM group_heartbeats WHERE coordinator != {node_id:Int32}"
-    " UNION ALL SELECT 1 FROM consumer_offsets WHERE coordinator != {node_id:Int32} LIMIT 1"
+    " UNION ALL SELECT 1 FROM consumer_offsets WHERE coordinator != {node_id:Int32}) LIMIT 1"
 )
 _ACTIVE_MS = 120_000
 _OVERLAP_MS = 10_000
@@ -437,7 +439,8 @@ class SharedCache:
 
     async def refresh(self) -> None:
         """Read what other brokers wrote since the last time. Raises `EngineError`."""
-        if not await self._engine.rows(_ANY_OTHERS, {"node_id": self._node_id}):
+        others = await self._engine.rows(_ANY_OTHERS, {"node_id": self._node_id})
+        if not others:
             return
         since_ms = max(self._seen_ms - _OVERLAP_MS, 0)
         params = {"node_id": self._node_id, "since_ms": since_ms}
@@ -453,6 +456,7 @@ class SharedCache:
         self._hear(await self._engine.rows(_HEARTBEATS.format(where=_OTHERS_HEARTBEATS), params))
         if self._offsets is not None:
             await self._offsets.refresh()
+        self._seen_ms = max(self._seen_ms, int(str(others[0][0])))
 
     def _is_news(self, group: _StoredGroup) -> bool:
         group_id = group.record.group_id

@@ -70,8 +70,7 @@ _CURRENT = (
 )
 _OTHERS = (
     "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
-    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time), deleted,"
-    " toUnixTimestamp64Milli(stored_at)"
+    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time), deleted"
     " FROM consumer_offsets WHERE coordinator != {node_id:Int32}"
     " AND stored_at >= fromUnixTimestamp64Milli({since_ms:Int64})"
     " ORDER BY version DESC LIMIT 1 BY group_id, topic, partition"
@@ -87,6 +86,8 @@ _OVERLAP_MS = 10_000
 """How much later than others a row may become visible that says it was stored at the same time."""
 _GRAVE_MS = 60_000
 _INT64_MAX = 2**63 - 1
+_TOMBSTONES_AT_ONCE = 8192
+_ENGINE_NOW = "toUnixTimestamp64Milli(now64(3))"
 _NOBODY = Committer(UNKNOWN_MEMBER_ID, None, UNKNOWN_GENERATION, Client("", ""))
 _NO_OFFSETS: Mapping[TopicPartition, CommittedOffset] = {}
 
@@ -121,8 +122,11 @@ class CommittedOffsets:
 
         `rows` has been started. Raises `EngineError`.
         """
-        ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
+        ((highest, now_ms),) = await self._engine.rows(
+            f"SELECT max(version), {_ENGINE_NOW} FROM consumer_offsets"
+        )
         self._version = max(self._version, int(str(highest)))
+        self._seen_ms = int(str(now_ms))
         gone = []
         for row in await self._engine.rows(_CURRENT):
             group_id, partition, version, offset = _parse(row)
@@ -173,7 +177,7 @@ class CommittedOffsets:
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
         """Remove offsets, also those that are just being committed; None: all of the group.
 
-        Raises `EngineError`: none is removed.
+        Raises `EngineError`: those that are still there have not been removed.
         """
         wanted = None if partitions is None else frozenset(partitions)
         await self._remove(
@@ -202,13 +206,17 @@ class CommittedOffsets:
         """Offsets whose time is over. `empty_since_ms`: None while the group has members.
 
         As in Kafka: never those of a topic in `subscribed`; where the client gave an end, at that;
-        else `retention_ms` after the commit, and after the group's last member left.
+        else `retention_ms` after the commit, and after the group's last member left. Never one that
+        is just being committed again.
         """
         base_ms = 0 if empty_since_ms is None else empty_since_ms
+        group = self._groups.get(group_id)
+        pending = set().union(*group.pending.values()) if group is not None else set()
         return [
             partition
             for partition, offset in self.get(group_id).items()
             if partition[0] not in subscribed
+            and partition not in pending
             and now_ms
             >= (
                 max(offset.commit_time_ms, base_ms) + retention_ms
@@ -216,6 +224,10 @@ class CommittedOffsets:
                 else offset.expire_time_ms
             )
         ]
+
+    def is_used(self, group_id: str) -> bool:
+        """Whether the group has an offset, or is about to."""
+        return group_id in self._groups
 
     async def rewrite_old(self) -> None:
         """Store current offsets again whose row is a week old, before it expires.
@@ -232,13 +244,13 @@ class CommittedOffsets:
     async def refresh(self) -> None:
         """Read what other brokers have stored since the last time. Raises `EngineError`."""
         self._forget_graves()
+        ((now_ms,),) = await self._engine.rows(f"SELECT {_ENGINE_NOW}")
         for row in await self._engine.rows(
             _OTHERS, {"node_id": self._node_id, "since_ms": max(self._seen_ms - _OVERLAP_MS, 0)}
         ):
-            *_, deleted, stored_ms = row
             group_id, partition, version, offset = _parse(row)
-            self._seen_ms = max(self._seen_ms, int(str(stored_ms)))
-            self._apply(group_id, partition, version, None if deleted else offset)
+            self._apply(group_id, partition, version, None if row[-1] else offset)
+        self._seen_ms = int(str(now_ms))
 
     def _next_version(self) -> int:
         self._version = max(self._version + 1, self._clock_ms() * 1000)
@@ -259,10 +271,15 @@ class CommittedOffsets:
         removed = [(group_id, partition, topic_id) for group_id, partition, topic_id in offsets]
         if not removed:
             return
-        rows = [self._tombstone(*each, version) for each in removed]
-        stored = self._rows.put(TableRows(OFFSETS, rows))
-        stored.add_done_callback(partial(self._removed, removed, version))
-        await asyncio.shield(stored)
+        all_stored = []
+        for first in range(0, len(removed), _TOMBSTONES_AT_ONCE):
+            some = removed[first : first + _TOMBSTONES_AT_ONCE]
+            rows = [self._tombstone(*each, version) for each in some]
+            stored = self._rows.put(TableRows(OFFSETS, rows))
+            stored.add_done_callback(partial(self._removed, some, version))
+            all_stored.append(stored)
+        for stored in all_stored:
+            await asyncio.shield(stored)
 
     def _tombstone(
         self, group_id: str, partition: TopicPartition, topic_id: UUID, version: int
@@ -295,6 +312,7 @@ class CommittedOffsets:
         if not stored.cancelled() and stored.exception() is None:
             for group_id, partition, _ in removed:
                 self._apply(group_id, partition, version, None)
+            self._forget_graves()
 
     def _apply(
         self,
@@ -318,6 +336,7 @@ class CommittedOffsets:
         else:
             group.offsets[partition] = offset
             group.versions[partition] = version
+            self._graves.pop((group_id, partition), None)
 
     def _forget_graves(self) -> None:
         """Versions of deletions are needed as long as an older row may be read once more."""

@@ -34,7 +34,7 @@ FROM
         positions.partition AS partition, committed_offset, end_offset, lag, commit_time, member_id, client_id, client_host,
         multiIf(
             fresh.append_time > 0, fresh.append_time,
-            counted.max_offset < next_offset, last_time,
+            counted.max_offset < next_offset OR counted.first_append_time = 0, last_time,
             counted.first_append_time + toIntervalMillisecond(
                 date_diff('millisecond', counted.first_append_time, counted.last_append_time)
                 * (greatest(next_offset, counted.min_offset) - counted.min_offset)
@@ -43,7 +43,7 @@ FROM
     (
         SELECT
             group_id, partition_stats.topic AS topic, topic_id, partition, offset AS committed_offset, end_offset,
-            greatest(end_offset - offset, 0) AS lag, greatest(offset, log_start_offset) AS next_offset, last_time,
+            greatest(offset, log_start_offset) AS next_offset, greatest(end_offset - greatest(offset, 0), 0) AS lag, last_time,
             commit_time, member_id, client_id, client_host
         FROM current_offsets
         INNER JOIN partition_stats USING (topic_id, partition)

@@ -570,3 +570,13 @@ async def test_its_own_rows_are_not_read_again(
     twin = CommittedOffsets(scripted, lane, NODE_ID, clock)
     await twin.refresh()
     assert everything(twin) == {}
+
+
+async def test_deletions_are_not_remembered_for_ever(
+    clock: Clock, offsets: CommittedOffsets
+) -> None:
+    for number in range(5):
+        await offsets.commit(f"g-{number}", MEMBER, [commit(1)])
+        await offsets.delete(f"g-{number}", None)
+        clock.now_ms += 61_000
+    assert len(offsets._graves) == 1

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from coordinator.coordinator import GroupCoordinator, SteadyClock
+from coordinator.coordinator import GroupCoordinator, steady_ms
 from coordinator.groups import GroupLimits
 from coordinator.membership import SharedCache
 from coordinator.messages import (
@@ -66,16 +66,16 @@ class Clock:
 
 
 def coordinator_on(
-    engine: ScriptedEngine, rows: RowLane, clock: Clock | SteadyClock, max_bytes: int = 1 << 30
+    engine: ScriptedEngine, rows: RowLane, clock: Callable[[], int], max_bytes: int = 1 << 30
 ) -> GroupCoordinator:
     offsets = CommittedOffsets(engine, rows, 1, clock)
     cache = SharedCache(engine, rows, 1, offsets, clock)
-    return GroupCoordinator(cache, offsets, LIMITS, max_bytes, HOUR_MS, clock)
+    return GroupCoordinator(cache, offsets, LIMITS, max_bytes, HOUR_MS, clock, clock)
 
 
 @asynccontextmanager
 async def running(
-    engine: ScriptedEngine, clock: Clock | SteadyClock, max_bytes: int = 1 << 30
+    engine: ScriptedEngine, clock: Callable[[], int], max_bytes: int = 1 << 30
 ) -> AsyncIterator[GroupCoordinator]:
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
@@ -261,7 +261,7 @@ async def test_a_restart_finds_members_generation_and_offsets(
 async def test_after_a_restart_a_silent_member_goes_when_its_session_ends(
     scripted: ScriptedEngine,
 ) -> None:
-    real = SteadyClock()
+    real = steady_ms
     async with running(scripted, real) as groups:
         joined = await groups.join("group", joining(session_timeout_ms=100))
         await groups.sync("group", syncing(joined, {}))
@@ -283,6 +283,55 @@ async def test_a_member_that_leaves_is_gone_for_good(
         assert isinstance(outcomes[1], UnknownMemberId)
         assert await scripted.rows("SELECT state, members FROM consumer_groups") == [["Empty", 0]]
         assert await scripted.rows("SELECT member_id FROM group_members") == []
+
+
+async def test_who_leaves_while_nothing_can_be_stored_is_told(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await one_member(groups)
+        scripted.faults.append("refused")
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.leave("group", [LeavingMember(joined.member_id, None)])
+        await until(lambda: state_of(groups) == "Empty")
+
+
+async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.gate.clear()
+        scripted.faults.append("refused")
+        first = asyncio.create_task(groups.join("group", joining(instance="one")))
+        await scripted.next_insert()
+        second = asyncio.create_task(groups.join("group", joining(instance="two")))
+        third = asyncio.create_task(groups.join("group", joining(instance="one")))
+        await asyncio.sleep(0)
+        groups.stop_waiting()
+        scripted.gate.set()
+        answers = await asyncio.wait_for(
+            asyncio.gather(first, second, third, return_exceptions=True), LIMIT_S
+        )
+        assert len(answers) == 3
+
+
+async def test_what_is_stored_has_the_time_of_day(scripted: ScriptedEngine) -> None:
+    day = Clock()
+    rows = RowLane(scripted, LANES - 1, uuid4())
+    rows.start()
+    offsets = CommittedOffsets(scripted, rows, 1, day)
+    cache = SharedCache(scripted, rows, 1, offsets, day)
+    groups = GroupCoordinator(cache, offsets, LIMITS, 1 << 30, HOUR_MS, day, steady_ms)
+    await groups.load({TOPIC: TOPIC_ID})
+    day.now_ms += 5 * HOUR_MS  # a machine that slept, or a clock that was put right
+    joined = await one_member(groups)
+    await groups.heartbeat("group", joined.member_id, None, joined.generation)
+    record = cache.get("group")
+    assert record is not None
+    assert (record.state_time_ms, record.members[0].join_time_ms) == (day.now_ms, day.now_ms)
+    assert cache.heartbeat_ms("group", joined.member_id) == day.now_ms
+    await groups.close()
+    await rows.close()
 
 
 async def test_a_stop_answers_who_waits_and_keeps_the_members(
@@ -318,7 +367,7 @@ async def test_a_client_that_leaves_while_it_waits_disturbs_nobody(
 async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
     scripted: ScriptedEngine,
 ) -> None:
-    async with running(scripted, SteadyClock()) as groups:
+    async with running(scripted, steady_ms) as groups:
         request = joining(requires_known_member_id=True, session_timeout_ms=50)
         with pytest.raises(MemberIdGiven):
             await groups.join("knocked", request)
@@ -433,6 +482,33 @@ class TestOffsets:
             await until(lambda: groups.cache.get("group") is None)
         async with running(scripted, clock) as groups:
             assert list(groups.cache.groups()) == []
+
+    async def test_an_offset_that_is_just_committed_again_does_not_expire(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            clock.now_ms += 2 * HOUR_MS
+            scripted.gate.clear()
+            committing = asyncio.create_task(commit(groups, ADMIN, 8))
+            await scripted.next_insert()
+            await groups.expire_offsets()
+            scripted.gate.set()
+            await committing
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 8
+            assert state_of(groups) == "Empty"
+
+    async def test_a_group_whose_first_commit_is_on_its_way_does_not_end(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            scripted.gate.clear()
+            committing = asyncio.create_task(commit(groups, ADMIN, 8))
+            await scripted.next_insert()
+            await groups.expire_offsets()
+            scripted.gate.set()
+            await committing
+            assert state_of(groups) == "Empty"
 
     async def test_a_group_that_is_empty_and_has_offsets_stays(
         self, scripted: ScriptedEngine, clock: Clock

@@ -403,6 +403,7 @@ class Broker:
     def _deliver(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
             call: Call = answer.waiter
+            assert answer.outcome is not None, "the machine has something to say to each"
             if isinstance(answer.outcome, JoinAnswer):
                 self._world.told.joined(answer.outcome, self.stored)
             elif isinstance(answer.outcome, SyncAnswer):

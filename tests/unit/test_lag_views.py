@@ -14,6 +14,7 @@ from storage.engine import Row
 from storage.schema import migrate
 from tests.unit.counted_log import HOUR, MINUTE, CountedEngine, Log
 
+HOUR_S = 3600
 LAG = (
     "SELECT group_id, topic, partition, committed_offset, end_offset, lag"
     " FROM consumer_lag ORDER BY group_id, topic, partition"
@@ -121,6 +122,15 @@ async def test_an_offset_beyond_the_end_is_no_lag(log: Log) -> None:
     await log.append("orders", 3)
     await commit(log, "billing", "orders", orders, 7)
     assert await log.engine.rows(LAG) == [["billing", "orders", 0, 7, 3, 0]]
+
+
+async def test_an_offset_below_0_counts_as_the_first(log: Log) -> None:
+    orders = await log.topic("orders")
+    log.now_ms = time.time_ns() // 1_000_000
+    await log.append("orders", 3)
+    await commit(log, "billing", "orders", orders, -5)
+    assert await log.engine.rows(LAG) == [["billing", "orders", 0, -5, 3, 3]]
+    assert await lag_seconds(log) < HOUR_S
 
 
 async def test_offsets_of_a_topic_that_was_made_again_do_not_show(log: Log) -> None:

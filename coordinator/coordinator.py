@@ -388,24 +388,16 @@ class GroupCoordinator:
             if group.changed:
                 try:
                     await self.cache.store(group.record(self.cache.next_version(self._wall_ms())))
-                except EngineError as error:
-                    log.error("group %s could not be stored, again: %s", group.group_id, error)
+                except Exception as error:
+                    refusal = _refusal(group.group_id, error)
                     group.changed = True
                     if self._stopping.is_set():
                         answers += hosted.held
                         hosted.held = []
-                    refusal = CoordinatorNotAvailable("the group could not be stored")
                     _deliver([Answer(answer.waiter, refusal) for answer in answers])
                     if self._stopping.is_set():
                         break
                     await _wait(self._stopping, _STORE_AGAIN_S)
-                    continue
-                except Exception:
-                    # A defect: who waits is told, and the next change tries again.
-                    group.changed = False
-                    log.exception("group %s cannot be stored", group.group_id)
-                    defect = UnknownServerError("the group cannot be stored; see the broker's log")
-                    _deliver([Answer(answer.waiter, defect) for answer in answers])
                     continue
             _deliver(answers)
         hosted.saver = None
@@ -457,6 +449,15 @@ class GroupCoordinator:
         ):
             group.die(self._now())
             self._after(hosted)
+
+
+def _refusal(group_id: str, error: Exception) -> KafkaError:
+    """What those are told who wait for a record that could not be stored."""
+    if isinstance(error, EngineError):
+        log.error("group %s could not be stored, again: %s", group_id, error)
+        return CoordinatorNotAvailable("the group could not be stored")
+    log.error("group %s cannot be stored: a defect", group_id, exc_info=error)
+    return UnknownServerError("the group cannot be stored; see the broker's log")
 
 
 def _check_group_id(group_id: str) -> None:

@@ -213,7 +213,7 @@ async def test_what_was_refused_is_stored_even_if_nobody_asks_again(
         await until(lambda: state_of(groups) == "Stable")
 
 
-async def test_a_defect_in_storing_is_told_and_the_next_event_tries_again(
+async def test_a_defect_in_storing_is_told_and_the_record_tried_again(
     scripted: ScriptedEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(scripted, clock) as groups:

@@ -16,7 +16,8 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from broker import cli_groups, cli_kafka, cli_sql, config
+from broker import cli_cluster, cli_engine, cli_groups, cli_kafka, cli_sql, config
+from broker.cluster_config import load_cluster
 from broker.config import ConfigError, Configuration, SettingRow, Settings
 
 config_file_option = click.option(
@@ -67,16 +68,21 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
     file, in this order of precedence. When clients can connect, one line is printed:
 
         ready kafka=127.0.0.1:9092 http=127.0.0.1:8123
+
+    With a table [cluster] in the file, this is one broker of several: docs/cluster.md.
     """
     settings = _load(flags, config_file).settings
+    path = config_file or config.config_file_of_environment()
     try:
-        config.prepare_data_dir(settings)
+        cluster = None if path is None else load_cluster(path)
+        if cluster is None:
+            config.prepare_data_dir(settings)
     except ConfigError as error:
         raise WrongSettings(str(error)) from error
 
     from broker import server
 
-    context.exit(server.run(settings))
+    context.exit(server.run(settings, cluster))
 
 
 @main.command("config")
@@ -151,6 +157,10 @@ def _as_json(row: SettingRow) -> dict[str, str]:
     return {name: getattr(row, name) for name in SettingRow.__slots__}
 
 
+main.add_command(cli_cluster.migrate)
+main.add_command(cli_cluster.check)
+main.add_command(cli_cluster.slots)
+main.add_command(cli_engine.engine)
 main.add_command(cli_kafka.topics)
 main.add_command(cli_groups.groups)
 main.add_command(cli_kafka.tail)

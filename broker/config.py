@@ -36,6 +36,10 @@ ENV_PREFIX = "BROKERHOUSE_"
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file where no `--config` flag does."""
 
+CLICKHOUSE_PASSWORD_ENV = ENV_PREFIX + "CLICKHOUSE_PASSWORD"
+"""Holds the password for a cluster's servers where the file names none."""
+
+_NO_SETTINGS = frozenset({CONFIG_FILE_ENV, CLICKHOUSE_PASSWORD_ENV})
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 
@@ -105,6 +109,14 @@ class Settings(BaseSettings):
         None, "host:port", "Address that clients are told to connect to, if not the one listened on"
     )
     node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=2**31 - 1)
+    rack: str | None = _setting(None, "name", "Rack of this broker, told to clients", min_length=1)
+    broker_session_timeout_ms: int = _setting(
+        9_000,
+        "ms",
+        "In a cluster: a broker not heard of for this long loses its partitions to others",
+        ge=500,
+        le=600_000,
+    )
     auto_create_topics: bool = _setting(
         True, "true/false", "Make a topic when a client first asks for it"
     )
@@ -301,8 +313,8 @@ def load(
 ) -> Configuration:
     """The settings from all sources. `flags` that are None were not given. Raises ConfigError."""
     environ = os.environ if environ is None else environ
-    if config_file is None and environ.get(CONFIG_FILE_ENV):
-        config_file = Path(environ[CONFIG_FILE_ENV])
+    if config_file is None:
+        config_file = config_file_of_environment(environ)
     layers: list[tuple[str, Mapping[str, object]]] = [
         ("flag", {name: value for name, value in (flags or {}).items() if value is not None}),
         ("env", _from_environment(environ)),
@@ -319,6 +331,12 @@ def load(
     except ValidationError as error:
         raise ConfigError(_sentence(error, sources)) from None
     return Configuration(settings, sources)
+
+
+def config_file_of_environment(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The file that the environment names, where no flag does."""
+    name = (os.environ if environ is None else environ).get(CONFIG_FILE_ENV)
+    return Path(name) if name else None
 
 
 def prepare_data_dir(settings: Settings) -> Path:
@@ -373,7 +391,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """The BROKERHOUSE_* variables. An empty one counts as not set, as Compose files write it."""
     values: dict[str, object] = {}
     for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE_ENV:
+        if not variable.startswith(ENV_PREFIX) or variable in _NO_SETTINGS:
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name not in Settings.model_fields or not variable.isupper():
@@ -395,6 +413,7 @@ def _from_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 text") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    values.pop("cluster", None)  # a table of its own, read by cluster_config.py
     for name in values:
         if name not in Settings.model_fields:
             raise ConfigError(f"{path} has the unknown key {name!r}: {_suggestion(name, str)}")

@@ -27,7 +27,7 @@ from protocol.frames import FrameError, FrameReader
 from protocol.versions import ApiKey
 
 if TYPE_CHECKING:
-    from broker.server import Broker
+    from broker.node import Broker
 
 log = logging.getLogger(__name__)
 

@@ -97,8 +97,12 @@ _STATUS = {
 
 
 def make_app(engine: Engine, settings: Settings) -> web.Application:
-    """The SQL interface as an aiohttp application; runs on the loop that starts it."""
-    interface = HttpInterface(engine, settings)
+    """The SQL interface for people, as an aiohttp application."""
+    return application(HttpInterface(engine, settings))
+
+
+def application(interface: HttpInterface) -> web.Application:
+    """Runs on the loop that starts it."""
     app = web.Application(
         handler_args={
             # Bodies are decoded here, in bounded memory; a client that leaves ends its handler;
@@ -136,12 +140,15 @@ class HttpInterface:
     # --- life
 
     async def start(self, _app: web.Application) -> None:
+        self._gateway = self._make_gateway()
+        self._facts = await self._gateway.start()
+
+    def _make_gateway(self) -> SqlGateway:
         settings = self._settings
         limits = Limits(
             settings.sql_max_queries, settings.sql_max_threads, settings.sql_max_memory_bytes
         )
-        self._gateway = SqlGateway(self._engine, limits)
-        self._facts = await self._gateway.start()
+        return SqlGateway(self._engine, limits)
 
     async def stop_queries(self, _app: web.Application) -> None:
         """Short queries end by themselves; the others are ended, and their clients see it."""
@@ -151,7 +158,8 @@ class HttpInterface:
             handler.cancel()
         while self._handlers:
             await self.gateway.kill(MARK)
-            await asyncio.wait(self._handlers, timeout=KILL_AGAIN_S)
+            if self._handlers:  # the last may have ended meanwhile
+                await asyncio.wait(self._handlers, timeout=KILL_AGAIN_S)
         await self.gateway.close()
 
     async def stop(self, _app: web.Application) -> None:
@@ -228,28 +236,26 @@ class HttpInterface:
         """Who asks. Raises AUTHENTICATION_FAILED."""
         user, password = credentials(request)
         settings = self._settings
-        if settings.sql_user is not None and settings.sql_password is not None:
-            right = hmac.compare_digest(user.encode(), settings.sql_user.encode())
-            right &= hmac.compare_digest(
-                password.encode(), settings.sql_password.get_secret_value().encode()
-            )
-            if right:
-                return Role.WRITER
+        if self._is_sql_user(user, password):
+            return Role.WRITER
         here = settings.sql_anonymous == "always" or (
             settings.sql_anonymous == "loopback" and is_local(request)
         )
         if here and user in ("", "default") and not password:
             return Role.READER
-        refused = sql_error(
-            516,
-            "AUTHENTICATION_FAILED",
-            f"{user or 'default'}: Authentication failed: password is incorrect,"
-            " or there is no user with such name.",
+        raise refused(user, password)
+
+    def _is_sql_user(self, user: str, password: str) -> bool:
+        settings = self._settings
+        if settings.sql_user is None or settings.sql_password is None:
+            return False
+        right = hmac.compare_digest(user.encode(), settings.sql_user.encode())
+        return right & hmac.compare_digest(
+            password.encode(), settings.sql_password.get_secret_value().encode()
         )
-        raise refused if user or password else NobodyError(refused.code, refused.message)
 
     async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:
-        body = _Body(request, self._in_coding_thread)
+        body = Body(request, self._in_coding_thread)
         if request.content_type == "multipart/form-data":
             body.complete = True
         async with AsyncExitStack() as stack:
@@ -282,7 +288,7 @@ class HttpInterface:
                 )
             text, head = await _head(ask, body)
             await self.gateway.take_place()
-            place = _Place(self.gateway)
+            place = Place(self.gateway)
             try:
                 if isinstance(head, InsertData):
                     return await self._insert(request, ask, job, text, head, body, place)
@@ -447,7 +453,7 @@ class HttpInterface:
 
     async def _insert(
         self, request: web.Request, ask: Ask, job: Job, text: bytes, head: InsertData,
-        body: _Body, place: _Place,
+        body: Body, place: Place,
     ) -> web.StreamResponse:  # fmt: skip
         data = text[head.data_start :]
         if head.format.lower() == "values":
@@ -480,6 +486,16 @@ class HttpInterface:
         return await asyncio.get_running_loop().run_in_executor(self._coding_pool, function, *args)
 
 
+def refused(user: str, password: str) -> SqlError:
+    error = sql_error(
+        516,
+        "AUTHENTICATION_FAILED",
+        f"{user or 'default'}: Authentication failed: password is incorrect,"
+        " or there is no user with such name.",
+    )
+    return error if user or password else NobodyError(error.code, error.message)
+
+
 async def _write(response: web.StreamResponse, data: bytes) -> None:
     try:
         async with asyncio.timeout(STALL_S):
@@ -488,7 +504,7 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         raise StalledError from None
 
 
-class _Place:
+class Place:
     """A place in the pool, given back once: by the request, or by the query that it was handed
     to.
     """
@@ -507,7 +523,7 @@ class _Place:
             self._gateway.give_place()
 
 
-class _Body:
+class Body:
     """The request's body, decoded, in pieces."""
 
     def __init__(
@@ -544,7 +560,7 @@ class _Body:
             raise StalledError from None
 
 
-async def _head(ask: Ask, body: _Body) -> tuple[bytes, InsertData | None]:
+async def _head(ask: Ask, body: Body) -> tuple[bytes, InsertData | None]:
     """The SQL of a request; for an INSERT with data, its beginning and as much data as came with
     it.
     """

@@ -7,7 +7,11 @@ at once is stored a few times, not once for each. When the engine refuses, those
 to find the coordinator again, and the record is tried again.
 
 Heartbeats are answered from memory and noted behind. Offsets are stored by `offsets`, after the
-state machine has agreed."""
+state machine has agreed.
+
+With several brokers a group belongs to a slot, and its coordinator is the slot's owner: `take` and
+`give_up`. What is stored while the lease runs out is not answered: the next owner reads what is
+there. A row that comes late hides nothing newer, because versions follow the clock."""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from coordinator.membership import SharedCache
 from coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Committer,
+    GroupRecord,
     JoinAnswer,
     JoinRequest,
     LeavingMember,
@@ -47,8 +52,8 @@ from protocol.errors import (
     GroupSubscribedToTopic,
     InvalidGroupId,
     KafkaError,
-    KafkaStorageError,
     NonEmptyGroup,
+    NotCoordinator,
     UnknownMemberId,
     UnknownServerError,
 )
@@ -75,6 +80,11 @@ class _Hosted:
     timer: asyncio.TimerHandle | None = None
     held: list[Answer] = field(default_factory=list)
     saver: asyncio.Task[None] | None = None
+    given_up: bool = False
+
+
+def _always() -> bool:
+    return True
 
 
 class GroupCoordinator:
@@ -89,10 +99,14 @@ class GroupCoordinator:
         offsets_retention_ms: int,
         wall_ms: Callable[[], int],
         clock_ms: Callable[[], int] = steady_ms,
+        lease: Callable[[], bool] = _always,
+        keeps_house: Callable[[], bool] = _always,
     ) -> None:
         """`max_bytes`: subscriptions and assignments of all groups; past it nobody may join.
 
-        `wall_ms` is for what is stored, `clock_ms` for time-outs.
+        `wall_ms` is for what is stored, `clock_ms` for time-outs. `lease`: whether this broker may
+        still answer for its groups. `keeps_house`: whether it is the one that writes old offsets
+        again before they expire.
         """
         self.cache = cache
         self.offsets = offsets
@@ -101,6 +115,8 @@ class GroupCoordinator:
         self._offsets_retention_ms = offsets_retention_ms
         self._wall_ms = wall_ms
         self._now = clock_ms
+        self._lease = lease
+        self._keeps_house = keeps_house
         self._groups: dict[str, _Hosted] = {}
         self._size_bytes = 0
         self._stopping = asyncio.Event()
@@ -110,15 +126,34 @@ class GroupCoordinator:
         """Take over every group that is stored, and begin. Raises `EngineError`."""
         await self.cache.load()
         await self.offsets.load(live_topic_ids)
-        for record in self.cache.groups():
-            self._host(Group.restored(record, self._limits, self._now(), self._wall_ms))
-        for group_id in self.offsets.groups():
-            if group_id not in self._groups:  # the end came between its offsets and its record
-                self._host(self._new_group(group_id)).group.created()
-        for hosted in tuple(self._groups.values()):
-            self._after(hosted)
+        self._host_stored(lambda _: True)
+        self.start()
+
+    def start(self) -> None:
+        """Begin what runs in the background."""
         self.cache.start()
         self._expiry = asyncio.create_task(self._expire_offsets(), name="offset-expiry")
+
+    async def take(self, owns: Callable[[str], bool]) -> None:
+        """Look after those groups that `owns` says, from what is stored. Raises `EngineError`."""
+        await self.cache.load(owns)
+        await self.offsets.take(owns)
+        self._host_stored(owns)
+
+    async def give_up(self, owns: Callable[[str], bool]) -> None:
+        """Look after these groups no more; returns when nothing of them is being stored."""
+        given_up = self._let_go(owns)
+        await asyncio.gather(*(one.saver for one in given_up if one.saver is not None))
+        await self.offsets.settled()
+
+    def abandon(self) -> None:
+        """Look after no group any more, at once: the lease is over."""
+        self._let_go(lambda _: True)
+
+    def records(self) -> list[GroupRecord]:
+        """The groups that this broker looks after, as they are stored."""
+        found = (self.cache.get(group_id) for group_id in self._groups)
+        return [record for record in found if record is not None]
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
@@ -228,8 +263,9 @@ class GroupCoordinator:
         try:
             await self.offsets.commit(group_id, committer, commits)
         except EngineError as error:
-            log.error("offsets of group %s could not be stored: %s", group_id, error)
-            raise KafkaStorageError("the offsets could not be stored") from error
+            raise self._not_stored(hosted, "offsets", error) from error
+        if not self._is_still_mine(hosted):
+            raise _not_coordinator(hosted)
         if self.cache.get(group_id) is None:
             await self._stored(hosted)
 
@@ -246,8 +282,7 @@ class GroupCoordinator:
             await self.offsets.delete(group_id, None)
             hosted.group.die(self._now())
         except EngineError as error:
-            log.error("group %s could not be deleted: %s", group_id, error)
-            raise KafkaStorageError("the group could not be deleted") from error
+            raise self._not_stored(hosted, "the deletion", error) from error
         finally:
             hosted.deleting = False  # also for a client that leaves: the group may lose its offsets
         self._after(hosted)
@@ -266,8 +301,7 @@ class GroupCoordinator:
         try:
             await self.offsets.delete(group_id, allowed)
         except EngineError as error:
-            log.error("offsets of group %s could not be deleted: %s", group_id, error)
-            raise KafkaStorageError("the offsets could not be deleted") from error
+            raise self._not_stored(hosted, "the deletion of offsets", error) from error
         return [
             GroupSubscribedToTopic(f"group {group_id!r} reads {topic}")
             if topic in subscribed
@@ -278,11 +312,48 @@ class GroupCoordinator:
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """A topic has been deleted: its offsets go in every group."""
         try:
-            await self.offsets.forget_topic(topic, topic_id)
+            await self.offsets.forget_topic(topic, topic_id, self._groups)
         except EngineError as error:
             log.error("offsets of deleted topic %s stay until the next start: %s", topic, error)
 
     # Groups in memory
+
+    def _host_stored(self, owns: Callable[[str], bool]) -> None:
+        taken = []
+        for record in self.cache.groups():
+            if owns(record.group_id) and record.group_id not in self._groups:
+                group = Group.restored(record, self._limits, self._now(), self._wall_ms)
+                taken.append(self._host(group))
+        for group_id in self.offsets.groups():
+            if owns(group_id) and group_id not in self._groups:
+                # the end came between its offsets and its record
+                taken.append(self._host(self._new_group(group_id)))
+                taken[-1].group.created()
+        for hosted in taken:
+            self._after(hosted)
+
+    def _let_go(self, owns: Callable[[str], bool]) -> list[_Hosted]:
+        given_up = [one for one in self._groups.values() if owns(one.group.group_id)]
+        for hosted in given_up:
+            hosted.given_up = True
+            hosted.group.shut_down(_not_coordinator(hosted))
+            _deliver(hosted.group.take_answers())
+            self._drop(hosted)
+        return given_up
+
+    def _not_stored(self, hosted: _Hosted, what: str, error: EngineError) -> KafkaError:
+        """What a client is told that can do nothing but try again.
+
+        Not KAFKA_STORAGE_ERROR, which ends a Java consumer that commits (its
+        `ConsumerCoordinator` takes it for a defect).
+        """
+        if not self._is_still_mine(hosted):
+            return _not_coordinator(hosted)
+        log.error("%s of group %s could not be stored: %s", what, hosted.group.group_id, error)
+        return CoordinatorNotAvailable(f"{what} could not be stored")
+
+    def _is_still_mine(self, hosted: _Hosted) -> bool:
+        return not hosted.given_up and self._lease()
 
     def _host(self, group: Group) -> _Hosted:
         hosted = _Hosted(group)
@@ -343,6 +414,9 @@ class GroupCoordinator:
     def _after(self, hosted: _Hosted) -> None:
         """Store what changed, answer who is answered, set the clock for what comes next."""
         group = hosted.group
+        if hosted.given_up:
+            _deliver(_refused(group.take_answers(), _not_coordinator(hosted)))
+            return
         if not self._stopping.is_set():
             self._let_time_pass(hosted)
         self._measure(hosted)
@@ -385,20 +459,26 @@ class GroupCoordinator:
         group = hosted.group
         while group.changed or hosted.held:
             answers, hosted.held = hosted.held, []
-            if group.changed:
+            if group.changed and self._is_still_mine(hosted):
                 try:
                     await self.cache.store(group.record(self.cache.next_version(self._wall_ms())))
                 except Exception as error:
                     refusal = _refusal(group.group_id, error)
                     group.changed = True
-                    if self._stopping.is_set():
+                    ends = self._stopping.is_set() or hosted.given_up
+                    if ends:
                         answers += hosted.held
                         hosted.held = []
-                    _deliver([Answer(answer.waiter, refusal) for answer in answers])
-                    if self._stopping.is_set():
+                    _deliver(_refused(answers, refusal))
+                    if ends:
                         break
                     await _wait(self._stopping, _STORE_AGAIN_S)
                     continue
+            if not self._is_still_mine(hosted):
+                answers += hosted.held
+                hosted.held = []
+                _deliver(_refused(answers, _not_coordinator(hosted)))
+                break
             _deliver(answers)
         hosted.saver = None
         if group.state is GroupState.DEAD:
@@ -421,11 +501,16 @@ class GroupCoordinator:
         for hosted in tuple(self._groups.values()):
             await asyncio.sleep(0)  # others go on meanwhile
             await self._expire_offsets_of(hosted)
-        await self.offsets.rewrite_old()
+        if self._keeps_house():
+            await self.offsets.rewrite_old()
 
     async def _expire_offsets_of(self, hosted: _Hosted) -> None:
         group = hosted.group
-        if hosted.deleting or group.state not in (GroupState.EMPTY, GroupState.STABLE):
+        if (
+            hosted.given_up
+            or hosted.deleting
+            or group.state not in (GroupState.EMPTY, GroupState.STABLE)
+        ):
             return
         subscribed = self._subscribed(group)
         if subscribed is None:
@@ -460,6 +545,14 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
     return UnknownServerError("the group cannot be stored; see the broker's log")
 
 
+def _not_coordinator(hosted: _Hosted) -> NotCoordinator:
+    return NotCoordinator(f"another broker looks after group {hosted.group.group_id!r} now")
+
+
+def _refused(answers: Sequence[Answer], refusal: KafkaError) -> list[Answer]:
+    return [Answer(answer.waiter, refusal) for answer in answers]
+
+
 def _check_group_id(group_id: str) -> None:
     if not group_id:
         raise InvalidGroupId("a group id is needed")
@@ -478,7 +571,8 @@ def _deliver(answers: Sequence[Answer]) -> None:
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
     """Whether `event` came within that time."""
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return False
     return True

@@ -179,8 +179,12 @@ class SharedCache:
         *,
         poll_s: float = 0.5,
         heartbeats_s: float = 5.0,
+        keeps_house: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`offsets`: into which the worker reads what other brokers commit."""
+        """`offsets`: into which the worker reads what other brokers commit.
+
+        `keeps_house`: whether this broker is the one that drops rows that are over.
+        """
         self._engine = engine
         self._rows = rows
         self._node_id = node_id
@@ -188,6 +192,7 @@ class SharedCache:
         self._clock_ms = clock_ms
         self._poll_s = poll_s
         self._heartbeats_s = heartbeats_s
+        self._keeps_house = keeps_house
         self._groups: dict[str, GroupRecord] = {}
         self._heard: dict[str, dict[str, int]] = {}
         self._unwritten: dict[tuple[str, str], int] = {}
@@ -312,10 +317,11 @@ class SharedCache:
 
     # Reading
 
-    async def load(self) -> None:
+    async def load(self, owns: Callable[[str], bool] | None = None) -> None:
         """Read every group, and repair those whose last change was cut short.
 
-        `rows` has been started. Raises `EngineError`.
+        With several brokers: those that `owns` says are this broker's from now on; of the others
+        what is news. `rows` has been started. Raises `EngineError`.
         """
         members = _members(await self._engine.rows(_MEMBERS.format(where="")))
         groups = [_group(row) for row in await self._engine.rows(_GROUPS.format(where=""))]
@@ -326,19 +332,28 @@ class SharedCache:
         self._version = max([self._version, *versions])
         torn = []
         for group in groups:
+            mine = owns is None or owns(group.record.group_id)
             if group.removed:
+                if owns is not None and self._is_news(group):
+                    self._show(group.record)
                 continue
             rows = members.pop(group.record.group_id, [])
             record = group.with_members(rows)
+            if not mine:
+                if self._is_news(group) and not group.is_torn(rows):
+                    self._show(record)
+                continue
             if group.is_torn(rows):
                 record = self._to_rebalance(record, rows)
-                if group.coordinator == self._node_id:
+                if owns is not None or group.coordinator == self._node_id:
                     torn.append(record)
             self._show(record)
-        await self._repair(torn, members)
+        orphans = {one: rows for one, rows in members.items() if owns is None or owns(one)}
+        await self._repair(torn, orphans)
         self._hear(heard)
-        self._seen_ms = max((group.changed_ms for group in groups), default=0)
-        await self._clean_up()
+        self._seen_ms = max([self._seen_ms, *(group.changed_ms for group in groups)])
+        if owns is None:
+            await self._clean_up()
 
     def _to_rebalance(self, record: GroupRecord, rows: Sequence[_StoredMember]) -> GroupRecord:
         """A group of which some members are ahead of the rest."""
@@ -371,6 +386,8 @@ class SharedCache:
 
     async def _clean_up(self) -> None:
         """Drop rows of groups and members that are gone: a merge each, whole or not at all."""
+        if not self._keeps_house():
+            return
         for table in (MEMBERS, GROUPS):
             try:
                 await self._engine.execute(f"OPTIMIZE TABLE {table.name} FINAL CLEANUP")
@@ -404,6 +421,7 @@ class SharedCache:
         loop = asyncio.get_running_loop()
         heartbeats_at = loop.time() + self._heartbeats_s
         clean_up_at = loop.time() + _CLEAN_UP_EVERY_S
+        behind = False
         while not await self._closes_within(self._poll_s):
             try:
                 await self.refresh()
@@ -414,7 +432,13 @@ class SharedCache:
                     clean_up_at = loop.time() + _CLEAN_UP_EVERY_S
                     await self._clean_up()
             except EngineError as error:
-                log.error("groups could not be brought up to date, again soon: %s", error)
+                if not behind:  # once, however long it lasts
+                    log.error("groups are not up to date; tried again all the time: %s", error)
+                behind = True
+            else:
+                if behind:
+                    log.info("groups are up to date again")
+                behind = False
         try:
             await self.write_heartbeats()
         except EngineError as error:
@@ -422,7 +446,8 @@ class SharedCache:
 
     async def _closes_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
         except TimeoutError:
             return False
         return True
@@ -430,6 +455,8 @@ class SharedCache:
     async def write_heartbeats(self) -> None:
         """Write what was noted since the last time, in one block. Raises `EngineError`."""
         unwritten, self._unwritten = self._unwritten, {}
+        if not unwritten:
+            return
         rows = [(*member, heard_ms, self._node_id) for member, heard_ms in unwritten.items()]
         try:
             await self._rows.store(TableRows(HEARTBEATS, rows))

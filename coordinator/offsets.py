@@ -140,6 +140,25 @@ class CommittedOffsets:
             rows = [self._tombstone(*each, version) for each in gone]
             await self._rows.store(TableRows(OFFSETS, rows))
 
+    async def take(self, owns: Callable[[str], bool]) -> None:
+        """Read anew the offsets of groups that this broker looks after from now on.
+
+        Those of others are brought up to date. Raises `EngineError`.
+        """
+        ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
+        rows = await self._engine.rows(_CURRENT)
+        self._version = max(self._version, int(str(highest)))
+        for group_id in [group_id for group_id in self._groups if owns(group_id)]:
+            if not self._groups[group_id].pending:
+                del self._groups[group_id]
+        self._graves = {key: version for key, version in self._graves.items() if not owns(key[0])}
+        for row in rows:
+            self._apply(*_parse(row))
+
+    async def settled(self) -> None:
+        """Returns when what was being stored is, or has failed."""
+        await self._rows.store()
+
     def get(self, group_id: str) -> Mapping[TopicPartition, CommittedOffset]:
         """The current offsets of a group; empty when it has none. Changes with the next commit."""
         group = self._groups.get(group_id)
@@ -186,14 +205,30 @@ class CommittedOffsets:
             if wanted is None or partition in wanted
         )
 
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """A topic was deleted: remove its offsets in every group. Raises `EngineError`."""
-        await self._remove(
-            (group_id, partition, topic_id)
-            for group_id in tuple(self._groups)
-            for partition, known_id in self._known(group_id).items()
-            if partition[0] == topic and known_id == topic_id
-        )
+    async def forget_topic(
+        self, topic: str, topic_id: UUID, groups: Collection[str] | None = None
+    ) -> None:
+        """A topic was deleted: its offsets go. Raises `EngineError`.
+
+        `groups`: those that this broker looks after, None for all. Offsets of others are only
+        forgotten here: a row of this broker could hide what their coordinator has stored since, for
+        a new topic of the name.
+        """
+        mine: list[tuple[str, TopicPartition, UUID]] = []
+        for group_id in tuple(self._groups):
+            gone = [
+                (group_id, partition, topic_id)
+                for partition, known_id in self._known(group_id).items()
+                if partition[0] == topic and known_id == topic_id
+            ]
+            if groups is None or group_id in groups:
+                mine += gone
+            else:
+                for _, partition, _ in gone:
+                    self._groups[group_id].offsets.pop(partition, None)
+                    self._groups[group_id].versions.pop(partition, None)
+                self._drop_if_empty(group_id)
+        await self._remove(mine)
 
     def expired(
         self,

@@ -80,7 +80,7 @@ class EncodedBatch:
 @final
 class BlockBuilder:
     COLUMNS: ClassVar[tuple[tuple[str, str], ...]]
-    def __init__(self, append_time_ms: int, leader_epoch: int) -> None: ...
+    def __init__(self, append_time_ms: int) -> None: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -91,6 +91,7 @@ class BlockBuilder:
         topic_id: builtins.bytes,
         partition: int,
         base_offset: int,
+        leader_epoch: int,
         header: BatchHeader,
         payload: builtins.bytes | memoryview,
         log_append_time_ms: int | None,

@@ -509,6 +509,7 @@ cdef struct Run:
     int64_t producer_id
     uint32_t topic
     int32_t partition
+    int32_t leader_epoch
     int32_t base_sequence
     int16_t producer_epoch
     int16_t attributes
@@ -785,7 +786,6 @@ cdef void _write_block(
     int64_t rows,
     uint64_t topics,
     int64_t append_time_ms,
-    int32_t leader_epoch,
 ) noexcept nogil:
     cdef Run *runs = <Run *>c.runs.data
     cdef size_t run_count = c.runs.len // sizeof(Run)
@@ -796,6 +796,7 @@ cdef void _write_block(
     cdef uint32_t sequence
     cdef int32_t no_sequence = -1
     cdef int32_t sequence_out
+    cdef int32_t leader_epoch
     cdef uint64_t word
     cdef size_t width = _index_width(topics)
 
@@ -890,8 +891,11 @@ cdef void _write_block(
         memset(p, 1 if run.attributes & CONTROL else 0, run.count)
         p += run.count
     p = _copy_head(p, 14)  # leader_epoch
-    for i in range(rows):
-        p = _copy(p, &leader_epoch, 4)
+    for r in range(run_count):
+        run = &runs[r]
+        leader_epoch = run.leader_epoch
+        for i in range(run.count):
+            p = _copy(p, &leader_epoch, 4)
     p = _copy_head(p, 15)  # append_time
     for i in range(rows):
         p = _copy(p, &append_time_ms, 8)
@@ -906,12 +910,10 @@ cdef class BlockBuilder:
     cdef dict _topics  # name -> place in the dictionary of the topic column
     cdef int64_t _rows
     cdef int64_t _append_time_ms
-    cdef int32_t _leader_epoch
     cdef bint _busy
 
-    def __cinit__(self, int64_t append_time_ms, int32_t leader_epoch):
+    def __cinit__(self, int64_t append_time_ms):
         self._append_time_ms = append_time_ms
-        self._leader_epoch = leader_epoch
         self._topics = {"": 0}  # a LowCardinality dictionary opens with the default value
         if not _put_string(&self._columns.topics, NULL, 0):
             raise MemoryError()
@@ -946,6 +948,7 @@ cdef class BlockBuilder:
         bytes topic_id not None,
         int32_t partition,
         int64_t base_offset,
+        int32_t leader_epoch,
         BatchHeader header not None,
         payload,
         log_append_time_ms,
@@ -992,6 +995,7 @@ cdef class BlockBuilder:
         run.count = count
         run.producer_id = header.producer_id
         run.partition = partition
+        run.leader_epoch = leader_epoch
         run.base_sequence = header.base_sequence
         run.producer_epoch = header.producer_epoch
         memcpy(run.topic_id, PyBytes_AS_STRING(topic_id), 16)
@@ -1043,17 +1047,16 @@ cdef class BlockBuilder:
         cdef uint64_t topics = len(self._topics)
         cdef int64_t rows = self._rows
         cdef int64_t append_time_ms = self._append_time_ms
-        cdef int32_t leader_epoch = self._leader_epoch
         if self._busy:
             raise RuntimeError("the block builder is in use by another thread")
         block = PyBytes_FromStringAndSize(NULL, self._size())
         p = <uint8_t *>PyBytes_AS_STRING(block)
         self._busy = True
         if len(block) < RELEASE_GIL_BYTES:
-            _write_block(p, c, rows, topics, append_time_ms, leader_epoch)
+            _write_block(p, c, rows, topics, append_time_ms)
         else:
             with nogil:
-                _write_block(p, c, rows, topics, append_time_ms, leader_epoch)
+                _write_block(p, c, rows, topics, append_time_ms)
         self._busy = False
         return block
 

@@ -41,8 +41,18 @@ class UnknownTopicOrPartition(KafkaError):
     code = 3
 
 
+class LeaderNotAvailable(KafkaError):
+    code = 5
+
+
 class NotLeaderOrFollower(KafkaError):
     code = 6
+
+
+class RequestTimedOut(KafkaError):
+    """It may have been done, or may yet be."""
+
+    code = 7
 
 
 class MessageTooLarge(KafkaError):

@@ -248,15 +248,14 @@ class _Place:
 class BlockBuilder:
     """Gathers batches, of any topics and partitions, into one Native block for `messages`.
 
-    All rows share `append_time_ms` and `leader_epoch`. `rows` and `bytes` say how many rows are in
-    and how long the block would be now; `finish` gives the block, and changes nothing.
+    All rows share `append_time_ms`. `rows` and `bytes` say how many rows are in and how long the
+    block would be now; `finish` gives the block, and changes nothing.
     """
 
     COLUMNS: ClassVar[tuple[tuple[str, str], ...]] = COLUMNS
 
-    def __init__(self, append_time_ms: int, leader_epoch: int) -> None:
+    def __init__(self, append_time_ms: int) -> None:
         self._append_time_ms = _fit(append_time_ms, 64)
-        self._leader_epoch = _fit(leader_epoch, 32)
         self._rows: list[tuple[_Place, _Row]] = []
 
     @property
@@ -273,6 +272,7 @@ class BlockBuilder:
         topic_id: builtins.bytes,
         partition: int,
         base_offset: int,
+        leader_epoch: int,
         header: BatchHeader,
         payload: builtins.bytes | memoryview,
         log_append_time_ms: int | None,
@@ -290,6 +290,7 @@ class BlockBuilder:
         """
         _fit(partition, 32)
         _fit(base_offset, 64)
+        _fit(leader_epoch, 32)
         attributes = header.attributes
         one_timestamp = log_append_time_ms
         if one_timestamp is not None:
@@ -331,7 +332,7 @@ class BlockBuilder:
                 sequence=(header.base_sequence + index) & _INT32_MAX if sequenced else -1,
                 transactional=bool(attributes & _TRANSACTIONAL),
                 control=bool(attributes & _CONTROL),
-                leader_epoch=self._leader_epoch,
+                leader_epoch=leader_epoch,
             )
             added.append((place, row))
         if reader.left:

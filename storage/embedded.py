@@ -1,8 +1,8 @@
 """chDB: ClickHouse inside this process, one data directory per process.
 
 The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` with
-`engine.d/` (the engine's configuration, rendered at each start) and `clickhouse/` (its own
-files).
+`engine.d/` (the engine's configuration, rendered at each start; other .xml files in `engine.d/`
+stay, and are merged into it) and `clickhouse/` (its own files).
 
 A chDB handle runs one statement at a time and blocks its thread, with the GIL released: each lane
 of inserts has a handle and a thread of its own, and a few more serve reads. The engine must not be
@@ -19,9 +19,10 @@ import os
 import re
 import string
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -53,7 +54,7 @@ _READ_SETTINGS = (
 _READ_NICE = 10
 # A block is one part: never split, never merged with another before it is written, and never one
 # of which a column is left out. A view that a user hangs on the log must not fail an append.
-_INSERT_SETTINGS = (
+INSERT_SETTINGS = (
     "SET max_insert_block_size = 1000000000, min_insert_block_size_rows = 0,"
     " min_insert_block_size_bytes = 0, async_insert = 0, insert_deduplicate = 1,"
     " input_format_skip_unknown_fields = 0,"
@@ -69,22 +70,37 @@ class DataDirectoryError(Exception):
     """The data directory cannot be used; says in one sentence what to change."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterPlace:
+    """Where an engine stands in a cluster: its Keepers (host, port) and its macros."""
+
+    keepers: Sequence[tuple[str, int]]
+    shard: str
+    replica: str
+
+
 class EmbeddedEngine:
     """`storage.engine.Engine` on chDB."""
 
     def __init__(
-        self, data_dir: Path, lanes: int, fsync: bool, sql_max_memory_bytes: int = 4 << 30
+        self,
+        data_dir: Path,
+        lanes: int,
+        fsync: bool,
+        sql_max_memory_bytes: int = 4 << 30,
+        place: ClusterPlace | None = None,
     ) -> None:
         """Open (or make) the engine's files below `data_dir`. Raises `DataDirectoryError`.
 
-        `sql_max_memory_bytes`: what one query of a person may take at most.
+        `sql_max_memory_bytes`: what one query of a person may take at most. `place`: None outside
+        of a cluster; Keeper need not answer, KeeperMap tables fail until it does.
         """
         self.data_dir = data_dir
         self.read_nice = _READ_NICE if _may_renice() else 0
         self._lock_fd = _lock_directory(data_dir)
         try:
             self._connection_string = _prepare(
-                data_dir, fsync, sql_max_memory_bytes, self.read_nice
+                data_dir, fsync, sql_max_memory_bytes, self.read_nice, place
             )
             self._connect = _chdb_connect()
             base = self._open(self._connection_string)
@@ -94,7 +110,7 @@ class EmbeddedEngine:
             raise
         self._base = base
         self._lanes = [
-            _Worker(f"insert-{n}", partial(self.handle, _INSERT_SETTINGS)) for n in range(lanes)
+            _Worker(f"insert-{n}", partial(self.handle, INSERT_SETTINGS)) for n in range(lanes)
         ]
         self._readers: asyncio.Queue[_Worker] = asyncio.Queue()
         read_settings = f"{_READ_SETTINGS}, os_thread_priority = {self.read_nice}"
@@ -141,8 +157,14 @@ class EmbeddedEngine:
                 log.warning("insert %s refused (attempt %d), again: %s", token, attempt, error)
 
     def _insert(self, handle: Handle, into: str, settings: str, block: bytes) -> None:
+        with self.watched_write(handle):
+            _insert(handle, into, settings, block)
+
+    @contextmanager
+    def watched_write(self, handle: Handle) -> Iterator[None]:
+        """Around an insert; blocking. Raises `StorageFault` if a write of it may have failed."""
         failed_before = self._free_space.failed_writes(handle)
-        _insert(handle, into, settings, block)
+        yield
         self._free_space.check_insert(handle, failed_before)
 
     async def read_native(
@@ -324,7 +346,13 @@ def _may_renice() -> bool:
     return allowed
 
 
-def _prepare(data_dir: Path, fsync: bool, sql_max_memory_bytes: int, read_nice: int) -> str:
+def _prepare(
+    data_dir: Path,
+    fsync: bool,
+    sql_max_memory_bytes: int,
+    read_nice: int,
+    place: ClusterPlace | None,
+) -> str:
     """Write the engine's configuration and give the string that opens it."""
     base = data_dir.resolve()
     engine_dir, config = base / "clickhouse", base / "engine.xml"
@@ -353,11 +381,29 @@ def _prepare(data_dir: Path, fsync: bool, sql_max_memory_bytes: int, read_nice: 
             ),
             "utf-8",
         )
+        cluster = base / "engine.d" / "cluster_place.xml"
+        if place is None:
+            cluster.unlink(missing_ok=True)
+        else:
+            cluster.write_text(_render_place(place), "utf-8")
     except OSError as error:
         raise DataDirectoryError(
             f"the data directory {data_dir} cannot be written: {error.strerror}"
         ) from error
     return f"{engine_dir}?config-file={config}"
+
+
+def _render_place(place: ClusterPlace) -> str:
+    nodes = "".join(
+        f"<node><host>{escape(host)}</host><port>{port}</port></node>"
+        for host, port in place.keepers
+    )
+    return _render(
+        "cluster_place.xml",
+        nodes=nodes,
+        shard=escape(place.shard),
+        replica=escape(place.replica),
+    )
 
 
 def _render(name: str, **values: object) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -57,11 +57,17 @@ class _Call:
 class RowLane:
     """Inserts through one lane of the engine."""
 
-    def __init__(self, engine: Engine, lane: int, instance: UUID) -> None:
-        """`instance` is unique to this start of the process; it makes insert tokens unique."""
+    def __init__(
+        self, engine: Engine, lane: int, instance: UUID, lease: Callable[[], bool] | None = None
+    ) -> None:
+        """`instance` is unique to this start of the process; it makes insert tokens unique.
+
+        `lease`: whether this broker may still write; asked before every attempt.
+        """
         self._engine = engine
         self._lane = lane
         self._identity = f"{instance}-rows"
+        self._lease = lease
         self._block_number = 0
         self._queue: deque[_Call] = deque()
         self._wake = asyncio.Event()
@@ -134,7 +140,8 @@ class RowLane:
         if seconds <= 0 or self._closing.is_set():
             return
         try:
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
         except TimeoutError:
             return
 
@@ -188,6 +195,8 @@ class RowLane:
         token = f"{self._identity}-{self._block_number}"
         delay = _RETRY_FIRST_S
         while True:
+            if self._lease is not None and not self._lease():
+                raise EngineError("the lease of this broker is over")
             try:
                 await self._engine.insert_block(
                     self._lane, table.name, table.column_list, data, token

@@ -1,7 +1,7 @@
 """Applies the statements in sql/, each file once and in order of its number.
 
 A file is one statement and never changes once released: what comes later is a new file. Which ones
-have been applied is in the table `schema_migrations`.
+have been applied is in the table `schema_migrations`. For ClickHouse servers: cluster_schema.py.
 """
 
 from __future__ import annotations
@@ -38,13 +38,8 @@ async def migrate(engine: Engine) -> list[Migration]:
 
     Raises `SchemaError` when the data was written by a newer version, and `EngineError`.
     """
-    await engine.execute(
-        f"CREATE TABLE IF NOT EXISTS {DATABASE}.schema_migrations"
-        " (number UInt32, name String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
-        " ENGINE = MergeTree ORDER BY number"
-    )
-    rows = await engine.rows("SELECT number FROM schema_migrations")
-    applied = {int(str(number)) for (number,) in rows}
+    await make_history(engine, DATABASE)
+    applied = await history(engine, DATABASE)
     known = migrations()
     if unknown := applied - {migration.number for migration in known}:
         raise SchemaError(
@@ -59,17 +54,32 @@ async def migrate(engine: Engine) -> list[Migration]:
             done.append(migration)
     finally:
         if done:
-            await _note(engine, done)
+            await note(engine, DATABASE, done)
     return pending
 
 
-async def _note(engine: Engine, done: list[Migration]) -> None:
+async def make_history(engine: Engine, database: str) -> None:
+    """The table of what has been applied, where there is none yet."""
+    await engine.execute(
+        f"CREATE TABLE IF NOT EXISTS {database}.schema_migrations"
+        " (number UInt32, name String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
+        " ENGINE = MergeTree ORDER BY number"
+    )
+
+
+async def history(engine: Engine, database: str) -> set[int]:
+    """The numbers of what has been applied."""
+    rows = await engine.rows(f"SELECT number FROM {database}.schema_migrations")
+    return {int(str(number)) for (number,) in rows}
+
+
+async def note(engine: Engine, database: str, done: list[Migration]) -> None:
     """All in one insert: each makes a part, which takes longer than most of the statements.
 
     An end before it applies them again, which every statement bears.
     """
     await engine.execute(
-        "INSERT INTO schema_migrations (number, name)"
+        f"INSERT INTO {database}.schema_migrations (number, name)"
         " SELECT toUInt32(one.1), one.2 FROM"
         " (SELECT arrayJoin(arrayZip({numbers:Array(String)}, {names:Array(String)})) AS one)",
         {

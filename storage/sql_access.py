@@ -121,14 +121,10 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
 
     `handle` is already narrowed to the role; nothing of `sql` is executed.
     """
-    report = handle.classify_query(sql)
-    if report["statement_count"] == 0:
-        raise _why_not(handle, sql)
-    if report["statement_count"] > 1:
-        raise sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Multi-statements are not allowed")
+    query_class = only_statement(handle, sql)
     database, canonical = _canonical(handle, sql)
     words = list(tokens(canonical))
-    action = _action(words, report["query_class"].name, role)
+    action = _action(words, query_class, role)
     _refuse_file_function(words, params)
     if role is Role.WRITER and action is not Action.READ:
         _refuse_borrowed_rights(words)
@@ -138,6 +134,17 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         if role is Role.READER:
             _refuse_hidden(words, tree, database)
     return Statement(action)
+
+
+def only_statement(handle: Handle, sql: bytes) -> str:
+    """The class that the engine gives `sql`. SqlError unless it is one statement."""
+    report = handle.classify_query(sql)
+    if report["statement_count"] == 0:
+        raise _why_not(handle, sql)
+    if report["statement_count"] > 1:
+        raise sql_error(SYNTAX_ERROR, "SYNTAX_ERROR", "Multi-statements are not allowed")
+    query_class: str = report["query_class"].name
+    return query_class
 
 
 def _action(words: list[Token], query_class: str, role: Role) -> Action:

@@ -205,7 +205,7 @@ class SqlGateway:
         params = job.text_params()
         handle = self._prepared(job)
         try:
-            statement = judge(handle, sql, params, job.role)
+            statement = self.judge(handle, sql, params, job.role)
             if (
                 statement.action is Action.SESSION
                 and job.session is not None
@@ -227,6 +227,10 @@ class SqlGateway:
             raise
         return handle, statement
 
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+        """How to run this statement. Raises SqlError if this role may not, or it does not parse."""
+        return judge(handle, sql, params, role)
+
     def start_read(
         self, handle: Handle, job: Job, sql: bytes, fmt: str, after: Callable[[], None]
     ) -> RunningQuery:
@@ -245,8 +249,8 @@ class SqlGateway:
 
         def call() -> tuple[bytes, Summary]:
             try:
-                result = run(handle, _mark() + sql, fmt, job.text_params())
-                return result.bytes(), _summary(result)
+                result = run(handle, mark() + sql, fmt, job.text_params())
+                return result.bytes(), summary(result)
             finally:
                 self.finish(handle, job)
 
@@ -304,7 +308,7 @@ class SqlGateway:
                 run(handle, b"SET ROLE writer", "Null")
                 run(handle, fence.encode(), "Null")
                 for table in tables:
-                    _load(handle, table)
+                    load_table(handle, table)
             run(handle, f"SET ROLE {role.value}".encode(), "Null")
             if role is Role.READER:
                 fence += ", readonly = 2"
@@ -458,7 +462,7 @@ class Facts:
 MARK = b"/* brokerhouse "
 
 
-def _mark() -> bytes:
+def mark() -> bytes:
     """What a statement of people begins with, so that it can be found among those that run."""
     return MARK + uuid.uuid4().hex.encode() + b" */ "
 
@@ -470,7 +474,7 @@ class _Running:
         self._gateway = gateway
         self._after = after
         self._abandoned = False
-        self.marker = _mark()
+        self.marker = mark()
         self.done: asyncio.Future[Summary]
 
     def _begin(self, call: Callable[[], Summary], job: Job, handle: Handle, pipe_end: int) -> None:
@@ -573,7 +577,7 @@ class RunningInsert(_Running):
         params = job.text_params()
 
         def call() -> Summary:
-            return _summary(run(handle, text, "TabSeparated", params))
+            return summary(run(handle, text, "TabSeparated", params))
 
         self._begin(call, job, handle, out_of)
 
@@ -636,7 +640,7 @@ def _close_the_file_system(handle: Handle) -> None:
         run(handle, f"ATTACH DATABASE default UUID '{uuid_text}' ENGINE = Atomic".encode(), "Null")
 
 
-def _load(handle: Handle, table: ExternalTable) -> None:
+def load_table(handle: Handle, table: ExternalTable) -> None:
     name = identifier(table.name)
     if not is_enclosed(table.structure):
         raise sql_error(
@@ -665,12 +669,12 @@ def _write_result(
         report = handle.classify_query(text)
         if report["statement_count"] == 1 and report["query_class"].name == "CONTROL":
             # Some statements (SHOW) write nothing when the format of the call itself is Null.
-            return _summary(run(handle, text, "TabSeparated", params))
+            return summary(run(handle, text, "TabSeparated", params))
     # Some statements (EXPLAIN AST) take no output clause; what they say is as short as their text.
     result = run(handle, marker + sql, fmt, params)
     with suppress(BrokenPipeError), open(fd, "wb", closefd=False) as out:
         out.write(result.bytes())
-    return _summary(result)
+    return summary(result)
 
 
 def _directed(sql: bytes, clause: OutputClause, fmt: str, fd: int) -> bytes:
@@ -709,7 +713,7 @@ def _undo(handle: Handle, job: Job) -> list[bytes]:
     return statements
 
 
-def _summary(result: Result) -> Summary:
+def summary(result: Result) -> Summary:
     return Summary(
         read_rows=result.storage_rows_read(),
         read_bytes=result.storage_bytes_read(),

@@ -145,6 +145,13 @@ class BrokerProcess:
         self.stop()
         self.start()
 
+    def await_topic(self, topic: str) -> None:
+        """Until every broker there is knows the topic as it is now."""
+
+    def coordinator(self, group: str) -> tuple[int, str]:
+        """The node id and the address of the broker that looks after the group."""
+        return 1, self.kafka
+
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,15 +1,19 @@
 """Fixtures for every kind of test: broker processes, and their logs beside a failure."""
 
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests import broker_process
+from tests import broker_process, cluster_processes
 from tests.broker_process import BrokerProcess
+from tests.cluster_broker import ClusterBroker
+from tests.cluster_processes import Cluster
 
-LOG_SIZES = pytest.StashKey[dict[BrokerProcess, int]]()
+LOG_SIZES = pytest.StashKey[dict[Path, int]]()
+LOG_SHOWN_BYTES = 8000
 
 
 class OwnBrokers:
@@ -38,13 +42,61 @@ class OwnBrokers:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests that leave it as it was."""
+    made = Cluster(
+        tmp_path_factory.mktemp("cluster"),
+        # Not to be taken for dead on a busy machine: no test here waits for it.
+        session_timeout_ms=6000,
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+RunBroker = Callable[..., AbstractContextManager[BrokerProcess]]
+
+
+@pytest.fixture(scope="session")
+def run_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> RunBroker:
+    """`with run_broker("name", linger_ms="5") as broker`: one for several tests.
+
+    With --cluster it is the cluster, whose settings serve every test that can be run on it.
+    """
+
+    @contextmanager
+    def run(name: str, **settings: str) -> Iterator[BrokerProcess]:
+        if request.config.getoption("--cluster"):
+            yield ClusterBroker(request.getfixturevalue("cluster"))
+            return
+        settings.setdefault("group_initial_rebalance_delay_ms", "0")
+        process = BrokerProcess(tmp_path_factory.mktemp(name) / "data", settings)
+        process.start()
+        yield process
+        process.stop()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
     """One broker for all tests that only use it as a client would, each with topics of its own."""
-    settings = {"group_initial_rebalance_delay_ms": "0"}
-    process = BrokerProcess(tmp_path_factory.mktemp("shared") / "data", settings)
-    process.start()
-    yield process
-    process.stop()
+    with run_broker("shared") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def any_broker(request: pytest.FixtureRequest) -> None:
+    """With --cluster each test begins at another broker."""
+    if request.config.getoption("--cluster"):
+        for name in ("broker", "written"):
+            if name in request.fixturenames:
+                found = request.getfixturevalue(name)
+                getattr(found, "broker", found).use(request.node.name)
 
 
 @pytest.fixture
@@ -61,6 +113,14 @@ def topic(request: pytest.FixtureRequest) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in request.node.name)[:200]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cluster",
+        action="store_true",
+        help="run the client tests through any of the three brokers of a cluster",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell: what is started from here would not hear Ctrl-C.
@@ -68,32 +128,57 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "slow: takes minutes and prints figures; run with `pytest -m slow`"
     )
+    config.addinivalue_line(
+        "markers", "one_broker(reason): says nothing of a cluster, so --cluster leaves it out"
+    )
+    config.addinivalue_line(
+        "markers", "each_change: the part of the client tests that CI runs with --cluster"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "slow" in str(config.getoption("markexpr")):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    left_out: list[pytest.Item] = []
+    if "slow" not in str(config.getoption("markexpr")):
+        left_out += [item for item in items if item.get_closest_marker("slow")]
+    if config.getoption("--cluster"):
+        left_out += [item for item in items if not is_for_any_broker(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def is_for_any_broker(item: pytest.Item) -> bool:
+    """Whether a test uses a broker, and nothing of it that a cluster does not have."""
+    clients = Path(__file__).with_name("clients")
+    return (
+        item.path.is_relative_to(clients)
+        and "run_broker" in getattr(item, "fixturenames", ())
+        and item.get_closest_marker("one_broker") is None
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[LOG_SIZES] = {broker: broker.log_size() for broker in broker_process.started}
+    item.stash[LOG_SIZES] = {path: path.stat().st_size for path in logs()}
+
+
+def logs() -> list[Path]:
+    paths = [broker.log_path for broker in broker_process.started]
+    paths += [part.log_path for part in cluster_processes.started]
+    return [path for path in paths if path.exists()]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows what every broker printed since a failed test began."""
+    """Shows what every broker, or part of a cluster, printed since a failed test began."""
     report = yield
     if report.failed:
         before = item.stash.get(LOG_SIZES, {})
-        for broker in broker_process.started:
-            printed = broker.log(before.get(broker, 0))
+        for path in logs():
+            printed = path.read_bytes()[before.get(path, 0) :][-LOG_SHOWN_BYTES:]
             if printed:
-                report.sections.append((f"broker log {broker.log_path}", printed))
+                shown = printed.decode(errors="replace")
+                report.sections.append((f"broker log {path}", shown))
     return report

@@ -6,7 +6,8 @@ DescribeCluster (60), versions 0-2
 DescribeLogDirs (35), versions 1-5
     v2 flexible; v3 error code for the whole answer; v4 total and usable bytes (KIP-827);
     v5 cordoned directories (KIP-1066), of which there are none.
-    A partition's size is that of its keys and values before ClickHouse compresses them.
+    A partition's size is that of its keys and values before ClickHouse compresses them. Each broker
+    tells of the partitions that it leads; in a cluster its "directory" is the ClickHouse servers.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ log = logging.getLogger(__name__)
 
 _BROKERS = 1
 _CONTROLLERS = 2
+_SHARDS = "clickhouse"
+_UNKNOWN_BYTES = -1
 
 
 async def describe_cluster(
     ctx: RequestContext, request: DescribeClusterRequest
 ) -> DescribeClusterResponse:
     error = _endpoint_error(ctx.header.api_version, request.endpoint_type)
-    host, port = ctx.broker.advertised
+    leadership = ctx.broker.leadership
     asked = request.include_cluster_authorized_operations and error is None
     return DescribeClusterResponse(
         throttle_time_ms=0,
@@ -53,13 +56,16 @@ async def describe_cluster(
         error_message=error.message if error else None,
         endpoint_type=_BROKERS,
         cluster_id=ctx.broker.cluster_id,
-        controller_id=ctx.broker.controller_id,
-        brokers=[]
-        if error
-        else [
+        controller_id=leadership.controller_id,
+        brokers=[
             DescribeClusterResponse.DescribeClusterBroker(
-                broker_id=ctx.broker.node_id, host=host, port=port, rack=None, is_fenced=False
+                broker_id=node.node_id,
+                host=node.host,
+                port=node.port,
+                rack=node.rack,
+                is_fenced=False,
             )
+            for node in ([] if error else leadership.brokers())
         ],
         authorized_operations=CLUSTER_OPERATIONS if asked else NOT_ASKED,
     )
@@ -82,15 +88,19 @@ async def describe_log_dirs(
         if request.topics is None
         else {(item.topic, partition) for item in request.topics for partition in item.partitions}
     )
-    directory = ctx.broker.settings.data_dir.resolve()
+    directory = ctx.broker.data_dir
+    name = _SHARDS if directory is None else str(directory)
     row = DescribeLogDirsResponse.DescribeLogDirsResult
+    total, usable = _UNKNOWN_BYTES, _UNKNOWN_BYTES
     try:
-        # A disk may be slow to answer: not on the event loop.
-        disk = await asyncio.to_thread(shutil.disk_usage, directory)
+        if directory is not None:
+            # A disk may be slow to answer: not on the event loop.
+            disk = await asyncio.to_thread(shutil.disk_usage, directory)
+            total, usable = disk.total, disk.free
         sizes = await catalog.size_bytes()
     except (OSError, EngineError) as error:
-        log.warning("the data directory %s cannot be described: %s", directory, error)
-        offline = row(error_code=KafkaStorageError.code, log_dir=str(directory), topics=[])
+        log.warning("%s cannot be described: %s", name, error)
+        offline = row(error_code=KafkaStorageError.code, log_dir=name, topics=[])
         return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[offline])
     topics = []
     for topic in catalog.all():
@@ -103,6 +113,7 @@ async def describe_log_dirs(
             )
             for index in range(topic.partitions)
             if asked is None or (topic.name, index) in asked
+            if ctx.broker.leadership.leader(topic.topic_id, index).node_id == ctx.broker.node_id
         ]
         if partitions:
             topics.append(row.DescribeLogDirsTopic(name=topic.name, partitions=partitions))
@@ -112,10 +123,10 @@ async def describe_log_dirs(
         results=[
             row(
                 error_code=0,
-                log_dir=str(directory),
+                log_dir=name,
                 topics=topics,
-                total_bytes=disk.total,
-                usable_bytes=disk.free,
+                total_bytes=total,
+                usable_bytes=usable,
                 is_cordoned=False,
             )
         ],

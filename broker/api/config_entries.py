@@ -24,7 +24,7 @@ from broker.topic_configs import (
 )
 
 if TYPE_CHECKING:
-    from broker.server import Broker
+    from broker.node import Broker
 
 
 class Source(IntEnum):

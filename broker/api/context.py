@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.codec import RequestHeader
 
 if TYPE_CHECKING:
-    from broker.server import Broker
+    from broker.node import Broker
 
 
 class CloseConnection(Exception):

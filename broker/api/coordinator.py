@@ -3,21 +3,31 @@
     v1 key type, throttle time, error message; v3 flexible; v4 several keys (KIP-699);
     v6 share groups (KIP-932).
 
-There is one broker, and it coordinates every group, whatever the id. A transactional id is
-refused with an error that ends a producer at once rather than after a minute of retries.
+An id belongs to a slot, and the owner of the slot coordinates it; while nobody owns it, the client
+is told to ask again. A broker that is alone coordinates everything. A transactional id is refused
+with an error that ends a producer at once rather than after a minute of retries.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from protocol.errors import InvalidRequest, KafkaError, TransactionalIdAuthorizationFailed
+from broker.leadership import NO_NODE, Node
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    InvalidRequest,
+    KafkaError,
+    TransactionalIdAuthorizationFailed,
+)
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
+
+_NOBODY = Node(NO_NODE, "", -1)
 
 
 class KeyType(IntEnum):
@@ -33,34 +43,54 @@ async def find_coordinator(
 ) -> FindCoordinatorResponse:
     version = ctx.header.api_version
     refusal = _refusal(KeyType.GROUP if version == 0 else request.key_type)
-    node_id, (host, port) = (
-        (ctx.broker.node_id, ctx.broker.advertised) if refusal is None else (-1, ("", -1))
-    )
-    error_code = 0 if refusal is None else refusal.code
-    error_message = None if refusal is None else refusal.message
     if version < 4:
+        found = _find(ctx, request.key, refusal)
         return FindCoordinatorResponse(
             throttle_time_ms=0,
-            error_code=error_code,
-            error_message=error_message,
-            node_id=node_id,
-            host=host,
-            port=port,
+            error_code=found.error_code,
+            error_message=found.error_message,
+            node_id=found.node.node_id,
+            host=found.node.host,
+            port=found.node.port,
         )
     return FindCoordinatorResponse(
         throttle_time_ms=0,
         coordinators=[
             FindCoordinatorResponse.Coordinator(
                 key=key,
-                node_id=node_id,
-                host=host,
-                port=port,
-                error_code=error_code,
-                error_message=error_message,
+                node_id=found.node.node_id,
+                host=found.node.host,
+                port=found.node.port,
+                error_code=found.error_code,
+                error_message=found.error_message,
             )
             for key in request.coordinator_keys
+            for found in (_find(ctx, key, refusal),)
         ],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    node: Node
+    error: KafkaError | None = None
+
+    @property
+    def error_code(self) -> int:
+        return 0 if self.error is None else self.error.code
+
+    @property
+    def error_message(self) -> str | None:
+        return None if self.error is None else self.error.message
+
+
+def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Found:
+    if refusal is not None:
+        return _Found(_NOBODY, refusal)
+    node = ctx.broker.leadership.coordinator(key)
+    if node is None:
+        return _Found(_NOBODY, CoordinatorNotAvailable("Nobody looks after it just now."))
+    return _Found(node)
 
 
 def _refusal(key_type: int) -> KafkaError | None:

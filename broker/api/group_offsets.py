@@ -81,6 +81,7 @@ class _Asked:
 
 
 async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    await _look_for(ctx, request.topics)
     asked = [
         [_located(ctx, topic, partition) for partition in topic.partitions]
         for topic in request.topics
@@ -186,7 +187,11 @@ def _expire_time_ms(ctx: RequestContext, request: OffsetCommitRequest) -> int | 
 async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     if ctx.header.api_version < _SEVERAL_GROUPS:
         topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
-        fetched = _fetched(ctx, request.group_id, request.topics)
+        await _look_for(ctx, request.topics or ())
+        try:
+            fetched = _fetched(ctx, request.group_id, request.topics)
+        except KafkaError as error:
+            return _refused_before_several_groups(request, error)
         return OffsetFetchResponse(
             throttle_time_ms=0,
             topics=fetched.answer(topic_class, topic_class.OffsetFetchResponsePartition),
@@ -201,12 +206,17 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
             if asked.group_id in wholly:
                 continue
             wholly.add(asked.group_id)
-        fetched = _fetched(ctx, asked.group_id, asked.topics)
+        await _look_for(ctx, asked.topics or ())
+        try:
+            fetched = _fetched(ctx, asked.group_id, asked.topics)
+        except KafkaError as error:
+            groups.append(_refused(asked.group_id, error.code))
+            continue
         room -= fetched.size
         if room >= 0 or not groups:
             groups.append(_group_answer(asked.group_id, fetched, by_id=by_id))
-        else:
-            groups.append(_too_much(asked.group_id))
+        else:  # past the size that an answer may have: the client asks for this group again
+            groups.append(_refused(asked.group_id, CoordinatorLoadInProgress.code))
         await asyncio.sleep(0)  # others go on while many groups are asked for
     return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
 
@@ -223,10 +233,36 @@ def _group_answer(
     )
 
 
-def _too_much(group_id: str) -> OffsetFetchResponse.OffsetFetchResponseGroup:
-    """Past the size that an answer may have: the client asks for this group again."""
+def _refused(group_id: str, error_code: int) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     return OffsetFetchResponse.OffsetFetchResponseGroup(
-        group_id=group_id, topics=[], error_code=CoordinatorLoadInProgress.code
+        group_id=group_id, topics=[], error_code=error_code
+    )
+
+
+def _refused_before_several_groups(
+    request: OffsetFetchRequest, error: KafkaError
+) -> OffsetFetchResponse:
+    """Version 1 has no error code of its own for the whole: each partition carries it."""
+    topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
+    return OffsetFetchResponse(
+        throttle_time_ms=0,
+        topics=[
+            topic_class(
+                name=topic.name,
+                partitions=[
+                    topic_class.OffsetFetchResponsePartition(
+                        partition_index=index,
+                        committed_offset=-1,
+                        committed_leader_epoch=-1,
+                        metadata="",
+                        error_code=error.code,
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics or ()
+        ],
+        error_code=error.code,
     )
 
 
@@ -344,6 +380,17 @@ def _absence(ctx: RequestContext, name: str, index: int) -> KafkaError | None:
 
 
 # --- topics ---
+
+
+async def _look_for(ctx: RequestContext, topics: Sequence[Any]) -> None:
+    """A topic that another broker has just made: clients take it ill if it is not known."""
+    catalog = ctx.broker.topics
+    by_id = ctx.header.api_version >= _BY_ID
+    if any(
+        (catalog.by_id(topic.topic_id) if by_id else catalog.get(topic.name)) is None
+        for topic in topics
+    ):
+        await catalog.look_again()
 
 
 def _find(ctx: RequestContext, name: str, index: int) -> Topic:

@@ -19,11 +19,15 @@ LeaveGroup (13), versions 0-5
     v1 throttle time; v3 several members, each with an error of its own, static ones by their
     instance id alone; v4 flexible; v5 reason.
 
+While a group is being read, a heartbeat is good and a member that syncs is told to join again, as
+by Kafka: clients do not expect COORDINATOR_LOAD_IN_PROGRESS as an answer to these two.
+
 An answer may stay away for minutes. If the client leaves meanwhile, its handler is cancelled.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kafka.protocol.consumer import (
@@ -39,9 +43,11 @@ from kafka.protocol.consumer import (
 
 from coordinator.messages import Client, JoinRequest, LeavingMember, MemberIdGiven, SyncRequest
 from protocol.errors import (
+    CoordinatorLoadInProgress,
     InconsistentGroupProtocol,
     InvalidRequest,
     KafkaError,
+    RebalanceInProgress,
     UnknownMemberId,
 )
 
@@ -127,17 +133,18 @@ async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGrou
     named = request.protocol_type is not None and request.protocol_name is not None
     if ctx.header.api_version >= 5 and not named:
         raise InconsistentGroupProtocol("protocol type and name are missing")
-    answer = await ctx.broker.groups.sync(
-        request.group_id,
-        SyncRequest(
-            member_id=request.member_id,
-            group_instance_id=request.group_instance_id,
-            generation=request.generation_id,
-            protocol_type=request.protocol_type,
-            protocol_name=request.protocol_name,
-            assignments={one.member_id: one.assignment for one in request.assignments},
-        ),
+    asked = SyncRequest(
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
+        generation=request.generation_id,
+        protocol_type=request.protocol_type,
+        protocol_name=request.protocol_name,
+        assignments={one.member_id: one.assignment for one in request.assignments},
     )
+    try:
+        answer = await ctx.broker.groups.sync(request.group_id, asked)
+    except CoordinatorLoadInProgress as error:
+        raise RebalanceInProgress(error.message) from error
     return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=0,
@@ -148,9 +155,10 @@ async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGrou
 
 
 async def heartbeat(ctx: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
-    await ctx.broker.groups.heartbeat(
-        request.group_id, request.member_id, request.group_instance_id, request.generation_id
-    )
+    with suppress(CoordinatorLoadInProgress):
+        await ctx.broker.groups.heartbeat(
+            request.group_id, request.member_id, request.group_instance_id, request.generation_id
+        )
     return HeartbeatResponse(throttle_time_ms=0, error_code=0)
 
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka.protocol.admin import (
@@ -39,9 +41,11 @@ from broker import topic_names
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topics import PARTITIONS_PER_REQUEST, create_topic
+from broker.leadership import NO_NODE, Leader
 from protocol.errors import (
     InvalidRequest,
     InvalidTopic,
+    LeaderNotAvailable,
     TopicAlreadyExists,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -51,7 +55,7 @@ from protocol.versions import APIS
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
-    from broker.server import Broker
+    from broker.node import Broker
     from broker.topics import Topic
 
 PARTITIONS_PER_PAGE = 2000
@@ -92,16 +96,17 @@ async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRes
     with_operations = version >= 8 and request.include_topic_authorized_operations
     operations = TOPIC_OPERATIONS if with_operations else NOT_ASKED
     wants_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
-    host, port = ctx.broker.advertised
+    leadership = ctx.broker.leadership
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
             MetadataResponse.MetadataResponseBroker(
-                node_id=ctx.broker.node_id, host=host, port=port, rack=None
+                node_id=node.node_id, host=node.host, port=node.port, rack=node.rack
             )
+            for node in leadership.brokers()
         ],
         cluster_id=ctx.broker.cluster_id,
-        controller_id=ctx.broker.controller_id,
+        controller_id=leadership.controller_id,
         topics=await _asked_topics(ctx, request, operations),
         authorized_operations=CLUSTER_OPERATIONS if wants_cluster else NOT_ASKED,
         error_code=0,
@@ -122,6 +127,13 @@ async def _asked_topics(
             _missing(item.name or "", InvalidRequest.code, NOT_ASKED, item.topic_id or _NO_ID)
             for item in asked
         ]
+    if any(
+        catalog.get(item.name) is None
+        if item.name is not None
+        else catalog.by_id(item.topic_id) is None
+        for item in asked
+    ):
+        await catalog.look_again()
     # Kafka looks at ids alone as soon as there is one.
     ids = dict.fromkeys(item.topic_id for item in asked if _given(item.topic_id))
     if ids:
@@ -174,26 +186,46 @@ async def _make(ctx: RequestContext, name: str) -> Topic:
 def _found(
     broker: Broker, topic: Topic, operations: set[int]
 ) -> MetadataResponse.MetadataResponseTopic:
-    nodes = [broker.node_id]
+    partition = MetadataResponse.MetadataResponseTopic.MetadataResponsePartition
     return MetadataResponse.MetadataResponseTopic(
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic_names.is_internal(topic.name),
         partitions=[
-            MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
-                error_code=0,
+            partition(
+                error_code=led.error_code,
                 partition_index=index,
-                leader_id=broker.node_id,
-                leader_epoch=broker.topics.log(topic, index).leader_epoch,
-                replica_nodes=nodes,
-                isr_nodes=nodes,
+                leader_id=led.leader.node_id,
+                leader_epoch=led.leader.epoch,
+                replica_nodes=led.nodes,
+                isr_nodes=led.nodes,
                 offline_replicas=[],
             )
-            for index in range(topic.partitions)
+            for index, led in _led(broker, topic, range(topic.partitions))
         ],
         authorized_operations=operations,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """What is told of the leader of a partition. Rows are replicated below: it is the replica."""
+
+    leader: Leader
+
+    @property
+    def error_code(self) -> int:
+        return LeaderNotAvailable.code if self.leader.node_id == NO_NODE else 0
+
+    @property
+    def nodes(self) -> list[int]:
+        return [] if self.leader.node_id == NO_NODE else [self.leader.node_id]
+
+
+def _led(broker: Broker, topic: Topic, indexes: Iterable[int]) -> Iterator[tuple[int, _Led]]:
+    for index in indexes:
+        yield index, _Led(broker.leadership.leader(topic.topic_id, index))
 
 
 def _missing(
@@ -260,7 +292,6 @@ def _described(
     broker: Broker, topic: Topic, start: int, stop: int
 ) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
     row = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    nodes = [broker.node_id]
     return row(
         error_code=0,
         name=topic.name,
@@ -268,17 +299,17 @@ def _described(
         is_internal=topic_names.is_internal(topic.name),
         partitions=[
             row.DescribeTopicPartitionsResponsePartition(
-                error_code=0,
+                error_code=led.error_code,
                 partition_index=index,
-                leader_id=broker.node_id,
-                leader_epoch=broker.topics.log(topic, index).leader_epoch,
-                replica_nodes=nodes,
-                isr_nodes=nodes,
+                leader_id=led.leader.node_id,
+                leader_epoch=led.leader.epoch,
+                replica_nodes=led.nodes,
+                isr_nodes=led.nodes,
                 eligible_leader_replicas=[],
                 last_known_elr=[],
                 offline_replicas=[],
             )
-            for index in range(start, stop)
+            for index, led in _led(broker, topic, range(start, stop))
         ],
         topic_authorized_operations=_bits(TOPIC_OPERATIONS),
     )

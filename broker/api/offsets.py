@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from typing import TypeAlias
 
@@ -33,7 +34,7 @@ from protocol.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
-from storage.engine import EngineError
+from storage.engine import EngineError, Parameter
 
 _LATEST = -1
 _EARLIEST = -2
@@ -53,6 +54,11 @@ _LOOKUPS_AT_ONCE = 2  # of the engine's readers, so that one request leaves some
 _RANGE = (
     " FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
     " AND partition = {partition:Int32} AND offset >= {first:Int64} AND offset < {end:Int64}"
+)
+
+_EPOCH_END = (
+    f"SELECT leader_epoch, max(offset) + 1{_RANGE} AND leader_epoch <= {{epoch:Int32}}"
+    " GROUP BY leader_epoch ORDER BY leader_epoch DESC LIMIT 1"
 )
 
 _OffsetsPartition: TypeAlias = (
@@ -122,37 +128,50 @@ async def _find(ctx: RequestContext, partition: PartitionLog, timestamp: int) ->
             ctx,
             partition,
             f"SELECT timestamp_ms, offset{_RANGE} ORDER BY timestamp_ms DESC, offset LIMIT 1",
+            best=_latest,
         )
     return await _ask(
         ctx,
         partition,
         f"SELECT timestamp_ms, offset{_RANGE} AND timestamp_ms >= {{timestamp:Int64}}"
         " ORDER BY topic, partition, offset LIMIT 1",
+        best=_lowest_offset,
         timestamp=timestamp,
     )
 
 
+_Best: TypeAlias = Callable[[list[tuple[int, int]]], tuple[int, int]]
+
+
+def _lowest_offset(found: list[tuple[int, int]]) -> tuple[int, int]:
+    return min(found, key=lambda one: one[1])
+
+
+def _latest(found: list[tuple[int, int]]) -> tuple[int, int]:
+    """Of the largest timestamp, the lowest offset."""
+    return max(found, key=lambda one: (one[0], -one[1]))
+
+
 async def _ask(
-    ctx: RequestContext, partition: PartitionLog, sql: str, **more: int
+    ctx: RequestContext, partition: PartitionLog, sql: str, *, best: _Best, **more: int
 ) -> tuple[int, int]:
+    """The row that `sql` finds; of those of several engines, the best."""
+    params: dict[str, Parameter] = {
+        "topic": partition.topic.name,
+        "topic_id": str(partition.topic_id),
+        "partition": partition.partition,
+        "first": partition.log_start_offset,
+        "end": partition.high_watermark,
+        **more,
+    }
+    found: list[tuple[int, int]] = []
     try:
-        rows = await ctx.broker.engine.rows(
-            sql,
-            {
-                "topic": partition.topic.name,
-                "topic_id": str(partition.topic_id),
-                "partition": partition.partition,
-                "first": partition.log_start_offset,
-                "end": partition.high_watermark,
-                **more,
-            },
-        )
+        for engine in ctx.broker.places.engines(partition):
+            rows = await engine.rows(sql, params)
+            found += [(int(str(timestamp)), int(str(offset))) for timestamp, offset in rows]
     except EngineError as error:
         raise KafkaStorageError(f"cannot read {partition}: {error}") from error
-    if not rows:
-        return _UNKNOWN
-    timestamp, offset = rows[0]
-    return int(str(timestamp)), int(str(offset))
+    return best(found) if found else _UNKNOWN
 
 
 async def offset_for_leader_epoch(
@@ -164,30 +183,33 @@ async def offset_for_leader_epoch(
         topics=[
             result(
                 topic=topic.topic,
-                partitions=[_epoch_end(ctx, topic.topic, asked) for asked in topic.partitions],
+                partitions=[await _epoch_end(ctx, topic.topic, one) for one in topic.partitions],
             )
             for topic in request.topics
         ],
     )
 
 
-def _epoch_end(
+async def _epoch_end(
     ctx: RequestContext,
     name: str,
     asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition,
 ) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
+    """The largest epoch up to the one asked for that has records, and where it ends (KIP-320)."""
     end = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
     try:
         partition = find_partition(ctx, name, asked.partition, asked.current_leader_epoch)
+        if asked.leader_epoch == partition.leader_epoch:
+            epoch, offset = partition.leader_epoch, partition.high_watermark
+        elif 0 <= asked.leader_epoch < partition.leader_epoch:
+            epoch, offset = await _ask(
+                ctx, partition, _EPOCH_END, best=max, epoch=asked.leader_epoch
+            )
+        else:
+            epoch, offset = _UNKNOWN
     except KafkaError as error:
         return end(error_code=error.code, partition=asked.partition, leader_epoch=-1, end_offset=-1)
-    known = asked.leader_epoch == partition.leader_epoch
-    return end(
-        error_code=0,
-        partition=asked.partition,
-        leader_epoch=partition.leader_epoch if known else -1,
-        end_offset=partition.high_watermark if known else -1,
-    )
+    return end(error_code=0, partition=asked.partition, leader_epoch=epoch, end_offset=offset)
 
 
 def find_partition(

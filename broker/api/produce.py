@@ -50,6 +50,9 @@ _RecordError = _Partition.BatchIndexAndErrorMessage
 
 
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
+    if any(not _is_known(ctx, topic) for topic in request.topic_data):
+        # In order all the same: requests that come meanwhile wait for the same look.
+        await ctx.broker.topics.look_again()
     pending = [
         (topic, [(part.index, _start(ctx, request, topic, part)) for part in topic.partition_data])
         for topic in request.topic_data
@@ -88,6 +91,12 @@ def _start(
         return partition, ctx.broker.appender.append(partition, records, header)
     except KafkaError as error:
         return error
+
+
+def _is_known(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> bool:
+    if ctx.header.api_version >= _TOPIC_IDS_SINCE:
+        return ctx.broker.topics.by_id(UUID(str(topic_data.topic_id))) is not None
+    return ctx.broker.topics.get(topic_data.name) is not None
 
 
 def _topic(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> Topic:

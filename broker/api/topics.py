@@ -9,8 +9,9 @@ CreatePartitions (37), versions 0-3
     v2 flexible; v3 may be throttled (KIP-599, never is).
 
 Each topic of a request succeeds or fails by itself, as in Kafka. Rows have no replicas of their
-own here, ClickHouse replicates them, so a replication factor is 1 and an assignment names this
-broker. The answer waits for the catalog and not for `timeout_ms`: what was made is told.
+own here, ClickHouse replicates them, so a replication factor is 1 and an assignment names one
+broker, which need not become the leader: slots decide that. The answer waits for the catalog and
+not for `timeout_ms`: what was made is told.
 """
 
 from __future__ import annotations
@@ -196,11 +197,12 @@ def _check_replicas(ctx: RequestContext, broker_ids: Iterable[int]) -> None:
     replicas = list(broker_ids)
     if not replicas:
         raise InvalidReplicaAssignment("The assignment has a partition without a broker.")
+    known = {node.node_id for node in ctx.broker.leadership.brokers()}
     for broker_id in replicas:
-        if broker_id != ctx.broker.node_id:
+        if broker_id not in known:
             raise InvalidReplicaAssignment(f"The assignment names broker {broker_id}: no such.")
     if len(replicas) > 1:
-        raise InvalidReplicaAssignment("The assignment names a broker twice for one partition.")
+        raise InvalidReplicaAssignment("The assignment names several brokers for one partition.")
 
 
 async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:

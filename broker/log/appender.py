@@ -9,7 +9,13 @@ a gap.
 Nothing is acknowledged from memory. An insert whose outcome is unknown is repeated, same block,
 same token, until it is known; the lane takes nothing else meanwhile. A rejected one fails every
 append in it and gives the offsets back, after the engine has been asked whether the rows are
-really not there."""
+really not there.
+
+In a cluster a lane lives under a lease. It is asked before every attempt to insert and again before
+anything is published or acknowledged; once it is over the lane has ended: nothing is sent any more,
+and who waits is told to ask another broker. No block number is left as a hole, or a successor could
+not fence the lane: the number of a refused block is burnt (broker/log/fence.py). While the outcome
+of a block stays unknown nobody waits for it for long, but the lane does."""
 
 from __future__ import annotations
 
@@ -17,11 +23,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
+from broker.log.fence import DAY_MS, block_token, burn
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
@@ -37,13 +45,32 @@ from protocol.errors import (
     KafkaError,
     KafkaStorageError,
     NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+    RequestTimedOut,
     UnknownServerError,
 )
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected
+from storage.engine import (
+    Engine,
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    Parameter,
+    Row,
+)
 
 log = logging.getLogger(__name__)
 
+_PRODUCER = (
+    "SELECT producer_epoch, min(offset), max(offset) AS last,"
+    " argMax(sequence, offset), toUnixTimestamp64Milli(max(append_time))"
+    " FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+    " AND partition = {partition:Int32} AND producer_id = {producer_id:Int64}"
+    " AND NOT control"
+    " GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)"
+    " ORDER BY producer_epoch DESC, last DESC LIMIT {kept:UInt8}"
+)
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
+_REFUSED_KEPT = 10_000
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 
@@ -67,6 +94,25 @@ class AppendLimits:
     producer_id_expiration_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a broker of a cluster may do on a shard, for as long as its session lasts.
+
+    `is_valid` is false once the session is over, and never true again. `days`: the days since 1970
+    of which rows may be, by what the session's row in the registry said when it was last renewed.
+    `away_after_ms`: how long appends wait for a shard that does not answer.
+    """
+
+    session_id: int
+    is_valid: Callable[[], bool]
+    days: Callable[[], range]
+    away_after_ms: int = 3000
+
+
+class _LeaseOver(Exception):
+    """The lane has ended. What it was about to do is left undone."""
+
+
 @dataclass(slots=True)
 class _Append:
     log: PartitionLog
@@ -79,6 +125,7 @@ class _Append:
 class _Block:
     """A block in the making: the rows, what each append became, and how to take it all back."""
 
+    append_time_ms: int
     staging: Staging
     answers: list[tuple[_Append, Appended | KafkaError]]
     stored: list[tuple[PartitionLog, CachedBatch]]
@@ -88,7 +135,7 @@ class _Block:
 
 
 class Appender:
-    """All lanes of this broker."""
+    """All lanes of this broker; in a cluster, those of one session on one shard."""
 
     def __init__(
         self,
@@ -96,10 +143,10 @@ class Appender:
         cache: TailCache,
         lanes: int,
         limits: AppendLimits,
-        instance: UUID,
+        owner: UUID | Lease,
     ) -> None:
-        """`instance` is unique to this start of the process; it makes insert tokens unique."""
-        self._lanes = [_Lane(n, engine, cache, limits, f"{instance}-{n}") for n in range(lanes)]
+        """`owner` makes insert tokens unique: an id of this start of the process, or a session."""
+        self._lanes = [_Lane(n, engine, cache, limits, owner) for n in range(lanes)]
 
     def start(self) -> None:
         for lane in self._lanes:
@@ -121,6 +168,38 @@ class Appender:
         """
         await asyncio.gather(*(lane.settled() for lane in self._lanes))
 
+    async def release(self, partitions: Collection[PartitionLog]) -> None:
+        """Hand these over: take no more appends for them, and wait for those on their way.
+
+        Raises `NotLeaderOrFollower` when the lease ends before that: then a fence is needed.
+        """
+        for partition in partitions:
+            partition.close(NotLeaderOrFollower(f"{partition} is handed over to another broker"))
+        lanes = {self._lane(partition) for partition in partitions}
+        await asyncio.gather(*(lane.release(frozenset(partitions)) for lane in lanes))
+
+    def abandon(self) -> None:
+        """The session is over: end at once, whatever hangs. Who waits is told to ask another."""
+        for lane in self._lanes:
+            lane.end("this broker leads nothing at the moment")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a lane has ended, by its lease or a defect: only a new session helps."""
+        return any(lane.has_ended for lane in self._lanes)
+
+    @property
+    def resolved(self) -> tuple[int, ...]:
+        """How many block numbers of each lane are stored or burnt: where fencing them begins."""
+        return tuple(lane.resolved for lane in self._lanes)
+
+    def append_floor_ms(self) -> int:
+        """A promise, kept from now on: no row gets an append_time below this."""
+        floor_ms = min(lane.append_time_ms() for lane in self._lanes)
+        for lane in self._lanes:
+            lane.promised_floor_ms = max(lane.promised_floor_ms, floor_ms)
+        return floor_ms
+
     async def no_row_before(self, time_ms: int) -> None:
         """From now on no row gets an append_time below `time_ms`; those on their way are stored.
 
@@ -140,20 +219,32 @@ class Appender:
 
 class _Lane:
     def __init__(
-        self, number: int, engine: Engine, cache: TailCache, limits: AppendLimits, identity: str
+        self,
+        number: int,
+        engine: Engine,
+        cache: TailCache,
+        limits: AppendLimits,
+        owner: UUID | Lease,
     ) -> None:
         self._number = number
         self._engine = engine
         self._cache = cache
         self._limits = limits
-        self._identity = identity
+        self._lease = owner if isinstance(owner, Lease) else None
+        self._identity = owner.session_id if isinstance(owner, Lease) else owner
         self._block_number = 0
+        self.resolved = 0
         self._queue: deque[_Append] = deque()
+        self._taken: list[_Append] = []
+        self._append_time_ms: int | None = None  # of the block that is on its way
+        self._away = False
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
         self.append_time_floor_ms = 0
+        self.promised_floor_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
 
@@ -166,6 +257,11 @@ class _Lane:
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         if self._closing.is_set():
             done.set_exception(NotLeaderOrFollower("the broker is shutting down"))
+        elif self.has_ended:
+            done.set_exception(NotLeaderOrFollower("this broker is not the leader any more"))
+        elif self._away:
+            _note_refused(partition, header)
+            done.set_exception(NotLeaderOrFollower("the shard does not answer"))
         else:
             self._queue.append(_Append(partition, records, header, done))
             self._wake.set()
@@ -181,9 +277,48 @@ class _Lane:
     async def settled(self) -> None:
         await self._settled.wait()
 
+    async def release(self, partitions: frozenset[PartitionLog]) -> None:
+        self._refuse_queued(partitions)
+        await self.settled()
+        if self.has_ended:
+            raise NotLeaderOrFollower("the session ended before its partitions were handed over")
+        self._refuse_queued(partitions)  # those that found no room in the block
+
+    def _refuse_queued(self, partitions: frozenset[PartitionLog]) -> None:
+        kept: list[_Append] = []
+        for append in self._queue:
+            if append.log in partitions:
+                _answer(append, NotLeaderOrFollower(f"{append.log} is handed over"))
+            else:
+                kept.append(append)
+        self._queue = deque(kept)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def end(self, why: str) -> None:
+        """Send nothing any more and answer everybody, also while an insert hangs."""
+        if self.has_ended:
+            return
+        self._ended.set()
+        self._wake.set()
+        for append in (*self._taken, *self._queue):
+            _answer(append, NotLeaderOrFollower(why))
+        self._queue.clear()
+
+    def append_time_ms(self) -> int:
+        """Of the block that is on its way, or of one that would be made now."""
+        if self._append_time_ms is not None:
+            return self._append_time_ms
+        now_ms = time.time_ns() // 1_000_000
+        return max(now_ms, self.append_time_floor_ms, self.promised_floor_ms)
+
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
+            if self.has_ended:
+                return
             if not self._queue:
                 if self._closing.is_set():
                     return
@@ -191,21 +326,33 @@ class _Lane:
                 continue
             if self._limits.linger_ms and not self._closing.is_set():
                 await self._linger()
-            appends = self._take()
+            self._taken = self._take()
             self._settled.clear()
+            patience = self._lose_patience_later()
             try:
-                await self._commit(appends)
+                await self._commit(self._taken)
+            except _LeaseOver as over:
+                log.warning("lane %d ends: %s", self._number, over)
+                self.end(str(over))
             except Exception:
                 # A defect, not a fault of the engine: its partitions must not go on with offsets
                 # that may or may not be taken.
                 log.exception("lane %d failed; its appends are refused", self._number)
-                self._refuse(appends)
+                self._refuse(self._taken)
+                if self._lease is not None:  # nor the lane with a number that may be taken
+                    self.end("the lane failed")
             finally:
+                if patience is not None:
+                    patience.cancel()
+                self._away = False
+                self._taken = []
+                self._append_time_ms = None
                 self._settled.set()
 
     async def _linger(self) -> None:
         try:
-            await asyncio.wait_for(self._closing.wait(), self._limits.linger_ms / 1000)
+            async with asyncio.timeout(self._limits.linger_ms / 1000):
+                await self._closing.wait()
         except TimeoutError:
             return
 
@@ -221,31 +368,69 @@ class _Lane:
             rows += append.header.count
         return taken
 
+    def _lose_patience_later(self) -> asyncio.TimerHandle | None:
+        if self._lease is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._lease.away_after_ms / 1000, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Nobody waits for a shard that is away. The block is stored or not, all the same."""
+        log.warning("lane %d has no answer from its shard; its clients are sent away", self._number)
+        self._away = True
+        for append in self._queue:
+            _note_refused(append.log, append.header)
+            _answer(append, NotLeaderOrFollower("the shard does not answer"))
+        self._queue.clear()
+        for append in self._taken:
+            _answer(append, RequestTimedOut("the shard does not answer; this may be stored"))
+
+    def _check_lease(self, append_time_ms: int) -> None:
+        """Raises `_LeaseOver` when nothing may be sent, published or acknowledged any more."""
+        if self._lease is None:
+            return
+        if self.has_ended or not self._lease.is_valid():
+            raise _LeaseOver("the session is over")
+        if append_time_ms // DAY_MS not in self._lease.days():
+            raise _LeaseOver("the session may not write rows of this day")
+
     async def _commit(self, appends: list[_Append]) -> None:
         for append in appends:
-            await self._recover_producer(append)
+            if not append.done.done():
+                await self._recover_producer(append)
+        # The floors are read after `_settled` is cleared: a block has them or is waited for.
+        append_time_ms = self._append_time_ms = self.append_time_ms()
+        if self._lease is not None and append_time_ms // DAY_MS not in self._lease.days():
+            log.warning("lane %d waits for its session to reach the day of the clock", self._number)
+            for append in appends:
+                _note_refused(append.log, append.header)
+                _answer(append, NotLeaderOrFollower("the clock is ahead of the session"))
+            return
         loop = asyncio.get_running_loop()
-        # The floor is read after `_settled` is cleared: a block has the new one or is waited for.
         block = await loop.run_in_executor(
-            self._thread, _build, appends, self._limits, self.append_time_floor_ms
+            self._thread, _build, appends, self._limits, append_time_ms
         )
         self._queue.extendleft(reversed(block.left))
         if block.rows:
             self._block_number += 1
-            token = f"{self._identity}-{self._block_number}"
+            token = block_token(self._identity, self._number, self._block_number)
             try:
                 await self._store(block, token)
             except EngineError as error:
                 log.error("block %s of %d rows refused: %s", token, block.rows, error)
                 block.staging.take_back()
+                self.resolved = self._block_number
                 _fail(block, KafkaStorageError(f"the engine refused the block: {error}"))
                 return
+            self.resolved = self._block_number
+        self._check_lease(append_time_ms)
         self._publish(block)
 
     async def _store(self, block: _Block, token: str) -> None:
         """Insert until the outcome is known. Raises `EngineError` when nothing is stored."""
         delay = _RETRY_FIRST_S
         while True:
+            self._check_lease(block.append_time_ms)
             try:
                 await self._engine.insert_block(
                     self._number, "messages", _COLUMNS, block.data, token
@@ -258,35 +443,51 @@ class _Lane:
                 return
             except InsertOutcomeUnknown as error:
                 log.warning("outcome of block %s unknown, again in %.2f s: %s", token, delay, error)
-                await self._pause(delay)
-                delay = min(delay * 2, _RETRY_MAX_S)
+                delay = await self._back_off(delay)
 
     async def _is_stored(self, block: _Block) -> bool:
-        """Whether the block's rows are in the table; asked until the engine answers."""
-        partition, offset = next(iter(block.staging.first_offsets.items()))
+        """Whether a block that was refused is stored; asked until the engine answers."""
         delay = _RETRY_FIRST_S
         while True:
+            self._check_lease(block.append_time_ms)
             try:
-                found = await self._engine.rows(
-                    "SELECT count() FROM messages WHERE topic = {topic:String}"
-                    " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-                    " AND offset = {offset:Int64}",
-                    {
-                        "topic": partition.topic.name,
-                        "topic_id": str(partition.topic_id),
-                        "partition": partition.partition,
-                        "offset": offset,
-                    },
+                if self._lease is None:
+                    return await self._has_rows(block)
+                return not await burn(
+                    self._engine,
+                    self._lease.session_id,
+                    self._number,
+                    self._block_number,
+                    block.append_time_ms,
                 )
-                return found != [[0]]
             except EngineError as error:
-                log.error("cannot ask whether a refused block is stored, again: %s", error)
-                await self._pause(delay)
-                delay = min(delay * 2, _RETRY_MAX_S)
+                log.error("cannot find out whether a refused block is stored, again: %s", error)
+                delay = await self._back_off(delay)
 
-    async def _pause(self, seconds: float) -> None:
-        """Back off between attempts; a shutdown does not cut the wait short of an answer."""
-        await asyncio.sleep(seconds)
+    async def _has_rows(self, block: _Block) -> bool:
+        partition, offset = next(iter(block.staging.first_offsets.items()))
+        found = await self._engine.rows(
+            "SELECT count() FROM messages WHERE topic = {topic:String}"
+            " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+            " AND offset = {offset:Int64}",
+            {
+                "topic": partition.topic.name,
+                "topic_id": str(partition.topic_id),
+                "partition": partition.partition,
+                "offset": offset,
+            },
+        )
+        return found != [[0]]
+
+    async def _back_off(self, seconds: float) -> float:
+        """Wait between attempts, and tell how long next time; a lane that ends does not wait.
+
+        A shutdown does not cut the wait short of an answer.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        return min(seconds * 2, _RETRY_MAX_S)
 
     def _publish(self, block: _Block) -> None:
         ends: dict[PartitionLog, int] = {}
@@ -300,7 +501,7 @@ class _Lane:
 
     def _refuse(self, appends: Iterable[_Append]) -> None:
         for append in appends:
-            append.log.closed = KafkaStorageError(f"{append.log} needs a restart of the broker")
+            append.log.close(KafkaStorageError(f"{append.log} needs a restart of the broker"))
             _answer(append, UnknownServerError("the broker could not store this; see its log"))
 
     async def _recover_producer(self, append: _Append) -> None:
@@ -312,24 +513,19 @@ class _Lane:
             or producer_id in partition.producers
         ):
             return
+        params: dict[str, Parameter] = {
+            "topic": partition.topic.name,
+            "topic_id": str(partition.topic_id),
+            "partition": partition.partition,
+            "producer_id": producer_id,
+            "kept": BATCHES_KEPT,
+        }
+        rows: list[Row] = []
         try:
-            rows = await self._engine.rows(
-                "SELECT producer_epoch, min(offset), max(offset) AS last,"
-                " argMax(sequence, offset), toUnixTimestamp64Milli(max(append_time))"
-                " FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-                " AND partition = {partition:Int32} AND producer_id = {producer_id:Int64}"
-                " AND NOT control"
-                " GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)"
-                " ORDER BY producer_epoch DESC, last DESC LIMIT {kept:UInt8}",
-                {
-                    "topic": partition.topic.name,
-                    "topic_id": str(partition.topic_id),
-                    "partition": partition.partition,
-                    "producer_id": producer_id,
-                    "kept": BATCHES_KEPT,
-                },
-            )
+            for engine in (*partition.earlier, self._engine):
+                rows += await engine.rows(_PRODUCER, params)
         except EngineError as error:
+            _note_refused(partition, append.header)
             if not append.done.done():
                 append.done.set_exception(KafkaStorageError(f"cannot read the log: {error}"))
             return
@@ -337,8 +533,10 @@ class _Lane:
             partition.producers[producer_id] = _recovered_entry(rows)
 
 
-def _recovered_entry(rows: list[list[object]]) -> ProducerEntry:
+def _recovered_entry(rows: list[Row]) -> ProducerEntry:
     numbers = [[int(str(cell)) for cell in row] for row in rows]
+    numbers.sort(key=lambda row: (row[0], row[2]), reverse=True)
+    del numbers[BATCHES_KEPT:]
     epoch = numbers[0][0]
     ranges = [
         recovered_range(first_offset, last_offset, last_sequence)
@@ -348,19 +546,19 @@ def _recovered_entry(rows: list[list[object]]) -> ProducerEntry:
     return ProducerEntry(epoch, tuple(reversed(ranges)), numbers[0][4], recovered=True)
 
 
-def _build(appends: list[_Append], limits: AppendLimits, append_time_floor_ms: int) -> _Block:
+def _build(appends: list[_Append], limits: AppendLimits, now_ms: int) -> _Block:
     """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
 
     What they become may be much larger than what came: those that find no room are left over.
     """
-    now_ms = max(time.time_ns() // 1_000_000, append_time_floor_ms)
-    builder = BlockBuilder(now_ms, SINGLE_BROKER_EPOCH)
-    block = _Block(Staging(), [], [], b"", 0, [])
+    builder = BlockBuilder(now_ms)
+    block = _Block(now_ms, Staging(), [], [], b"", 0, [])
     for position, append in enumerate(appends):
         if builder.bytes >= limits.block_max_bytes:
             block.left = appends[position:]
             break
         if append.done.done():
+            _note_refused(append.log, append.header)
             continue
         try:
             answer: Appended | KafkaError = _add(append, builder, block, now_ms, limits)
@@ -387,6 +585,8 @@ def _add(
     answered_ms = -1 if append_time_ms is None else append_time_ms
     partition.forget_producers(now_ms - limits.producer_id_expiration_ms)
     entry = partition.producers.get(header.producer_id) if header.producer_id >= 0 else None
+    if entry is None and header.producer_id >= 0:
+        _check_first(partition, header)
     duplicate_of = find_duplicate(entry, header)
     if duplicate_of is not None:
         return Appended(duplicate_of, answered_ms)
@@ -400,11 +600,12 @@ def _add(
         partition.topic_id.bytes,
         partition.partition,
         base_offset,
+        partition.leader_epoch,
         header,
         payload,
         append_time_ms,
     )
-    data = stamp_batch(append.records, header, base_offset, SINGLE_BROKER_EPOCH, append_time_ms)
+    data = stamp_batch(append.records, header, base_offset, partition.leader_epoch, append_time_ms)
     block.staging.reserve(partition, header.count)
     if header.producer_id >= 0:
         block.staging.set_producer(
@@ -416,6 +617,40 @@ def _add(
         )
     block.stored.append((partition, CachedBatch(base_offset, base_offset + header.count - 1, data)))
     return Appended(base_offset, answered_ms)
+
+
+def _note_refused(partition: PartitionLog, header: BatchHeader) -> None:
+    """Of a producer that is not known: what the client has sent after this must not come first."""
+    if header.producer_id < 0 or header.producer_id in partition.producers:
+        return
+    known = partition.refused.get(header.producer_id)
+    if known is None or known[0] < header.producer_epoch:
+        partition.refused[header.producer_id] = header.producer_epoch, header.base_sequence
+        while len(partition.refused) > _REFUSED_KEPT:
+            del partition.refused[next(iter(partition.refused))]
+
+
+def _check_first(partition: PartitionLog, header: BatchHeader) -> None:
+    """Raises `OutOfOrderSequenceNumber` where an earlier batch was refused and has to come."""
+    epoch, sequence = partition.refused.get(header.producer_id, (-1, -1))
+    if epoch == header.producer_epoch and sequence != header.base_sequence:
+        raise OutOfOrderSequenceNumber(
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, and "
+            f"{sequence} was refused and has to come first"
+        )
+    # An earlier leader may have refused some. All rows are there, and none is of this producer:
+    # what it sends has to begin with its first batch, because a client takes a later one that is
+    # acknowledged as proof that those before it are stored. A single broker knows what it refused.
+    if (
+        header.base_sequence != 0
+        and partition.leader_epoch != SINGLE_BROKER_EPOCH
+        and partition.log_start_offset == 0
+        and not partition.has_forgotten
+    ):
+        raise OutOfOrderSequenceNumber(
+            f"producer {header.producer_id} begins at sequence {header.base_sequence}, not 0"
+        )
+    partition.refused.pop(header.producer_id, None)
 
 
 def _fail(block: _Block, error: KafkaError) -> None:

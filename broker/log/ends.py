@@ -1,4 +1,4 @@
-"""Where each partition's log ends, read from its rows when the broker starts.
+"""Where each partition's log ends, read from its rows when its leader begins.
 
 There are two ways. One query over all rows costs by the row (measured: 0.4 s for 10 M rows, 2
 cores); a look at the last row of each partition costs by the partition (3 ms, whatever its size).
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
-from storage.engine import DATABASE, Engine
+from storage.engine import Engine
 
 _ROWS_WORTH_A_LOOK = 75_000  # 3 ms of the scan
 
@@ -22,7 +22,7 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
     wanted = list(partitions)
     rows = await engine.rows(
         "SELECT sum(rows) FROM system.parts"
-        f" WHERE database = '{DATABASE}' AND table = 'messages' AND active"
+        " WHERE database = currentDatabase() AND table = 'messages' AND active"
     )
     if int(str(rows[0][0])) < len(wanted) * _ROWS_WORTH_A_LOOK:
         return await _scan(engine)

@@ -6,13 +6,14 @@ that the partition is bound to and runs ahead of it; a rejected block takes it b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from broker.log.producers import ProducerEntry, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from protocol.errors import KafkaError
+from storage.engine import Engine
 
 if TYPE_CHECKING:
     from broker.topics import Topic
@@ -27,13 +28,16 @@ class PartitionLog:
 
     __slots__ = (
         "closed",
+        "earlier",
         "first_fresh_producer_id",
+        "has_forgotten",
         "high_watermark",
         "leader_epoch",
         "log_start_offset",
         "next_offset",
         "partition",
         "producers",
+        "refused",
         "tail",
         "topic",
         "waiters",
@@ -54,10 +58,14 @@ class PartitionLog:
         self.high_watermark = next_offset
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
+        self.earlier: Sequence[Engine] = ()  # that have older rows, where its slot was moved
         self.closed: KafkaError | None = None  # why no append is taken any more
         self.producers: dict[int, ProducerEntry] = {}  # the one silent for longest comes first
+        # First batches, by producer, that were refused and may come again: epoch and sequence.
+        self.refused: dict[int, tuple[int, int]] = {}
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
+        self.has_forgotten = False  # any producer, for its long silence
         self.tail = PartitionTail()
         self.waiters: set[Callable[[PartitionLog], None]] = set()
 
@@ -74,6 +82,12 @@ class PartitionLog:
         self.high_watermark = high_watermark
         self.wake()
 
+    def close(self, why: KafkaError) -> None:
+        """Take no appends any more, and let those who wait hear why. The first reason stays."""
+        if self.closed is None:
+            self.closed = why
+        self.wake()
+
     def forget_producers(self, silent_since_ms: int) -> None:
         """Drop those that have not appended since then (`producer_id_expiration_ms`)."""
         while self.producers:
@@ -81,6 +95,7 @@ class PartitionLog:
             if entry.last_append_ms >= silent_since_ms:
                 return
             del self.producers[producer_id]
+            self.has_forgotten = True
 
     def wake(self) -> None:
         """Let every waiting fetch look at this partition again."""

@@ -15,8 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
+from broker.log.places import Places
 from protocol._records import READ_COLUMNS, EncodedBatch, encode_batches
-from storage.engine import Engine, Parameter
+from storage.engine import Parameter
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ class _Segment:
 class ColdReader:
     """Serves offsets that the tail cache no longer holds."""
 
-    def __init__(self, engine: Engine, max_bytes: int) -> None:
+    def __init__(self, places: Places, max_bytes: int) -> None:
         """`max_bytes` bounds what is kept, over all partitions."""
-        self._engine = engine
+        self._places = places
         self._max_bytes = max_bytes
         self._size = 0
         self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
@@ -141,7 +142,8 @@ class ColdReader:
             log.warning("read-ahead failed; the next fetch asks again: %s", error)
 
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
-        end = partition.high_watermark
+        place = await self._places.of_offset(partition, offset)
+        end = partition.high_watermark if place.end is None else place.end
         chunks: list[bytes] = []
         size = 0
         complete = True
@@ -152,7 +154,7 @@ class ColdReader:
             "first": offset,
             "end": end,
         }
-        async with aclosing(self._engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
+        async with aclosing(place.engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
             async for chunk in stream:
                 chunks.append(chunk)
                 size += len(chunk)

@@ -5,6 +5,9 @@ What holds:
   last one ended is read from the table itself: what a crash cuts off was never there.
 * A window is counted when no row can come into it any more. Rows carry the wall clock, which can
   be set back, so the appender is told first: from now on no row below this time.
+* With several brokers one counts for all (`counts`), and every broker keeps the promise: a minute
+  is counted when all have said that no row can come into it (`NotYet` otherwise). Whoever counts
+  next uses the same token for the same window, so a window that two begin is counted once.
 * A clock that was years ahead, and is put right, does not hold append_time for years: minutes that
   are still to come are taken out of the table, and counted when they are over."""
 
@@ -50,6 +53,14 @@ _COUNT = """
 """
 
 
+class NotYet(Exception):
+    """Another broker may still write rows of the minutes that are over."""
+
+
+def _always() -> bool:
+    return True
+
+
 class Rollup:
     """Keeps `partition_minutes` up to the last full minute."""
 
@@ -58,16 +69,18 @@ class Rollup:
         engine: Engine,
         no_row_before: Callable[[int], Awaitable[None]],
         clock_ms: Callable[[], int],
+        counts: Callable[[], bool] = _always,
     ) -> None:
         """`no_row_before(t)` returns when no row with an append_time below `t` can come any more.
 
-        A later call with a lower time takes back what an earlier one promised.
+        A later call with a lower time takes back what an earlier one promised. It raises `NotYet`
+        where that is for other brokers to say. `counts`: whether this is the broker that counts.
         """
         self._engine = engine
         self._no_row_before = no_row_before
         self._clock_ms = clock_ms
-        self._instance = uuid4()
-        self._times_taken_back = 0
+        self._counts = counts
+        self._taken_back = ""
         self.task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -75,7 +88,7 @@ class Rollup:
 
         Raises `EngineError`.
         """
-        await self._no_row_before(await self._counted_until() or 0)
+        await self._no_row_before(await self.counted_until() or 0)
 
     def start(self) -> None:
         """Count from now on. `task` ends only by a defect."""
@@ -90,7 +103,7 @@ class Rollup:
     async def count(self) -> None:
         """Count all minutes that are over and not counted yet. Raises `EngineError`."""
         await self._forget_deleted_topics()
-        counted = await self._counted_until()
+        counted = await self.counted_until()
         now_ms = self._clock_ms()
         end = now_ms - now_ms % _MINUTE_MS
         if counted is not None and counted >= end:
@@ -102,13 +115,19 @@ class Rollup:
         if start is None or end - start > step:
             start = await self._first_minute(start or 0, end)
         while start < end:
-            await self._count_window(start, min(start + step, end))
-            start += step
+            until = min(start + step, end)
+            await self._count_window(start, until)
+            if await self._last_minute() != until:
+                return  # another broker counted a window from here: the next round goes on from it
+            start = until
 
     async def _run(self) -> None:
         while True:
             try:
-                await self.count()
+                if self._counts():
+                    await self.count()
+            except NotYet as error:
+                log.info("the log is counted later: %s", error)
             except EngineError as error:
                 log.error("the log could not be counted, again in a minute: %s", error)
             left_ms = _MINUTE_MS - self._clock_ms() % _MINUTE_MS
@@ -117,10 +136,10 @@ class Rollup:
     async def _count_window(self, start_ms: int, end_ms: int) -> None:
         # As a window begins where the stored one before it ended, one that failed and may be stored
         # all the same is repeated with the same token, and a new one never has an old token.
-        token = f"{self._instance}-{self._times_taken_back}-{start_ms}"
+        token = f"minutes-{self._taken_back}{start_ms}"
         await self._engine.execute(_COUNT % token, {"start_ms": start_ms, "end_ms": end_ms})
 
-    async def _counted_until(self) -> int | None:
+    async def counted_until(self) -> int | None:
         """Up to where the log is counted, in ms; None before the first time."""
         counted = await self._last_minute()
         now_ms = self._clock_ms()
@@ -137,7 +156,7 @@ class Rollup:
             " SETTINGS mutations_sync = 1",
             {"now_ms": now_ms},
         )
-        self._times_taken_back += 1
+        self._taken_back = f"{uuid4()}-"
         return await self._last_minute()
 
     async def _last_minute(self) -> int | None:

@@ -320,11 +320,13 @@ class Flow:
     ) -> None:
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         with self._changed:
-            if error is not None or topic is None or partition is None or offset is None:
+            if error is not None or topic is None or partition is None:
                 self._failed.append(str(error))
-            else:
-                self._acknowledged[topic, partition] = offset + 1
-                self._changed.notify_all()
+                return
+            # Of a duplicate librdkafka only knows that it is stored; reports are in order.
+            known = self._acknowledged[topic, partition] if offset is None else offset
+            self._acknowledged[topic, partition] = known + 1
+            self._changed.notify_all()
 
 
 @contextmanager

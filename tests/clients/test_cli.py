@@ -413,12 +413,14 @@ def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
 # sql
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_prints_tab_separated_lines_where_no_terminal_is(broker: BrokerProcess) -> None:
     query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
     printed = output("sql", query, "--http", broker.http_url)
     assert printed == "n\ttext\tnothing\n0\tit\\'s\t\\N\n1\tit\\'s\t\\N\n"
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_draws_a_table_on_a_terminal(broker: BrokerProcess) -> None:
     query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
     printed = on_a_terminal("sql", query, "--http", broker.http_url)
@@ -428,6 +430,7 @@ def test_sql_draws_a_table_on_a_terminal(broker: BrokerProcess) -> None:
     assert ["1", "it's", "NULL"] in rows
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_on_a_terminal_stops_a_table_that_nobody_can_read(broker: BrokerProcess) -> None:
     query = "SELECT number FROM numbers(1000000000)"
     printed = on_a_terminal("sql", query, "--http", broker.http_url)
@@ -435,6 +438,7 @@ def test_sql_on_a_terminal_stops_a_table_that_nobody_can_read(broker: BrokerProc
     assert "only the first 1000 rows" in printed
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 @pytest.mark.parametrize(
     ("form", "expected"),
     [("JSONEachRow", '{"one":1}\n'), ("CSV", "1\n"), ("RowBinary", "\x01")],
@@ -445,17 +449,20 @@ def test_sql_prints_any_format_of_clickhouse(
     assert output("sql", "SELECT 1 AS one", "--format", form, "--http", broker.http_url) == expected
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_a_format_in_the_query_itself_wins(broker: BrokerProcess) -> None:
     query = "SELECT 1 AS one FORMAT CSV"
     assert output("sql", query, "--http", broker.http_url) == "1\n"
     assert on_a_terminal("sql", query, "--http", broker.http_url) == "1\n"
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_reads_the_query_from_standard_input(broker: BrokerProcess) -> None:
     printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1")
     assert printed == "1\n"
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_finds_the_log_without_a_database_name(
     broker: BrokerProcess, topic: str, produce: Callable[..., None]
 ) -> None:
@@ -464,12 +471,14 @@ def test_sql_finds_the_log_without_a_database_name(
     assert output("sql", query, BROKERHOUSE_HTTP=broker.http) == "value\nhello\n"
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_an_error_of_sql_is_one_sentence(broker: BrokerProcess) -> None:
     text = complaint(1, "sql", "SELECT * FROM nowhere", "--http", broker.http_url)
     assert "UNKNOWN_TABLE" in text
     assert "nowhere" in text
 
 
+@pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_an_error_halfway_through_an_answer_is_one_sentence_too(broker: BrokerProcess) -> None:
     query = "SELECT throwIf(number = 3000000, 'three million') FROM numbers(4000000)"
     for form in ("CSV", "RowBinary"):

@@ -20,6 +20,7 @@ from tests.broker_process import BrokerProcess
 from tests.clients import tools
 from tests.clients.adapters import ConfluentKafka
 from tests.clients.records import Record
+from tests.conftest import RunBroker
 
 LIMIT_S = 60.0
 BLOCK = re.compile(r"^## (.+?)$|^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -51,15 +52,12 @@ EXAMPLES = {heading: (language, text) for heading, language, text in examples()}
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
     """With the record that the page writes."""
-    settings = {"group_initial_rebalance_delay_ms": "0"}
-    process = BrokerProcess(tmp_path_factory.mktemp("page") / "data", settings)
-    process.start()
-    ConfluentKafka().create_topic(process.kafka, "events", 1)
-    ConfluentKafka().produce(process.kafka, "events", [Record(b"key", b"value")])
-    yield process
-    process.stop()
+    with run_broker("page") as process:
+        ConfluentKafka().create_topic(process.kafka, "events", 1)
+        ConfluentKafka().produce(process.kafka, "events", [Record(b"key", b"value")])
+        yield process
 
 
 def command(language: str, text: str, directory: Path) -> list[str]:

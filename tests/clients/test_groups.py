@@ -29,6 +29,7 @@ from tests.clients.group_members import (
     partitions_of,
 )
 from tests.clients.records import Record
+from tests.conftest import RunBroker
 
 PARTITIONS = 10
 RECORDS = [Record(b"key", b"value")] * 3
@@ -37,12 +38,9 @@ VICTIM_TIMEOUT_MS = 3_000
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {"group_min_session_timeout_ms": "500", "group_initial_rebalance_delay_ms": "0"}
-    process = BrokerProcess(tmp_path_factory.mktemp("groups") / "data", settings)
-    process.start()
-    yield process
-    process.stop()
+def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
+    with run_broker("groups", group_min_session_timeout_ms="500") as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +180,15 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("mixture", MIXED)
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        pytest.param(mixture, marks=pytest.mark.each_change)
+        if mixture in ("all", "librdkafka and Java, cooperative")
+        else mixture
+        for mixture in MIXED
+    ],
+)
 def test_different_clients_share_a_group(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -272,6 +278,7 @@ def offsets_of(group: Group, place: Partition, *, since_ns: int) -> list[int]:
     ]
 
 
+@pytest.mark.each_change
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("writer", CLIENTS)
 def test_what_one_client_commits_another_reads_back(
@@ -343,6 +350,7 @@ def test_a_static_member_comes_back_without_a_rebalance(
     assert group.violations(produced) == []
 
 
+@pytest.mark.each_change
 # aiokafka does not say in its heartbeats and commits which instance it is, so nobody can tell it.
 @pytest.mark.parametrize("name", [name for name in STATIC if name != "aiokafka"])
 def test_a_static_member_whose_twin_comes_is_fenced(

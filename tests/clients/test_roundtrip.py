@@ -16,6 +16,7 @@ import pytest
 from tests.broker_process import BrokerProcess
 from tests.clients.adapters import CLIENTS, CODECS, Client, GetClient
 from tests.clients.records import SAMPLE, TIME_MS, Record, rows
+from tests.conftest import RunBroker
 
 TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 2**62)
 
@@ -55,24 +56,20 @@ def sent_by(client: Client) -> list[Record]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory, client: GetClient) -> Iterator[Log]:
-    # kafkajs reads as a member of a group, which nobody else is going to join.
-    settings = {"group_initial_rebalance_delay_ms": "0"}
-    broker = BrokerProcess(tmp_path_factory.mktemp("roundtrip") / "data", settings)
-    broker.start()
+def written(run_broker: RunBroker, client: GetClient) -> Iterator[Log]:
     samples = {topic_of(w, codec): (w, codec, None) for w in CLIENTS for codec in CODECS}
-    log = Log(broker, {})
-    for topic, (writer, codec, records) in {**samples, **VOLUMES}.items():
-        outcome = log.outcomes[topic] = Future()
-        try:
-            writing = client(writer)
-            writing.create_topic(broker.kafka, topic, 1)
-            writing.produce(broker.kafka, topic, records or sent_by(writing), codec=codec)
-            outcome.set_result(None)
-        except (Exception, pytest.fail.Exception) as failure:
-            outcome.set_exception(failure)  # raised again by each test that asks for the topic
-    yield log
-    broker.stop()
+    with run_broker("roundtrip") as broker:
+        log = Log(broker, {})
+        for topic, (writer, codec, records) in {**samples, **VOLUMES}.items():
+            outcome = log.outcomes[topic] = Future()
+            try:
+                writing = client(writer)
+                writing.create_topic(broker.kafka, topic, 1)
+                writing.produce(broker.kafka, topic, records or sent_by(writing), codec=codec)
+                outcome.set_result(None)
+            except (Exception, pytest.fail.Exception) as failure:
+                outcome.set_exception(failure)  # raised again by each test that asks for the topic
+        yield log
 
 
 @pytest.fixture(scope="module", params=["tail", "cold"])

@@ -48,6 +48,8 @@ from tests.faults.samples import (
 from tests.faults.wire import Wire
 from tests.unit.record_batches import Batch, Record, batch_of, encode_records, stored
 
+pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
+
 NO_ID = UUID(int=0)
 INT64_MAX = 2**63 - 1
 PRODUCE, FETCH, LIST, EPOCHS = 13, 17, 11, 4  # the versions where nothing depends on one

@@ -313,7 +313,8 @@ def check_log(broker: BrokerProcess, target: Target, partition: int) -> int:
                 position += header.last_offset_delta + 1
     assert position == answer.high_watermark
     (rows,) = broker.sql(
-        "SELECT count() AS n, uniqExact(offset) AS offsets, max(offset) + 1 AS end FROM messages"
+        "SELECT count() AS n, uniqExact(offset) AS offsets, if(n = 0, 0, max(offset) + 1) AS end"
+        " FROM messages"
         " WHERE topic = {topic:String} AND partition = {partition:Int32}",
         {"topic": target.name, "partition": partition},
     )
@@ -340,15 +341,15 @@ def fuzz(own_broker: OwnBrokers, default_cases: int) -> None:
     stored = [check_log(broker, run.target, partition) for partition in (0, 1)]
     broker.restart()
     assert [check_log(broker, run.target, partition) for partition in (0, 1)] == stored
-    assert stored[0] > 0, "no case was sound"
+    assert any(stored), "no case was sound"
     with Wire(broker) as wire:
         version, body = 0, request_body(ApiVersionsRequest(), 0)
         wire.send(frame(body))
         decode(APIS[ApiKey.ApiVersions].response, version, wire.receive())
 
 
-def test_twenty_thousand_random_requests_do_no_harm(own_broker: OwnBrokers) -> None:
-    fuzz(own_broker, 20_000)
+def test_ten_thousand_random_requests_do_no_harm(own_broker: OwnBrokers) -> None:
+    fuzz(own_broker, 10_000)
 
 
 @pytest.mark.fuzz

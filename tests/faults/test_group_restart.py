@@ -127,7 +127,7 @@ def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     assert group.violations(produced) == []
 
 
-@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_as_it_rebalances(
     broker: BrokerProcess,
     processes: MemberProcesses,

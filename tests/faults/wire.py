@@ -11,13 +11,12 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import ProduceRequest
 
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 
 LIMIT_S = 30.0
 
@@ -60,12 +59,18 @@ def decode(response: type[ApiMessage], version: int, body: bytes) -> tuple[int, 
     return correlation_id, message
 
 
+class Listening(Protocol):
+    @property
+    def kafka(self) -> str:
+        """HOST:PORT."""
+
+
 class Wire:
     """One connection to a broker."""
 
     def __init__(
         self,
-        broker: BrokerProcess,
+        broker: Listening,
         *,
         receive_buffer_bytes: int | None = None,
         limit_s: float = LIMIT_S,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from broker.config import Settings
-from broker.log.appender import Appender, AppendLimits
+from broker.log.appender import Appender, AppendLimits, Lease
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.topic_configs import effective
@@ -55,9 +55,9 @@ def make_appender(
     lanes: int = LANES,
     limits: AppendLimits = LIMITS,
     cache: TailCache | None = None,
-    instance: UUID | None = None,
+    owner: UUID | Lease | None = None,
 ) -> Appender:
-    appender = Appender(engine, cache or TailCache(64 << 20), lanes, limits, instance or uuid4())
+    appender = Appender(engine, cache or TailCache(64 << 20), lanes, limits, owner or uuid4())
     appender.start()
     return appender
 
@@ -137,7 +137,8 @@ class ScriptedEngine:
 
     `faults` holds what the next inserts meet: None for nothing, "refused" and "unknown" before the
     real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
-    closed inserts wait for it, as `execute` for `execute_gate` and reads for `read_gate`.
+    closed inserts wait for it, as `execute` for `execute_gate`, streams for `read_gate` and small
+    queries for `rows_gate`.
     `failing_reads` counts reads that are to fail; a statement fails that has a text of
     `failing_rows` in it, once.
     """
@@ -158,6 +159,8 @@ class ScriptedEngine:
         self.execute_gate.set()
         self.read_gate = asyncio.Event()
         self.read_gate.set()
+        self.rows_gate = asyncio.Event()
+        self.rows_gate.set()
 
     async def insert_block(
         self, lane: int, table: str, columns: str, block: bytes, token: str
@@ -208,6 +211,7 @@ class ScriptedEngine:
     async def rows(
         self, sql: str, params: Mapping[str, Parameter] | None = None
     ) -> list[EngineRow]:
+        await self.rows_gate.wait()
         for failing in self.failing_rows:
             if failing in sql:
                 self.failing_rows.remove(failing)

@@ -11,8 +11,9 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from broker.api import configs, coordinator, metadata, topics
 from broker.api.context import RequestContext
 from broker.config import Settings
-from broker.server import Broker
-from broker.topics import TopicCatalog
+from broker.leadership import SingleBroker
+from broker.node import Broker
+from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
 from protocol.versions import APIS, ApiKey
 from storage.engine import Engine, EngineError
@@ -42,14 +43,13 @@ class RecordingEngine:
 @pytest.fixture
 def broker() -> Broker:
     settings = Settings()
-    catalog = TopicCatalog(cast(Engine, RecordingEngine()), settings)
+    catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
     known = SimpleNamespace(
         settings=settings,
         topics=catalog,
         cluster_id="c" * 22,
         node_id=1,
-        controller_id=1,
-        advertised=("localhost", 9092),
+        leadership=SingleBroker(1, lambda: ("localhost", 9092)),
     )
     return cast(Broker, known)
 

@@ -437,6 +437,15 @@ async def test_after_a_refused_first_batch_a_new_epoch_may_begin(
     assert await outcomes([append(appender, log, numbered(0, 5, PRODUCER, epoch=1))]) == [0]
 
 
+async def test_sequences_of_a_producer_that_is_not_idempotent_mean_nothing(
+    appender: Appender,
+) -> None:
+    """aiokafka numbers its batches all the same."""
+    log = make_log()
+    batches = [batch_of(Record(value=b"x"), base_sequence=number) for number in (0, 7, 7)]
+    assert await outcomes([append(appender, log, batch) for batch in batches]) == [0, 1, 2]
+
+
 async def test_a_duplicate_in_the_same_block_is_answered_with_the_first_ones_offset(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
@@ -546,6 +555,7 @@ async def test_a_defect_closes_the_partitions_it_touched_and_no_others(
     assert await outcomes([append(appender, broken, plain(b"a"))]) == [UnknownServerError]
     assert await outcomes([append(appender, same_lane, plain(b"a"))]) == [0]
     assert await outcomes([append(appender, broken, plain(b"a"))]) == [KafkaStorageError]
+    assert len({insert.token for insert in scripted.inserts}) == 2  # the first may be stored
 
 
 # --- Closing ---

@@ -25,7 +25,7 @@ from broker import connection as connection_module
 from broker.api.context import CloseConnection, RequestContext
 from broker.config import Settings
 from broker.connection import Connection, InFlight
-from broker.server import Broker
+from broker.node import Broker
 from protocol.errors import KafkaError, KafkaStorageError
 from protocol.versions import APIS, ApiKey
 

@@ -34,7 +34,6 @@ from protocol.errors import (
     GroupSubscribedToTopic,
     IllegalGeneration,
     InvalidGroupId,
-    KafkaStorageError,
     NonEmptyGroup,
     UnknownMemberId,
     UnknownServerError,
@@ -432,7 +431,7 @@ class TestOffsets:
             joined = await one_member(groups)
             await commit(groups, member(joined), 7)
             scripted.faults.append("refused")
-            with pytest.raises(KafkaStorageError):
+            with pytest.raises(CoordinatorNotAvailable):
                 await commit(groups, member(joined), 8)
             assert groups.offsets.get("group")[TOPIC, 0].offset == 7
 
@@ -603,7 +602,7 @@ class TestDeletion:
         async with running(scripted, clock) as groups:
             await commit(groups, ADMIN, 7)
             scripted.faults.append("refused")
-            with pytest.raises(KafkaStorageError):
+            with pytest.raises(CoordinatorNotAvailable):
                 await groups.delete_group("group")
             assert groups.offsets.get("group")[TOPIC, 0].offset == 7
             await commit(groups, ADMIN, 8)

@@ -29,10 +29,10 @@ READERS = 4
 
 def block(first_offset: int, *values: bytes) -> bytes:
     """One block of `messages`."""
-    builder = BlockBuilder(1_700_000_000_000, 0)
+    builder = BlockBuilder(1_700_000_000_000)
     data = plain(*values).data
     header = header_of(data)
-    builder.append("t", TOPIC_ID.bytes, 0, first_offset, header, data[61:], None)
+    builder.append("t", TOPIC_ID.bytes, 0, first_offset, 0, header, data[61:], None)
     return builder.finish()
 
 

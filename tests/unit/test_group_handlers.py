@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
@@ -18,7 +19,7 @@ from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, Lis
 from broker.api import HANDLERS
 from broker.api.context import RequestContext
 from broker.config import Settings
-from broker.server import Broker
+from broker.node import Broker
 from coordinator.groups import GroupState
 from coordinator.messages import (
     Client,
@@ -122,7 +123,11 @@ class Asking:
         known = SimpleNamespace(
             settings=Settings(),
             groups=coordinator,
-            topics=SimpleNamespace(get={topic.name: topic}.get, by_id={topic.topic_id: topic}.get),
+            topics=SimpleNamespace(
+                get={topic.name: topic}.get,
+                by_id={topic.topic_id: topic}.get,
+                look_again=AsyncMock(),
+            ),
             in_flight=SimpleNamespace(response_room=room_bytes),
         )
         self._broker = cast(Broker, known)
@@ -255,6 +260,25 @@ async def test_what_a_heartbeat_means_in_each_version(
     instance = "static" if version >= 3 else None
     assert (await ask(samples.heartbeat("g", "m", 3, instance), version)).error_code == 0
     assert coordinator.asked == [("g", "m", instance, 3)]
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.Heartbeat))
+async def test_a_heartbeat_is_good_while_the_group_is_being_read(
+    ask: Asking, coordinator: Coordinator, version: int
+) -> None:
+    coordinator.refusal = errors.CoordinatorLoadInProgress("the group is being read")
+
+    assert (await ask(samples.heartbeat("g", "m", 3), version)).error_code == 0
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.SyncGroup))
+async def test_a_member_that_syncs_while_the_group_is_being_read_is_told_to_join_again(
+    ask: Asking, coordinator: Coordinator, version: int
+) -> None:
+    coordinator.refusal = errors.CoordinatorLoadInProgress("the group is being read")
+
+    with pytest.raises(errors.RebalanceInProgress):
+        await ask(samples.sync("g", "m", 3), version)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.LeaveGroup))

@@ -67,14 +67,24 @@ def append(
     topic: str = "topic",
     partition: int = 0,
     log_append_time_ms: int | None = None,
+    leader_epoch: int = 3,
 ) -> None:
     header = header_of(module, batch)
     payload = memoryview(batch.data)[header.start + 61 : header.end]
-    builder.append(topic, TOPIC_ID, partition, base_offset, header, payload, log_append_time_ms)
+    builder.append(
+        topic,
+        TOPIC_ID,
+        partition,
+        base_offset,
+        leader_epoch,
+        header,
+        payload,
+        log_append_time_ms,
+    )
 
 
 def block_of(module: Any, *batches: Batch, log_append_time_ms: int | None = None) -> bytes:
-    builder = module.BlockBuilder(1_700_000_000_000, 3)
+    builder = module.BlockBuilder(1_700_000_000_000)
     offset = 0
     for batch in batches:
         append(module, builder, batch, offset, log_append_time_ms=log_append_time_ms)
@@ -138,18 +148,21 @@ PLACES = st.tuples(
     st.sampled_from([0, 1, 2**31 - 1]),
     st.one_of(st.just(0), st.integers(0, 2**62)),
     st.none() | st.sampled_from([-(2**63), -1, 0, 1_700_000_000_000, 2**63 - 1]),
+    st.sampled_from([-(2**31), -1, 0, 1, 2**31 - 1]),
 )
 
 
 @given(st.lists(st.tuples(make.batches(), PLACES), max_size=5), st.integers(*make.INT64))
 def test_sound_batches_become_the_same_block(
-    batches: list[tuple[Batch, tuple[str, int, int, int | None]]], append_time_ms: int
+    batches: list[tuple[Batch, tuple[str, int, int, int | None, int]]], append_time_ms: int
 ) -> None:
     blocks = []
     for module in BOTH:
-        builder = module.BlockBuilder(append_time_ms, -1)
-        for batch, (topic, partition, offset, log_append_time_ms) in batches:
-            append(module, builder, batch, offset, topic, partition, log_append_time_ms)
+        builder = module.BlockBuilder(append_time_ms)
+        for batch, (topic, partition, offset, log_append_time_ms, leader_epoch) in batches:
+            append(
+                module, builder, batch, offset, topic, partition, log_append_time_ms, leader_epoch
+            )
         assert builder.rows == sum(batch.count for batch, _ in batches)
         blocks.append(builder.finish())
         assert builder.bytes == len(blocks[-1])
@@ -164,7 +177,7 @@ def test_spoilt_records_are_taken_or_refused_alike_and_a_refusal_changes_nothing
     spoilt = replace(batch, payload=make.spoil(batch.payload, mutations), count=batch.count + lie)
     results = []
     for module in BOTH:
-        builder = module.BlockBuilder(0, 0)
+        builder = module.BlockBuilder(0)
         append(module, builder, batch, topic="before")
         before = builder.rows, builder.bytes, builder.finish()
         result, _ = outcome(partial(append, module, builder, spoilt, topic="spoilt"))
@@ -240,9 +253,9 @@ def test_batches_of_kafka_python_and_aiokafka_are_read(module: Any, codec: int) 
         module.check_crc(data, header)
         assert (header.codec, header.count, header.last_sequence) == (codec, 20, 119)
         payload = decompress(header.codec, memoryview(data)[61:], 1 << 20)
-        block = module.BlockBuilder(0, 0)
-        block.append("t", TOPIC_ID, 0, 7, header, payload, None)
-        expected = module.BlockBuilder(0, 0)
+        block = module.BlockBuilder(0)
+        block.append("t", TOPIC_ID, 0, 7, 3, header, payload, None)
+        expected = module.BlockBuilder(0)
         rows = [Record(-index, None, b"v" * 100, ((b"h", None),)) for index in range(20)]
         batch = batch_of(
             *rows, base_timestamp=1000, producer_id=5, producer_epoch=1, base_sequence=100
@@ -439,7 +452,7 @@ SPOILT: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_records_are_invalid_when_there_is(module: Any, name: str) -> None:
     payload, count = SPOILT[name]
-    builder = module.BlockBuilder(0, 0)
+    builder = module.BlockBuilder(0)
     append(module, builder, batch_of(Record()))
     before = builder.finish()
     with pytest.raises(InvalidRecord):
@@ -498,7 +511,7 @@ def test_refusals_leak_nothing() -> None:
 def test_a_refused_batch_leaves_the_batches_around_it(module: Any) -> None:
     good = batch_of(Record(headers=((b"a", None),)), Record(key=b"k"))
     bad = Batch(good.payload[:-1], 2)
-    builder, expected = module.BlockBuilder(1, 2), module.BlockBuilder(1, 2)
+    builder, expected = module.BlockBuilder(1), module.BlockBuilder(1)
     for index, topic in enumerate(["a", "b", "a", "c"]):
         append(module, builder, good, index * 10, topic, index)
         append(module, expected, good, index * 10, topic, index)
@@ -512,19 +525,19 @@ def test_a_refused_batch_leaves_the_batches_around_it(module: Any) -> None:
 @pytest.mark.parametrize("topics", [254, 255, 256, 65_535, 65_536])
 def test_many_topics_widen_the_indexes_of_the_dictionary(topics: int) -> None:
     batch = batch_of(Record(value=None))
-    builder = _records.BlockBuilder(0, 0)
-    reference = records.BlockBuilder(0, 0)
+    builder = _records.BlockBuilder(0)
+    reference = records.BlockBuilder(0)
     ours, theirs = header_of(_records, batch), header_of(records, batch)
     for index in range(topics):
-        builder.append(f"t{index}", TOPIC_ID, 0, 0, ours, batch.payload, None)
-        reference.append(f"t{index}", TOPIC_ID, 0, 0, theirs, batch.payload, None)
+        builder.append(f"t{index}", TOPIC_ID, 0, 0, 0, ours, batch.payload, None)
+        reference.append(f"t{index}", TOPIC_ID, 0, 0, 0, theirs, batch.payload, None)
     assert builder.bytes == len(builder.finish())
     assert builder.finish() == reference.finish()
 
 
 def test_offsets_past_the_last_one_are_a_mistake_of_the_caller(module: Any) -> None:
     batch = batch_of(Record(), Record())
-    builder = module.BlockBuilder(0, 0)
+    builder = module.BlockBuilder(0)
     append(module, builder, batch, 2**63 - 2)
     for offset in (-1, 2**63 - 1):
         with pytest.raises(ValueError, match="out of range"):
@@ -537,14 +550,14 @@ def test_offsets_past_the_last_one_are_a_mistake_of_the_caller(module: Any) -> N
 
 def test_a_topic_id_has_sixteen_bytes(module: Any) -> None:
     batch = batch_of(Record())
-    builder = module.BlockBuilder(0, 0)
+    builder = module.BlockBuilder(0)
     for size in (0, 15, 17):
         with pytest.raises(ValueError, match="16 bytes"):
-            builder.append("t", bytes(size), 0, 0, header_of(module, batch), batch.payload, None)
+            builder.append("t", bytes(size), 0, 0, 0, header_of(module, batch), batch.payload, None)
 
 
 def test_an_empty_builder_gives_a_block_without_rows(module: Any) -> None:
-    block = module.BlockBuilder(0, 0).finish()
+    block = module.BlockBuilder(0).finish()
     assert block[:2] == bytes([len(records.COLUMNS), 0])
     assert block.endswith(b"DateTime64(3)")
 

@@ -41,7 +41,7 @@ def engine(process: ChdbProcess) -> ChdbProcess:
 
 
 def builder_of(*batches: Batch, module: Any = _records, **more: Any) -> Any:
-    builder = module.BlockBuilder(APPEND_TIME_MS, 3)
+    builder = module.BlockBuilder(APPEND_TIME_MS)
     offset = 0
     for batch in batches:
         add(builder, batch, offset, module=module, **more)
@@ -57,10 +57,18 @@ def add(
     partition: int = 0,
     log_append_time_ms: int | None = None,
     module: Any = _records,
+    leader_epoch: int = 3,
 ) -> None:
     (header,) = module.parse_headers(batch.data)
     builder.append(
-        topic, TOPIC_ID.bytes, partition, offset, header, batch.payload, log_append_time_ms
+        topic,
+        TOPIC_ID.bytes,
+        partition,
+        offset,
+        leader_epoch,
+        header,
+        batch.payload,
+        log_append_time_ms,
     )
 
 
@@ -88,7 +96,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
         producer_epoch=6,
         base_sequence=2**31 - 1,
     )
-    builder = _records.BlockBuilder(APPEND_TIME_MS, 3)
+    builder = _records.BlockBuilder(APPEND_TIME_MS)
     add(builder, batch, 41, "päge", 9)
     engine.insert(INSERT, builder.finish())
     found = engine.query("SELECT * FROM messages ORDER BY offset", "JSONEachRow")
@@ -201,7 +209,7 @@ def test_topics_and_partitions_share_a_block_and_refused_batches_leave_no_rows(
     engine: ChdbProcess,
 ) -> None:
     good = batch_of(Record(value=b"a"), Record(headers=((b"h", b"v"),)))
-    builder = _records.BlockBuilder(APPEND_TIME_MS, 3)
+    builder = _records.BlockBuilder(APPEND_TIME_MS)
     expected = []
     for index in range(600):  # more topics than one byte counts
         topic, partition = f"topic-{index % 300:03}", index // 300
@@ -214,9 +222,24 @@ def test_topics_and_partitions_share_a_block_and_refused_batches_leave_no_rows(
     assert sorted(tuple(json.loads(line)) for line in found.splitlines()) == sorted(expected)
 
 
+def test_each_batch_of_a_block_has_the_leader_epoch_it_was_given(engine: ChdbProcess) -> None:
+    batch = batch_of(Record(), Record())
+    builder = _records.BlockBuilder(APPEND_TIME_MS)
+    epochs = (0, 7, 2**31 - 1, 7)
+    for partition, epoch in enumerate(epochs):
+        add(builder, batch, 5, partition=partition, leader_epoch=epoch)
+    engine.insert(INSERT, builder.finish())
+    found = engine.query(
+        "SELECT partition, leader_epoch, count() FROM messages GROUP BY ALL ORDER BY partition",
+        "JSONCompactEachRow",
+    )
+    rows = [json.loads(line) for line in found.splitlines()]
+    assert rows == [[partition, epoch, 2] for partition, epoch in enumerate(epochs)]
+
+
 def test_a_block_without_rows_is_no_rows(engine: ChdbProcess) -> None:
     engine.insert(
-        INSERT, _records.BlockBuilder(0, 0).finish(), builder_of(batch_of(Record())).finish()
+        INSERT, _records.BlockBuilder(0).finish(), builder_of(batch_of(Record())).finish()
     )
     assert engine.query("SELECT count() FROM messages", "CSV") == b"1\n"
     assert rows_in(engine) == stored(batch_of(Record()), 0)

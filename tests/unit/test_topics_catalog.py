@@ -12,7 +12,7 @@ import pytest
 
 from broker.config import Settings
 from broker.log.appender import Appender
-from broker.topics import Topic, TopicCatalog
+from broker.topics import LocalCatalog, Topic
 from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
@@ -27,18 +27,18 @@ from tests.unit.log_parts import (
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 
 
-def catalog_on(engine: EmbeddedEngine | ScriptedEngine) -> TopicCatalog:
-    return TopicCatalog(engine, Settings())
+def catalog_on(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
+    return LocalCatalog(engine, Settings())
 
 
-async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> TopicCatalog:
+async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
     """A catalog as the next start of the broker sees it."""
     catalog = catalog_on(engine)
     await catalog.load()
     return catalog
 
 
-async def clean_ups_of(catalog: TopicCatalog) -> None:
+async def clean_ups_of(catalog: LocalCatalog) -> None:
     """Wait for them, and for the engine, which deletes rows behind them."""
     await asyncio.gather(*catalog._cleanups)
     async with asyncio.timeout(30):
@@ -52,14 +52,14 @@ async def states(engine: EmbeddedEngine) -> list[str]:
     return [str(row[0]) for row in rows]
 
 
-async def append(appender: Appender, catalog: TopicCatalog, topic: Topic, *values: bytes) -> int:
+async def append(appender: Appender, catalog: LocalCatalog, topic: Topic, *values: bytes) -> int:
     data = plain(*values).data
     appended = await appender.append(catalog.log(topic, 0), data, header_of(data))
     return appended.base_offset
 
 
 @pytest.fixture
-def catalog(engine: EmbeddedEngine) -> TopicCatalog:
+def catalog(engine: EmbeddedEngine) -> LocalCatalog:
     return catalog_on(engine)
 
 
@@ -67,7 +67,7 @@ def catalog(engine: EmbeddedEngine) -> TopicCatalog:
 
 
 async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     made = await catalog.create("b", 3, LOG_APPEND_TIME)
     other = await catalog.create("a", 1, {})
@@ -82,7 +82,7 @@ async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
         assert known.get("c") is None
 
 
-async def test_a_partition_that_is_not_there_is_unknown(catalog: TopicCatalog) -> None:
+async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -> None:
     topic = await catalog.create("t", 2, {})
     for partition in (-1, 2, 2**31 - 1):
         with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
@@ -90,7 +90,7 @@ async def test_a_partition_that_is_not_there_is_unknown(catalog: TopicCatalog) -
 
 
 async def test_of_many_who_create_a_topic_one_does(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     results = await asyncio.gather(
         *(catalog.create("t", n, {}) for n in range(1, 9)), return_exceptions=True
@@ -101,7 +101,7 @@ async def test_of_many_who_create_a_topic_one_does(
 
 
 async def test_what_a_config_holds_comes_back_as_it_was(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     text = "*, 'a':\"b\"\\\t\n{}[]é,"
     topic = await catalog.create("t", 1, {"leader.replication.throttled.replicas": text})
@@ -113,7 +113,7 @@ async def test_what_a_config_holds_comes_back_as_it_was(
 
 
 async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     topic = await catalog.create("t", 2, {})
     before = [catalog.log(topic, n) for n in range(2)]
@@ -126,7 +126,7 @@ async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
 
 
 @pytest.mark.parametrize("total", [0, 1, 2])
-async def test_partitions_never_become_fewer(catalog: TopicCatalog, total: int) -> None:
+async def test_partitions_never_become_fewer(catalog: LocalCatalog, total: int) -> None:
     topic = await catalog.create("t", 2, {})
     with pytest.raises(InvalidPartitions, match=f"has 2 partitions; {total} is not more"):
         await catalog.add_partitions(topic, total)
@@ -134,7 +134,7 @@ async def test_partitions_never_become_fewer(catalog: TopicCatalog, total: int) 
 
 
 async def test_configs_are_replaced_and_act_on_the_logs_at_once(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     topic = await catalog.create("t", 1, {"retention.ms": "5"})
     log = catalog.log(topic, 0)
@@ -148,7 +148,7 @@ async def test_configs_are_replaced_and_act_on_the_logs_at_once(
 
 
 async def test_changes_at_the_same_time_are_all_made(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     topic = await catalog.create("t", 1, {})
     await asyncio.gather(
@@ -182,7 +182,7 @@ async def test_a_change_that_the_engine_refuses_changes_nothing(engine: Embedded
 @pytest.mark.parametrize("change", ["create", "add_partitions", "set_configs", "delete"])
 @pytest.mark.parametrize("ticks", [0, 1, 5])
 async def test_a_client_that_leaves_leaves_no_change_half_made(
-    engine: EmbeddedEngine, catalog: TopicCatalog, change: str, ticks: int
+    engine: EmbeddedEngine, catalog: LocalCatalog, change: str, ticks: int
 ) -> None:
     """Otherwise records are acknowledged in a topic that the table calls deleted."""
     topic = await catalog.create("t", 1, {})
@@ -225,7 +225,7 @@ async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
 
 
 async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
     topic, other = await catalog.create("t", 1, {}), await catalog.create("o", 1, {})
@@ -250,7 +250,7 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
 
 
 async def test_a_topic_made_again_is_another_one_and_starts_empty(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
     first = await catalog.create("t", 2, {})
@@ -276,7 +276,7 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
         await settled.wait()
 
     appender = make_appender(engine)
-    catalog = TopicCatalog(engine, Settings(), wait)
+    catalog = LocalCatalog(engine, Settings(), wait)
     first = await catalog.create("t", 1, {})
     await append(appender, catalog, first, b"old")
     await catalog.delete(first)
@@ -288,7 +288,7 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
     await appender.close()
 
 
-async def test_what_is_gone_cannot_be_changed(catalog: TopicCatalog) -> None:
+async def test_what_is_gone_cannot_be_changed(catalog: LocalCatalog) -> None:
     topic = await catalog.create("t", 1, {})
     await catalog.delete(topic)
     await catalog.create("t", 1, {})  # of the same name, but not the same
@@ -307,7 +307,7 @@ async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
 ) -> None:
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted)
-    catalog = TopicCatalog(scripted, Settings(), appender.settled)
+    catalog = LocalCatalog(scripted, Settings(), appender.settled)
     topic = await catalog.create("t", 1, {})
     log = catalog.log(topic, 0)
     scripted.gate.clear()
@@ -356,7 +356,7 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
         await never.wait()
 
     appender = make_appender(engine)
-    catalog = TopicCatalog(engine, Settings(), never_settled)
+    catalog = LocalCatalog(engine, Settings(), never_settled)
     topic = await catalog.create("t", 1, {})
     log = catalog.log(topic, 0)
     await append(appender, catalog, topic, b"x")
@@ -373,7 +373,7 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
 
 
 async def test_a_log_goes_on_where_its_rows_end(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
     topic = await catalog.create("t", 3, {})
@@ -388,7 +388,7 @@ async def test_a_log_goes_on_where_its_rows_end(
 
 @pytest.mark.parametrize(("rows", "floor", "end"), [(0, 7, 7), (3, 7, 7), (9, 7, 9)])
 async def test_the_next_offset_never_goes_back_below_its_checkpoint(
-    engine: EmbeddedEngine, catalog: TopicCatalog, rows: int, floor: int, end: int
+    engine: EmbeddedEngine, catalog: LocalCatalog, rows: int, floor: int, end: int
 ) -> None:
     appender = make_appender(engine)
     topic = await catalog.create("t", 1, {})
@@ -405,7 +405,7 @@ async def test_the_next_offset_never_goes_back_below_its_checkpoint(
 
 
 async def test_producers_of_before_the_start_are_told_from_fresh_ones(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     await catalog.create("t", 1, {})
     again = catalog_on(engine)
@@ -417,7 +417,7 @@ async def test_producers_of_before_the_start_are_told_from_fresh_ones(
 
 
 async def test_sizes_are_those_of_keys_and_values_by_partition(
-    engine: EmbeddedEngine, catalog: TopicCatalog
+    engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
     topic = await catalog.create("t", 2, {})

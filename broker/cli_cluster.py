@@ -1,0 +1,229 @@
+"""`brokerhouse migrate`, `check` and `slots`: what is done to a cluster from outside of it.
+
+They talk to ClickHouse, not to brokers, and take the file that the brokers are started with. Every
+change of the slot map is one compare-and-set, as the brokers make them, so they may run beside
+brokers and beside each other.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker.cli_kafka import console, new_table
+from broker.cluster_config import ClusterConfig, load_cluster, parse_slots
+from broker.config import CONFIG_FILE_ENV, ConfigError
+from coordinator.leases import NOBODY, MalformedState, Slot, SlotMap
+from coordinator.ownership import SLOTS_KEY
+from storage.engine import EngineError
+from storage.registry import Registry
+from storage.schema import SchemaError
+
+POLL_S = 0.5
+MOVE_TIMEOUT_S = 120.0
+
+T = TypeVar("T")
+
+
+class WrongCluster(click.ClickException):
+    """What is wrong with the file, in one sentence."""
+
+    exit_code = 2
+
+
+def _to_cluster(_context: click.Context, _parameter: click.Parameter, path: Path) -> ClusterConfig:
+    try:
+        config = load_cluster(path)
+    except ConfigError as error:
+        raise WrongCluster(str(error)) from error
+    if config is None:
+        raise WrongCluster(f"{path} has no table [cluster]: see docs/cluster.md")
+    return config
+
+
+config_option = click.option(
+    "--config",
+    "config",
+    metavar="FILE",
+    required=True,
+    envvar=CONFIG_FILE_ENV,
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+    callback=_to_cluster,
+    help="TOML file with the table [cluster].",
+)
+
+
+@click.command()
+@config_option
+def migrate(config: ClusterConfig) -> None:
+    """Make or update the tables of a cluster.
+
+    Brokers do so too when they start. However many do it at once, each change is made once.
+    """
+    from broker import cluster_servers
+
+    done = _run(cluster_servers.migrate(config))
+    for name in done.applied:
+        click.echo(f"applied {name}")
+    if not done.applied:
+        click.echo("nothing to do")
+    for url in done.away:
+        click.echo(f"Error: {url} does not answer: run this again when it does", err=True)
+    if done.away:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@config_option
+def check(config: ClusterConfig) -> None:
+    """Say what is wrong with a cluster, one line for each finding. Changes nothing."""
+    from broker.cluster_check import findings
+
+    found = _run(findings(config))
+    for finding in found:
+        click.echo(finding)
+    if found:
+        raise click.exceptions.Exit(1)
+    servers = sum(len(shard.replicas) for shard in config.shards)
+    click.echo(f"nothing is wrong with {len(config.shards)} shards of {servers} servers")
+
+
+@click.group()
+def slots() -> None:
+    """Show which shard and which broker has which slots, and move them."""
+
+
+@slots.command()
+@config_option
+def show(config: ClusterConfig) -> None:
+    """Print ranges of slots that have the same owner, epoch and shards.
+
+    New records go to the last shard of a slot, groups live on its first.
+    """
+
+    async def read() -> SlotMap:
+        async with _registry(config) as registry:
+            return await _slot_map(registry)
+
+    table = new_table("slots", "owner", "epoch", "shards", "", right=["epoch"])
+    for name, slot in _ranges(_run(read())):
+        owner = "-" if slot.owner == NOBODY else str(slot.owner)
+        moving = f"moving to {slot.shards[-1]}" if slot.behind else ""
+        table.add_row(name, owner, str(slot.epoch), ", ".join(slot.shards), moving)
+    console().print(table)
+
+
+def _to_slots(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+    try:
+        ranges = parse_slots(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if not ranges:
+        raise click.BadParameter('write slots like "0-31" or "0-15,40"')
+    return sorted({slot for each in ranges for slot in each})
+
+
+@slots.command()
+@config_option
+@click.option(
+    "--slots",
+    "numbers",
+    metavar="RANGES",
+    required=True,
+    callback=_to_slots,
+    help="Such as 0-15 or 0-7,20.",
+)
+@click.option("--to", "shard", metavar="SHARD", required=True, help="Its name in the file.")
+def move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
+    """Let the new records of some slots go to another shard.
+
+    What is there stays where it is and stays readable; groups stay as well. Returns when all
+    brokers that own these slots write to the new shard. May be run again at any time.
+    """
+    if config.shard(shard) is None:
+        names = ", ".join(each.name for each in config.shards)
+        raise click.BadParameter(f"{shard!r} is no shard of the file ({names})", param_hint="--to")
+    _run(_move(config, numbers, shard))
+
+
+async def _move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
+    async with _registry(config) as registry:
+        await _write_move(registry, numbers, shard)
+        deadline = time.monotonic() + MOVE_TIMEOUT_S
+        told = -1
+        while waiting := _behind(await _slot_map(registry), numbers):
+            if len(waiting) != told:
+                told = len(waiting)
+                click.echo(f"{told} of {len(numbers)} slots still write to another shard")
+            if time.monotonic() > deadline:
+                raise click.ClickException(
+                    f"the owners of slots {_as_ranges(waiting)} have not followed in "
+                    f"{MOVE_TIMEOUT_S:.0f} s: they will when they can; see `brokerhouse slots show`"
+                )
+            await asyncio.sleep(POLL_S)
+    click.echo(f"new records of {len(numbers)} slots go to {shard}")
+
+
+@asynccontextmanager
+async def _registry(config: ClusterConfig) -> AsyncIterator[Registry]:
+    from broker.cluster_servers import opened, registry_of
+
+    async with opened(config) as servers:
+        yield registry_of(servers)
+
+
+async def _write_move(registry: Registry, numbers: list[int], shard: str) -> None:
+    while True:
+        row = await registry.get(SLOTS_KEY)
+        current = await _slot_map(registry) if row is None else SlotMap.from_text(row.value)
+        if numbers[-1] >= len(current.slots):
+            raise click.ClickException(
+                f"there is no slot {numbers[-1]}: the last one is {len(current.slots) - 1}"
+            )
+        wanted = current.move(numbers, shard)
+        if wanted == current or await registry.compare_and_set(SLOTS_KEY, row, wanted.to_text()):
+            return
+
+
+async def _slot_map(registry: Registry) -> SlotMap:
+    row = await registry.get(SLOTS_KEY)
+    if row is None:
+        raise click.ClickException("there is no slot map yet: the first broker makes it")
+    return SlotMap.from_text(row.value)
+
+
+def _behind(current: SlotMap, numbers: Iterable[int]) -> list[int]:
+    """Those whose owner has not taken notice yet."""
+    return [number for number in numbers if current.slots[number].behind]
+
+
+def _ranges(current: SlotMap) -> Iterator[tuple[str, Slot]]:
+    for slot, run in groupby(enumerate(current.slots), key=lambda each: each[1]):
+        yield _as_ranges([number for number, _ in run]), slot
+
+
+def _as_ranges(numbers: list[int]) -> str:
+    """Such as `0-15,20`. In order, without repeats."""
+    runs = groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
+    parts = []
+    for _, run in runs:
+        members = [number for _, number in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(parts)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Whatever the servers answer or fail to answer becomes one sentence."""
+    # What the parts below log on their way is not for whoever reads the outcome.
+    logging.getLogger("storage").addHandler(logging.NullHandler())
+    try:
+        return asyncio.run(work)
+    except (SchemaError, EngineError, MalformedState) as error:
+        raise click.ClickException(" ".join(str(error).split())) from error

@@ -1,0 +1,101 @@
+"""`brokerhouse engine`: the embedded ClickHouse alone, for clusters on one machine."""
+
+import click
+
+from broker import config
+from broker.config import Address, ConfigError, parse_address
+
+
+class WrongSettings(click.ClickException):
+    """What is wrong with the settings, in one sentence."""
+
+    exit_code = 2
+
+
+def _addresses(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Address, ...]:
+    try:
+        return tuple(map(parse_address, texts))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _keepers(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Address, ...]:
+    keepers = _addresses(context, parameter, texts)
+    if any(keeper.port == 0 for keeper in keepers):
+        raise click.BadParameter("nothing listens on port 0: name the port of the Keeper")
+    return keepers
+
+
+@click.command()
+@click.option(
+    "--data-dir",
+    metavar="PATH",
+    required=True,
+    help="Directory that holds all data; one running engine per directory.",
+)
+@click.option(
+    "--http",
+    "listen",
+    metavar="HOST:PORT",
+    callback=_addresses,
+    multiple=True,
+    default=("127.0.0.1:8123",),
+    show_default=True,
+    help="Where it is served; port 0 takes a free one. Repeated, each is a replica in sync.",
+)
+@click.option(
+    "--keeper",
+    "keepers",
+    metavar="HOST:PORT",
+    callback=_keepers,
+    multiple=True,
+    help="A ZooKeeper or ClickHouse Keeper, for KeeperMap and replicated tables; may be repeated.",
+)
+@click.option("--shard", default="1", show_default=True, help="Macro {shard}.")
+@click.option("--replica", default="1", show_default=True, help="Macro {replica}.")
+@click.option(
+    "--sql-user",
+    metavar="NAME",
+    help="Who may do everything, with BROKERHOUSE_SQL_PASSWORD; not set: clients on this machine.",
+)
+@click.option("--fsync/--no-fsync", default=None, help="Flush every insert to the disk.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.pass_context
+def engine(
+    context: click.Context,
+    data_dir: str,
+    listen: tuple[Address, ...],
+    keepers: tuple[Address, ...],
+    shard: str,
+    replica: str,
+    sql_user: str | None,
+    fsync: bool | None,
+    log_level: str | None,
+) -> None:
+    """Run the embedded ClickHouse alone until Ctrl-C or SIGTERM, without a broker.
+
+    It stands in for a ClickHouse server, so that a cluster of brokers runs on one machine. It does
+    not replicate. Other configuration of ClickHouse goes into engine.d/*.xml in the data directory.
+    Environment variables and a BROKERHOUSE_CONFIG file count as for `serve`. When it can be
+    reached, one line is printed:
+
+        ready http=127.0.0.1:8123
+    """
+    flags = {
+        "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level
+    }  # fmt: skip
+    try:
+        settings = config.load(flags).settings
+        config.prepare_data_dir(settings)
+    except ConfigError as error:
+        raise WrongSettings(str(error)) from error
+
+    from broker import engine_server
+
+    context.exit(
+        engine_server.run(engine_server.EngineServer(settings, listen, keepers, shard, replica))
+    )

@@ -1,0 +1,347 @@
+"""What is wrong with a cluster, in words: the findings of `brokerhouse check`.
+
+Reads only. Each server is asked for all that can be told about it at once; what only shows when
+servers are laid side by side (macros, clocks, remote_servers) is worked out from the answers. A
+server that does not answer, or is too old to be asked, has one finding and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from broker.cluster_config import ClusterConfig, ShardConfig
+from broker.cluster_servers import layout, opened, registry_of
+from coordinator.leases import MalformedState, SlotMap
+from coordinator.ownership import SLOTS_KEY
+from storage.clickhouse import ClickHouseServer
+from storage.cluster_schema import databases
+from storage.cluster_sql import REPLICATED_WINDOW, SHARD_DATABASE
+from storage.engine import EngineError
+
+MIN_VERSION = (24, 8)
+"""The first release with long support that has all that is used: strict mode of KeeperMap (23.4),
+OPTIMIZE ... CLEANUP (24.1), the analyzer that the views need (24.3), read_in_order_use_buffering
+(24.7)."""
+MAX_CLOCK_MS = 1000
+MAX_LAG_S = 60
+MIN_WINDOW = {True: REPLICATED_WINDOW, False: 100_000}
+"""Blocks that `messages` must remember, by whether it is replicated."""
+MIN_WINDOW_S = 3600
+
+_WRONG_LOGIN = {192, 193, 194, 516}
+_VERSION = re.compile(rb"(\d+)\.(\d+)[.\d]*\s*")
+_VERSION_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One server, and what it says of itself. `problem`: why it says nothing."""
+
+    shard: ShardConfig
+    url: str
+    problem: str | None = None
+    clock_ahead_ms: int = 0
+    clock_error_ms: int = 0  # half of how long the answer took
+    macros: dict[str, str] = field(default_factory=dict)
+    cluster: list[tuple[int, str]] = field(default_factory=list)  # (shard, host)
+    keeper: str = ""
+    history: dict[str, set[int]] = field(default_factory=dict)
+    registry: str = ""
+    messages: str = ""
+    replicas: list[tuple[str, bool, int]] = field(default_factory=list)  # (table, read-only, delay)
+
+
+async def findings(config: ClusterConfig) -> list[str]:
+    """One sentence for each thing that is wrong; none for a cluster that is well."""
+    async with opened(config) as servers:
+        seen = await asyncio.gather(
+            *(
+                _look(config, shard, server)
+                for shard in config.shards
+                for server in servers[shard.name]
+            )
+        )
+        found = [f"{one.url}: {one.problem}" for one in seen if one.problem is not None]
+        well = [one for one in seen if one.problem is None]
+        for one in well:
+            found += [f"{one.url}: {problem}" for problem in _of_one(config, one)]
+        found += _of_all(config, well)
+        if any(not one.registry for one in well):
+            found += await _of_slots(config, servers)
+    return found
+
+
+async def _look(config: ClusterConfig, shard: ShardConfig, server: ClickHouseServer) -> _Seen:
+    seen = _Seen(shard, server.url)
+    version = await _version(config, server.url)
+    if isinstance(version, str):
+        seen.problem = version
+    elif version < MIN_VERSION:
+        seen.problem = (
+            f"it runs ClickHouse {version[0]}.{version[1]}, "
+            f"and {MIN_VERSION[0]}.{MIN_VERSION[1]} is the oldest that will do"
+        )
+    else:
+        try:
+            await _ask(config, server, seen)
+        except EngineError as error:
+            seen.problem = _one_line(str(error).removeprefix(f"{server.url}: "))
+    return seen
+
+
+async def _version(config: ClusterConfig, url: str) -> tuple[int, int] | str:
+    """Asked in the plainest way there is, which a server of any age understands."""
+    headers = {
+        "X-ClickHouse-User": config.user,
+        "X-ClickHouse-Key": config.password.get_secret_value(),
+    }
+    timeout = aiohttp.ClientTimeout(total=_VERSION_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(url, params={"query": "SELECT version()"}, ssl=_tls(config)) as response,
+        ):
+            body = await response.content.read(65_536)
+    except TimeoutError:
+        return f"it does not answer within {_VERSION_TIMEOUT_S:.0f} s"
+    except aiohttp.ClientConnectorError as error:
+        code = error.errno
+        reason = os.strerror(code) if code and code > 0 else error.strerror
+        return f"it does not answer ({reason})"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"it does not answer ({_one_line(str(error)) or type(error).__name__})"
+    if match := _VERSION.fullmatch(body):
+        return int(match[1]), int(match[2])
+    told = re.match(rb"Code: (\d+)", body)
+    if told and int(told[1]) in _WRONG_LOGIN:
+        return f"it refuses user {config.user}: the user or the password is wrong"
+    return (
+        f"it does not answer as ClickHouse does: {_one_line(body.decode(errors='replace'))[:200]}"
+    )
+
+
+def _tls(config: ClusterConfig) -> bool | ssl.SSLContext:
+    if config.tls_ca is None:
+        return True
+    context = ssl.create_default_context()
+    context.load_verify_locations(config.tls_ca)
+    return context
+
+
+async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> None:
+    before = time.time()
+    [[now_ms]] = await server.rows("SELECT toUnixTimestamp64Milli(now64(3))")
+    after = time.time()
+    seen.clock_ahead_ms = round(int(str(now_ms)) - (before + after) / 2 * 1000)
+    seen.clock_error_ms = round((after - before) / 2 * 1000)
+    rows = await server.rows("SELECT macro, substitution FROM system.macros")
+    seen.macros = {str(macro): str(value) for macro, value in rows}
+    rows = await server.rows(
+        "SELECT shard_num, host_name FROM system.clusters WHERE cluster = {name:String}",
+        {"name": config.name},
+    )
+    seen.cluster = [(int(str(shard)), str(host)) for shard, host in rows]
+    seen.keeper = await _complaint(
+        server, "SELECT name FROM system.zookeeper WHERE path = '/' LIMIT 1"
+    )
+    noted = await server.rows("SELECT database FROM system.tables WHERE name = 'schema_migrations'")
+    for name in {str(database) for (database,) in noted} & set(databases(layout(config))):
+        rows = await server.rows(f"SELECT number FROM {name}.schema_migrations")
+        seen.history[name] = {int(str(number)) for (number,) in rows}
+    seen.registry = await _complaint(
+        server, f"SELECT key FROM {SHARD_DATABASE}.registry WHERE key = 'schema'"
+    )
+    rows = await server.rows(
+        "SELECT engine_full FROM system.tables"
+        " WHERE database = {database:String} AND name = 'messages'",
+        {"database": SHARD_DATABASE},
+    )
+    seen.messages = str(rows[0][0]) if rows else ""
+    rows = (
+        await server.rows(
+            "SELECT table, is_readonly, absolute_delay FROM system.replicas"
+            " WHERE database = {database:String}",
+            {"database": SHARD_DATABASE},
+        )
+        if config.replicated
+        else []
+    )
+    seen.replicas = [(str(table), bool(ro), int(str(delay))) for table, ro, delay in rows]
+
+
+async def _complaint(server: ClickHouseServer, statement: str) -> str:
+    """What the server says against it; nothing where it is well."""
+    try:
+        await server.rows(statement)
+    except EngineError as error:
+        return _one_line(str(error).removeprefix(f"{server.url}: "))[:300]
+    return ""
+
+
+def _of_one(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
+    yield from _of_keeper(config, seen)
+    if config.replicated:
+        for macro in ("shard", "replica"):
+            if not seen.macros.get(macro):
+                yield f"it has no macro {{{macro}}}: put <macros> into its configuration"
+    yield from _of_tables(config, seen)
+    for table, readonly, delay in seen.replicas:
+        if readonly:
+            yield f"its replica of {table} is read-only: see its log, and whether Keeper answers"
+        if delay > MAX_LAG_S:
+            yield f"its replica of {table} is {delay} s behind"
+    if abs(seen.clock_ahead_ms) - seen.clock_error_ms > MAX_CLOCK_MS:
+        way = "ahead of" if seen.clock_ahead_ms > 0 else "behind"
+        yield f"its clock is {abs(seen.clock_ahead_ms) / 1000:.1f} s {way} this machine's"
+
+
+def _of_keeper(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
+    """By the registry where it is there: it is what Keeper is for."""
+    if not seen.registry:
+        return
+    if "keeper_map_path_prefix" in seen.registry:
+        yield "it has no keeper_map_path_prefix: put it into its configuration"
+    elif "UNKNOWN_TABLE" not in seen.registry and "UNKNOWN_DATABASE" not in seen.registry:
+        yield f"the registry does not answer, is Keeper away? ({seen.registry})"
+    elif seen.keeper and "UNKNOWN_TABLE" not in seen.keeper:
+        yield f"it cannot reach Keeper: {seen.keeper}"
+    elif seen.keeper and config.replicated:
+        # The embedded engine never has system.zookeeper.
+        yield "it has no Keeper: put <zookeeper> into its configuration"
+
+
+def _of_tables(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
+    for name, known in databases(layout(config)).items():
+        wanted = {one.number for one in known}
+        has = seen.history.get(name)
+        if has is None:
+            yield f"database {name} is not there: run `brokerhouse migrate`"
+        elif has - wanted and max(has) > max(wanted):
+            yield f"database {name} was made by a newer version of brokerhouse: use that one"
+        elif wanted - has:
+            yield f"database {name} lacks {len(wanted - has)} changes: run `brokerhouse migrate`"
+    if not seen.messages:
+        return
+    replicated = seen.messages.startswith("Replicated")
+    if replicated != config.replicated:
+        is_, says = ("", "false") if replicated else ("not ", "true")
+        yield f"its tables are {is_}replicated, and the file says replicated = {says}"
+    window = _setting(seen.messages, "deduplication_window")
+    if window is None or window < MIN_WINDOW[replicated]:
+        yield (
+            f"table messages remembers {window or 'few'} blocks, and {MIN_WINDOW[replicated]} are "
+            "needed to tell an insert that comes late: run `brokerhouse migrate`"
+        )
+    seconds = _setting(seen.messages, "deduplication_window_seconds")
+    if replicated and (seconds is None or seconds < MIN_WINDOW_S):
+        yield (
+            f"table messages remembers blocks for {seconds or 'a few'} s, "
+            f"and {MIN_WINDOW_S} are needed: run `brokerhouse migrate`"
+        )
+
+
+def _setting(engine: str, name: str) -> int | None:
+    match = re.search(rf"replicated_{name} = (\d+)", engine)
+    return int(match[1]) if match else None
+
+
+def _of_all(config: ClusterConfig, well: Sequence[_Seen]) -> Iterator[str]:
+    if config.replicated:
+        yield from _of_macros(well)
+    if config.replicated or config.distributed:
+        yield from _of_remote_servers(config, well)
+    for shard in config.shards:
+        there = sum(one.shard == shard for one in well)
+        if 0 < there < config.quorum:
+            yield (
+                f"shard {shard.name}: {there} of its replicas are well, and an insert wants "
+                f"{config.quorum} (quorum)"
+            )
+    clocks = sorted(well, key=lambda one: one.clock_ahead_ms)
+    if len(clocks) > 1:
+        apart = clocks[-1].clock_ahead_ms - clocks[0].clock_ahead_ms
+        if apart - clocks[0].clock_error_ms - clocks[-1].clock_error_ms > MAX_CLOCK_MS:
+            yield (
+                f"the clocks of {clocks[0].url} and {clocks[-1].url} are {apart / 1000:.1f} s apart"
+            )
+
+
+def _of_macros(well: Sequence[_Seen]) -> Iterator[str]:
+    places: dict[tuple[str, str], str] = {}
+    shards: dict[str, _Seen] = {}
+    for one in well:
+        shard, replica = one.macros.get("shard", ""), one.macros.get("replica", "")
+        if not shard or not replica:
+            continue
+        if (other := places.setdefault((shard, replica), one.url)) != one.url:
+            yield f"{one.url}: it has the macros of {other}: no two servers may have both the same"
+        first = shards.setdefault(shard, one)
+        if first.shard != one.shard:
+            yield (
+                f"{one.url}: its macro {{shard}} is that of {first.url}, which is of another shard"
+            )
+    for name in {one.shard.name for one in well}:
+        macros = {one.macros.get("shard", "") for one in well if one.shard.name == name} - {""}
+        if len(macros) > 1:
+            yield f"shard {name}: its servers have different macros {{shard}}: " + ", ".join(
+                sorted(macros)
+            )
+
+
+def _of_remote_servers(config: ClusterConfig, well: Sequence[_Seen]) -> Iterator[str]:
+    wanted = sorted(len(shard.replicas) for shard in config.shards)
+    for one in well:
+        if not one.cluster:
+            yield f"{one.url}: remote_servers in its configuration has no cluster {config.name}"
+        elif (has := sorted(Counter(shard for shard, _ in one.cluster).values())) != wanted:
+            yield (
+                f"{one.url}: cluster {config.name} in remote_servers has shards of "
+                f"{_counts(has)} replicas, and the file has shards of {_counts(wanted)}"
+            )
+    told = {frozenset(one.cluster): one.url for one in well if one.cluster}
+    if len(told) > 1:
+        first, second, *_ = told.values()
+        yield f"{first} and {second} do not have the same cluster {config.name} in remote_servers"
+
+
+def _counts(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+async def _of_slots(
+    config: ClusterConfig, servers: Mapping[str, list[ClickHouseServer]]
+) -> list[str]:
+    try:
+        row = await registry_of(servers).get(SLOTS_KEY)
+        slots = SlotMap.from_text(row.value).slots if row else None
+    except EngineError as error:
+        return [f"the slot map cannot be read: {_one_line(str(error))}"]
+    except MalformedState as error:
+        return [f"the slot map in the registry is not one: {error}"]
+    if slots is None:
+        return []  # the first broker makes it
+    found = []
+    if len(slots) != config.slots:
+        found.append(
+            f"the cluster has {len(slots)} slots, and the file says {config.slots}: "
+            "they are fixed when a cluster is made"
+        )
+    known = {shard.name for shard in config.shards}
+    unknown = sorted({name for slot in slots for name in slot.shards} - known)
+    return found + [
+        f"slots of the cluster are on shard {name}, which the file does not have"
+        for name in unknown
+    ]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

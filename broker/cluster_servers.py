@@ -1,0 +1,78 @@
+"""The servers of a configured cluster, each by itself.
+
+The connections of commands and of the migration are in ClickHouse's own database, so that they work
+before ours are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from broker.cluster_config import ClusterConfig
+from storage.clickhouse import ClickHouseServer
+from storage.cluster_schema import Migrated, migrate_cluster
+from storage.cluster_sql import SHARD_DATABASE, ClusterLayout
+from storage.registry import KeeperRegistry
+from storage.shards import AnyServer
+
+MIGRATION_TIMEOUT_MS = 60_000
+"""What one statement may take: a new replica fetches its parts while its table is made."""
+
+
+def layout(config: ClusterConfig) -> ClusterLayout:
+    """What the tables of this cluster are like."""
+    return ClusterLayout(config.name, config.replicated, config.distributed)
+
+
+def single_servers(
+    config: ClusterConfig, request_timeout_ms: int, lanes: int = 1, database: str = "default"
+) -> dict[str, list[ClickHouseServer]]:
+    """Every server by the name of its shard. They connect when first asked; close them."""
+    return {
+        shard.name: [
+            ClickHouseServer(
+                url,
+                user=config.user,
+                password=config.password.get_secret_value(),
+                database=database,
+                lanes=lanes,
+                tls_ca=config.tls_ca,
+                connect_timeout_ms=config.connect_timeout_ms,
+                request_timeout_ms=request_timeout_ms,
+            )
+            for url in shard.replicas
+        ]
+        for shard in config.shards
+    }
+
+
+def registry_of(
+    servers: Mapping[str, list[ClickHouseServer]], table: str = "registry"
+) -> KeeperRegistry:
+    """The registry of the cluster, or its `topic_registry`, through any of these."""
+    everyone = [server for replicas in servers.values() for server in replicas]
+    return KeeperRegistry(AnyServer(everyone), f"{SHARD_DATABASE}.{table}")
+
+
+@asynccontextmanager
+async def opened(
+    config: ClusterConfig, request_timeout_ms: int | None = None
+) -> AsyncIterator[dict[str, list[ClickHouseServer]]]:
+    """`single_servers`, closed at the end."""
+    servers = single_servers(config, request_timeout_ms or config.request_timeout_ms)
+    try:
+        yield servers
+    finally:
+        for replicas in servers.values():
+            for server in replicas:
+                await server.close()
+
+
+async def migrate(config: ClusterConfig) -> Migrated:
+    """Bring the tables of all servers that answer up to this version.
+
+    Safe from many brokers at once. Raises `SchemaError` and `EngineError`.
+    """
+    async with opened(config, MIGRATION_TIMEOUT_MS) as servers:
+        return await migrate_cluster(servers, layout(config), registry_of(servers))

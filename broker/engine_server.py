@@ -1,0 +1,144 @@
+"""The embedded engine alone, behind ClickHouse's HTTP interface: starts and stops it, in order.
+
+A stand-in for a ClickHouse server where there is none. It keeps what a broker asks of a shard:
+one-part inserts with deduplication, KeeperMap tables over a real Keeper, the same SQL and error
+codes. It does not replicate and does not speak the native protocol; several listeners of one
+engine stand for several replicas that are always in sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from broker.config import Address, Settings
+from broker.engine_http import EngineInterface
+from broker.logging import log_to_stderr
+from broker.sql_http import application
+from storage.embedded import ClusterPlace, DataDirectoryError, EmbeddedEngine
+from storage.engine import StorageFault
+
+log = logging.getLogger(__name__)
+
+KEEPER_LOOK_S = 1.0
+
+
+class EngineStartError(Exception):
+    """The engine cannot start; says in one sentence what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServer:
+    """What one engine is to be. Of `settings` those of the data directory, SQL and logs count."""
+
+    settings: Settings
+    listen: Sequence[Address]
+    keepers: Sequence[Address]
+    shard: str
+    replica: str
+
+
+async def serve(server: EngineServer, progress: Callable[[str], None]) -> None:
+    """Run until SIGINT or SIGTERM. Prints the ready line.
+
+    Raises `EngineStartError`, and `StorageFault` when what is on disk may be damaged.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    settings = server.settings
+    progress(f"opening {settings.data_dir}")
+    engine = await asyncio.to_thread(_open, server)
+    try:
+        for path in await engine.damaged_parts():
+            log.error("the engine found %s damaged and left it out: its rows are missing", path)
+        await _look_for_keeper(server.keepers)
+        interface = EngineInterface(engine, settings)
+        runner = web.AppRunner(application(interface), access_log=None)
+        await runner.setup()
+        try:
+            addresses = [await _listen(runner, address) for address in server.listen]
+            print(f"ready http={','.join(map(str, addresses))}", flush=True)
+            ending: list[asyncio.Future[Any]] = [loop.create_task(stop.wait()), interface.fault]
+            await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            progress("stopping")
+        finally:
+            await runner.cleanup()
+        if interface.fault.done():
+            interface.fault.result()
+    finally:
+        await engine.close()
+
+
+def _open(server: EngineServer) -> EmbeddedEngine:
+    settings = server.settings
+    place = ClusterPlace(server.keepers, server.shard, server.replica) if server.keepers else None
+    try:
+        return EmbeddedEngine(
+            Path(settings.data_dir), 0, settings.fsync, settings.sql_max_memory_bytes, place
+        )
+    except DataDirectoryError as error:
+        raise EngineStartError(str(error)) from error
+
+
+async def _listen(runner: web.AppRunner, address: Address) -> Address:
+    site = web.TCPSite(runner, address.host, address.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise EngineStartError(f"cannot listen for HTTP on {address}: {_reason(error)}") from error
+    return address._replace(port=int(runner.addresses[-1][1]))
+
+
+async def _look_for_keeper(keepers: Sequence[Address]) -> None:
+    """Says so when no Keeper is there. It may come later, as it may go away later."""
+
+    async def answers(address: Address) -> bool:
+        try:
+            async with asyncio.timeout(KEEPER_LOOK_S):
+                _, writer = await asyncio.open_connection(*address)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    if keepers and not any(await asyncio.gather(*map(answers, keepers))):
+        log.warning(
+            "no Keeper answers at %s: tables that need one fail until it does",
+            ", ".join(map(str, keepers)),
+        )
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    return error.strerror or str(error)
+
+
+def run(server: EngineServer) -> int:
+    """Serve until a signal; the exit code. What is wrong is one sentence on stderr."""
+    log_to_stderr(server.settings.log_level, server.settings.log_format)
+
+    def progress(text: str) -> None:
+        print(f"brokerhouse engine: {text}", file=sys.stderr, flush=True)
+
+    try:
+        uvloop.run(serve(server, progress))
+    except (EngineStartError, StorageFault) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,187 @@
+"""What one broker of a cluster does for all: the owner of a shard's first slot keeps its house.
+
+For its shard it writes topics into `topic_versions` where a broker could not, and counts the log
+into `partition_minutes` (broker/log/rollup.py). Whoever owns slot 0 removes what is left of deleted
+topics, once every broker has seen that they are gone.
+
+Two may keep house for a moment, while slots change hands: each of these can be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+from uuid import UUID
+
+from broker.log.rollup import NotYet, Rollup
+from broker.shared_topics import Deleted, SharedCatalog
+from broker.store import Store, wall_ms
+from broker.topics import remove_rows, store_version
+from coordinator.leases import Session, Slot, SlotMap
+from storage.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+_ABSENT_FOR_S = 60.0
+
+
+def keeper_of(slot_map: SlotMap, shard: str) -> int | None:
+    """The session that keeps house for a shard: the owner of its first slot."""
+    for slot in slot_map.slots:
+        if slot.shards[-1] == shard:
+            return slot.owner
+    return None
+
+
+class Reachable(Protocol):
+    @property
+    def away(self) -> bool: ...
+
+
+class Known(Protocol):
+    """What has been read of the registry: coordinator/ownership.py."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def slot_map(self) -> SlotMap | None: ...
+
+    @property
+    def sessions(self) -> Mapping[int, Session]: ...
+
+
+class Housekeeping:
+    """The rounds of one broker; most of them find nothing to do."""
+
+    def __init__(
+        self,
+        ownership: Known,
+        catalog: SharedCatalog,
+        stores: Mapping[str, Store],
+        shards: Mapping[str, Reachable],
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._ownership = ownership
+        self._catalog = catalog
+        self._stores = stores
+        self._shards = shards
+        self._rollups = {
+            name: Rollup(store.engine, self._promise(store), clock_ms)
+            for name, store in stores.items()
+        }
+        self._told: dict[str, int] = {}
+        self._absent_since_s: dict[UUID, float] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. `task` ends only by a defect."""
+        self.task = asyncio.create_task(self._run(), name="housekeeping")
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self.round()
+
+    async def round(self) -> None:
+        """Do what is due, where this broker is the one that does it."""
+        for name, store in self._stores.items():
+            if store.keeps_house() and not self._shards[name].away:
+                await self._trying(f"shard {name}", partial(self._keep, store))
+        if self._keeps_topics():
+            await self._trying("deleted topics", self._remove_deleted)
+
+    async def _trying(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except NotYet as error:
+            log.info("%s: the log is counted later: %s", what, error)
+        except EngineError as error:
+            log.warning("%s: could not be put in order, again soon: %s", what, error)
+
+    async def _keep(self, store: Store) -> None:
+        await self._mirror_topics(store)
+        await self._rollups[store.name].count()
+
+    async def _mirror_topics(self, store: Store) -> None:
+        # The shard is read first: a topic that another broker is making is in the registry before.
+        rows = await store.engine.rows(
+            "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
+        )
+        there = {UUID(str(topic_id)): int(str(version)) for topic_id, version in rows}
+        await self._catalog.refresh()
+        for topic in self._catalog.all():
+            if there.pop(topic.topic_id, -1) < topic.version:
+                await store_version(store.engine, topic, "live")
+        now_s = time.monotonic()
+        self._absent_since_s = {
+            topic_id: self._absent_since_s.get(topic_id, now_s) for topic_id in there
+        }
+        for topic_id, version in there.items():
+            if now_s - self._absent_since_s[topic_id] < _ABSENT_FOR_S:
+                continue  # the registry may have been read from a server that is behind
+            await store.engine.execute(
+                "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
+                " SELECT topic_id, version + 1, name, partitions, configs, 'deleted'"
+                " FROM topic_versions WHERE topic_id = {topic_id:UUID}"
+                " AND version = {version:UInt64} LIMIT 1",
+                {"topic_id": str(topic_id), "version": version},
+            )
+
+    def _promise(self, store: Store) -> Callable[[int], Awaitable[None]]:
+        async def no_row_before(time_ms: int) -> None:
+            await store.no_row_before(time_ms)
+            for session in self._ownership.sessions.values():
+                if session.session_id == self._ownership.session_id:
+                    continue
+                if not session.is_over and session.append_floors.get(store.name, 0) < time_ms:
+                    raise NotYet(f"broker {session.node_id} may still write into those minutes")
+            for slot in self._slots():
+                owner = self._ownership.sessions.get(slot.owner)
+                if slot.writes_to == store.name and slot.owner and (owner is None or owner.is_over):
+                    raise NotYet("slots of a broker that is gone have not been taken over")
+
+        return no_row_before
+
+    def _slots(self) -> Iterable[Slot]:
+        slot_map = self._ownership.slot_map
+        return () if slot_map is None else slot_map.slots
+
+    def _keeps_topics(self) -> bool:
+        slot_map, me = self._ownership.slot_map, self._ownership.session_id
+        return slot_map is not None and me != 0 and slot_map.slots[0].owner == me
+
+    async def _remove_deleted(self) -> None:
+        deleted = await self._catalog.deleted()
+        self._told = {one.key: self._told[one.key] for one in deleted if one.key in self._told}
+        for one in deleted:
+            if one.key not in self._told:
+                self._told[one.key] = await self._catalog.announce()
+            elif self._all_have_seen(self._told[one.key]):
+                await self._remove(one)
+
+    def _all_have_seen(self, version: int) -> bool:
+        return self._catalog.seen >= version and all(
+            session.topics_seen >= version
+            for session in self._ownership.sessions.values()
+            if not session.is_over
+        )
+
+    async def _remove(self, deleted: Deleted) -> None:
+        gone = replace(deleted.topic, version=deleted.topic.version + 1)
+        for store in self._stores.values():
+            await remove_rows(store.engine, gone)
+            await store_version(store.engine, gone, "deleted")
+        await self._catalog.forget(deleted)
+        log.info("topic %s is gone from every shard", gone.name)

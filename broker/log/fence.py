@@ -1,0 +1,182 @@
+"""Fences: block numbers of a lane that nobody can use any more, in the engine itself.
+
+Block `number` of a lane has the token `<session>-<lane>-<number>`; numbers go up from 1 without a
+hole, and a number is sent when the one before it is resolved. Whoever inserts a token first wins:
+the engine drops a later block with it, however late. So a successor that inserts at the first free
+number of every lane has seen the last block that will ever land, and one in flight changes nothing.
+
+What must hold for that:
+* A row is asked for after its insert returned, and must then be seen: not there means that the
+  number had been used. A replica may not have the row yet that another broker's fence put there, so
+  it catches up before that is believed.
+* The engine remembers tokens from the last count of the lane on (the deduplication window).
+* Tokens are remembered per ClickHouse partition, which is a day here. A fence has a row for every
+  day that the session may have used, and a number is free only if all of them landed.
+* A burnt number counts as used, so a burn is no fence: its row is another.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID
+
+from storage.blocks import BOOL, DATETIME64_MS, INT32, INT64, STRING, UUIDS, Table, block
+from storage.engine import Engine, EngineError
+
+log = logging.getLogger(__name__)
+
+DAY_MS = 86_400_000
+SESSION_DAYS = 2
+"""A session may write rows of the day in its row in the registry, and of the next one."""
+
+_FENCE_PARTITION = -1
+_BURN_PARTITION = -2
+_NUMBER_BITS = 48
+_ROWS = Table(
+    "messages",
+    (
+        ("topic", STRING),
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("offset", INT64),
+        ("control", BOOL),
+        ("append_time", DATETIME64_MS),
+    ),
+)
+
+
+def _nothing_is_written_elsewhere() -> None:
+    """For an engine that is one server."""
+
+
+def block_token(identity: object, lane: int, number: int) -> str:
+    """What the engine knows a block of the log by."""
+    return f"{identity}-{lane}-{number}"
+
+
+async def fence(
+    engine: Engine,
+    session_id: int,
+    lane_counts: Sequence[int],
+    day: int,
+    catch_up: Callable[[], None] = _nothing_is_written_elsewhere,
+) -> None:
+    """Let no block of a session that is over land on this shard any more.
+
+    `lane_counts`: how many numbers each of its lanes is known to have resolved, at least. `day`
+    (days since 1970): the first of the two that its blocks may be of. `catch_up`: after it the
+    engine's next read sees what others wrote (`Shard.expect_foreign_writes`). Raises `EngineError`;
+    it may be repeated, by anybody, at any time, also while another does the same.
+    """
+
+    async def fenced(lane: int, number: int) -> bool:
+        place = _Place(session_id, lane, number, _FENCE_PARTITION)
+        if await _landed(engine, 0, place, times_ms):
+            return True
+        catch_up()
+        return await _is_there(engine, place, times_ms)
+
+    times_ms = [(day + n) * DAY_MS for n in range(SESSION_DAYS)]
+    for lane, resolved in enumerate(lane_counts):
+        first = await _fence_first_free(partial(fenced, lane), resolved)
+        log.info("session %d, lane %d: no block lands from %d on", session_id, lane, first)
+    # Only now: while a fence is not complete its rows tell others which numbers are not used.
+    await _remove(engine, session_id, _FENCE_PARTITION, times_ms)
+
+
+async def burn(
+    engine: Engine, session_id: int, lane: int, number: int, append_time_ms: int
+) -> bool:
+    """Use up the number of a block that was refused. False: the block is stored after all.
+
+    Asked by the lane itself; `append_time_ms` is that of the block. Raises `EngineError`, and is to
+    be repeated then.
+    """
+    place = _Place(session_id, lane, number, _BURN_PARTITION)
+    burnt = await _landed(engine, lane, place, [append_time_ms])
+    if burnt:
+        await _remove(engine, session_id, _BURN_PARTITION, [append_time_ms])
+    return burnt
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A block number, and where in `messages` the rows are that use it up."""
+
+    session_id: int
+    lane: int
+    number: int
+    partition: int
+
+    @property
+    def topic_id(self) -> UUID:
+        return UUID(int=self.session_id)
+
+    @property
+    def offset(self) -> int:
+        return self.lane << _NUMBER_BITS | self.number
+
+
+async def _fence_first_free(fenced: Callable[[int], Awaitable[bool]], used: int) -> int:
+    """Fence the first number after `used` that is free: gallop until one is, then halve."""
+    step = 1
+    while not await fenced(used + step):
+        used += step
+        step *= 2
+    free = used + step
+    while free - used > 1:
+        middle = (used + free) // 2
+        if await fenced(middle):
+            free = middle
+        else:
+            used = middle
+    return free
+
+
+async def _landed(engine: Engine, connection: int, place: _Place, times_ms: Sequence[int]) -> bool:
+    """Insert a row per time with the token of a block; whether all of them are in the table then.
+
+    `connection` is the lane of the engine that is used.
+    """
+    rows = [("", place.topic_id, place.partition, place.offset, True, time) for time in times_ms]
+    token = block_token(place.session_id, place.lane, place.number)
+    await engine.insert_block(connection, _ROWS.name, _ROWS.column_list, block(_ROWS, rows), token)
+    return await _is_there(engine, place, times_ms)
+
+
+async def _is_there(engine: Engine, place: _Place, times_ms: Sequence[int]) -> bool:
+    found = await engine.rows(
+        "SELECT uniqExact(append_time) FROM messages WHERE topic = ''"
+        " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+        " AND offset = {offset:Int64}"
+        " AND append_time >= fromUnixTimestamp64Milli({first_ms:Int64}, 'UTC')"
+        " AND append_time <= fromUnixTimestamp64Milli({last_ms:Int64}, 'UTC')",
+        {
+            "topic_id": str(place.topic_id),
+            "partition": place.partition,
+            "offset": place.offset,
+            "first_ms": times_ms[0],
+            "last_ms": times_ms[-1],
+        },
+    )
+    return found == [[len(times_ms)]]
+
+
+async def _remove(engine: Engine, session_id: int, partition: int, times_ms: Sequence[int]) -> None:
+    """Take the rows out of people's sight; the tokens stay known."""
+    for time_ms in times_ms:
+        day = datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
+        try:
+            await engine.execute(
+                f"DELETE FROM messages IN PARTITION '{day}'"
+                " WHERE topic = '' AND topic_id = {topic_id:UUID}"
+                " AND partition = {partition:Int32}"
+                " SETTINGS lightweight_deletes_sync = 0",
+                {"topic_id": str(UUID(int=session_id)), "partition": partition},
+            )
+        except EngineError as error:
+            log.warning("fence rows of session %d stay in the table: %s", session_id, error)

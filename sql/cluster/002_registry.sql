@@ -1,0 +1,10 @@
+-- What all brokers agree on, changed by compare-and-set: sessions, who owns which slot, the version of the
+-- tables. It is in Keeper, and the same through every server. DROP TABLE on the last server that has it takes
+-- the rows along.
+CREATE TABLE IF NOT EXISTS brokerhouse_shard.registry
+(
+    key   String,
+    value String
+)
+ENGINE = KeeperMap('/brokerhouse/$cluster/registry')
+PRIMARY KEY key;

@@ -1,0 +1,8 @@
+-- Topics by name, changed by compare-and-set, so that two brokers never make the same one twice. As registry.
+CREATE TABLE IF NOT EXISTS brokerhouse_shard.topic_registry
+(
+    key   String,
+    value String
+)
+ENGINE = KeeperMap('/brokerhouse/$cluster/topic_registry')
+PRIMARY KEY key;

@@ -1,0 +1,226 @@
+"""A stream of bytes cut into whole Native blocks.
+
+A reader stops where it likes and then has whole blocks, but HTTP knows no blocks: this finds where
+each one ends, by the sizes that are written before every value. Nothing is decoded.
+Format: https://clickhouse.com/docs/interfaces/formats/Native, as servers send it to clients that
+announce no protocol revision: no block header, no LowCardinality, no sparse columns.
+
+Python is fast enough here (measured: 1.9 ms for 8,192 records of 100 bytes, 11 ms for 8 MB).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterator
+from functools import lru_cache
+
+Steps = Generator[None, None, None]
+
+_FIXED = {
+    **dict.fromkeys(("Bool", "Int8", "UInt8", "Enum8"), 1),
+    **dict.fromkeys(("Int16", "UInt16", "Enum16", "Date"), 2),
+    **dict.fromkeys(("Int32", "UInt32", "Float32", "DateTime", "Date32", "IPv4"), 4),
+    **dict.fromkeys(("Int64", "UInt64", "Float64", "DateTime64"), 8),
+    **dict.fromkeys(("Int128", "UInt128", "UUID", "IPv6"), 16),
+    **dict.fromkeys(("Int256", "UInt256"), 32),
+}
+_EXCEPTION = b"\r\n__exception__\r\n"
+_EXCEPTION_BYTES = 64 * 1024
+
+
+class NotNative(ValueError):
+    """The bytes are no Native block, or one with a column that cannot be skipped."""
+
+
+class ServerException(Exception):
+    """The server broke the stream off and told why, in its place; the text is its own."""
+
+
+class BlockStream:
+    """Feed it what arrives; it gives back the blocks that are complete, as they were sent."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._at = 0
+        self._blocks: list[bytes] = []
+        self._steps = self._read()
+        next(self._steps)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises `NotNative`."""
+        self._buffer += data
+        next(self._steps)
+        blocks, self._blocks = self._blocks, []
+        return blocks
+
+    def finish(self) -> None:
+        """The stream is over. Raises `ServerException` or `NotNative` if it is not complete."""
+        if self._buffer.startswith(_EXCEPTION):
+            message = bytes(self._buffer[len(_EXCEPTION) :]).decode(errors="replace")
+            raise ServerException(message.strip())
+        if self._buffer:
+            raise NotNative(f"the stream ends {len(self._buffer)} bytes into a block")
+
+    def _read(self) -> Steps:
+        while True:
+            self._at = 0
+            while not self._buffer:
+                yield
+            if self._buffer[0] == _EXCEPTION[0]:
+                yield from self._maybe_exception()
+            columns = yield from self._number()
+            rows = yield from self._number()
+            for _ in range(columns):
+                yield from self._text()
+                kind = yield from self._text()
+                if rows:
+                    yield from skipper(kind)(self, rows)
+            while len(self._buffer) < self._at:
+                yield
+            if rows:
+                self._blocks.append(bytes(self._buffer[: self._at]))
+            del self._buffer[: self._at]
+
+    def _maybe_exception(self) -> Steps:
+        # A block of 13 columns and 10 rows begins as the exception does, and goes on otherwise.
+        while len(self._buffer) < len(_EXCEPTION) and _EXCEPTION.startswith(self._buffer):
+            yield
+        while self._buffer.startswith(_EXCEPTION):
+            if len(self._buffer) > _EXCEPTION_BYTES:
+                raise NotNative("an exception without an end")
+            yield
+
+    def _number(self) -> Generator[None, None, int]:
+        while (found := _varint(self._buffer, self._at)) is None:
+            yield
+        number, self._at = found
+        return number
+
+    def _text(self) -> Generator[None, None, str]:
+        size = yield from self._number()
+        end = self._at + size
+        while len(self._buffer) < end:
+            yield
+        text = self._buffer[self._at : end]
+        self._at = end
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            raise NotNative(f"a name that is no text: {bytes(text[:64])!r}") from error
+
+    def skip(self, size: int) -> None:
+        self._at += size
+
+    def skip_strings(self, count: int) -> Steps:
+        buffer = self._buffer
+        at = self._at
+        while count:
+            try:
+                while count:
+                    size = buffer[at]
+                    if size < 0x80:
+                        at += 1 + size
+                    else:
+                        found = _varint(buffer, at)
+                        if found is None:
+                            break
+                        at = found[0] + found[1]
+                    count -= 1
+            except IndexError:
+                pass  # the rest has not arrived
+            if count:
+                yield
+        self._at = at
+
+    def array_size(self, count: int) -> Generator[None, None, int]:
+        """Past the ends of `count` arrays: the end of the last one."""
+        end = self._at + 8 * count
+        while len(self._buffer) < end:
+            yield
+        self._at = end
+        return int.from_bytes(self._buffer[end - 8 : end], "little")
+
+
+Skipper = Callable[[BlockStream, int], Iterator[None]]
+
+
+@lru_cache(maxsize=256)
+def skipper(kind: str) -> Skipper:
+    """What moves past so many values of a type. Raises `NotNative` for one that is not known."""
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?", kind, re.DOTALL)
+    if match is None:
+        raise NotNative(f"unknown type {kind[:64]!r}")
+    name, inner = match[1], match[2] or ""
+    if name in _FIXED:
+        return _fixed(_FIXED[name])
+    if name == "String":
+        return BlockStream.skip_strings
+    if name == "FixedString" and inner.isdecimal():
+        return _fixed(int(inner))
+    if name == "Nullable":
+        return _all(_fixed(1), skipper(inner))
+    if name == "Array":
+        return _array(skipper(inner))
+    if name == "Map":
+        return _array(_all(*(skipper(part) for part in _arguments(inner))))
+    if name == "Tuple":
+        return _all(*(skipper(_without_name(part)) for part in _arguments(inner)))
+    raise NotNative(f"a column of type {kind[:64]!r} cannot be skipped")
+
+
+def _fixed(width: int) -> Skipper:
+    def skip(stream: BlockStream, count: int) -> Iterator[None]:
+        stream.skip(width * count)
+        return iter(())
+
+    return skip
+
+
+def _all(*parts: Skipper) -> Skipper:
+    def skip(stream: BlockStream, count: int) -> Iterator[None]:
+        for part in parts:
+            yield from part(stream, count)
+
+    return skip
+
+
+def _array(item: Skipper) -> Skipper:
+    def skip(stream: BlockStream, count: int) -> Iterator[None]:
+        size = (yield from stream.array_size(count)) if count else 0
+        yield from item(stream, size)
+
+    return skip
+
+
+def _arguments(text: str) -> list[str]:
+    """`a, b(c, d)` -> `a`, `b(c, d)`."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [*parts, text[start:].strip()]
+
+
+def _without_name(element: str) -> str:
+    """`name String` -> `String`: the elements of a tuple may have names."""
+    head = element.split("(", 1)[0]
+    return element if " " not in head else element.split(" ", 1)[1]
+
+
+def _varint(buffer: bytearray, at: int) -> tuple[int, int] | None:
+    """A number and where it ends, or None if it is not all there."""
+    number = shift = 0
+    for index in range(at, min(at + 10, len(buffer))):
+        byte = buffer[index]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, index + 1
+        shift += 7
+    if len(buffer) - at >= 10:
+        raise NotNative("a size of more than 64 bits")
+    return None

@@ -1,0 +1,510 @@
+"""Replicas as one engine: a shard of the cluster, and any server of it.
+
+A shard asks its replicas in the order of preference. What must hold:
+* A token whose outcome was once unknown stays so until a replica has taken it: a replica that
+  refuses it says nothing of the one that did not answer.
+* A log never seems to end earlier. Rows may have reached another replica than the one that is read,
+  so before the first read after a write elsewhere the replica fetches what it has not got
+  (SYSTEM SYNC REPLICA ... LIGHTWEIGHT), and one that cannot is not read.
+* A replica that fails is left alone for a while that grows, and comes back when it answers a ping.
+
+Writes ask for `quorum` replicas. When fewer are alive, `quorum_min` are enough, as Kafka's in-sync
+replicas shrink to min.insync.replicas: what was acknowledged in the meantime is on that many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from storage.clickhouse import ClickHouseServer, NotSent
+from storage.engine import (
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    Parameter,
+    Row,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AWAY_AFTER_MS = 3000
+SYNCED_TABLES = (
+    "messages",
+    "consumer_offsets",
+    "consumer_group_versions",
+    "group_member_versions",
+    "group_heartbeats",
+    "partition_checkpoints",
+    "topic_versions",
+)
+_PING_S = 0.5
+_HEDGE_S = 0.25
+"""How long a server may be silent before the next is asked beside it."""
+_PAUSE_FIRST_S = 0.5
+_PAUSE_MAX_S = 30.0
+# More tokens than lanes of many sessions; the oldest is of a session that has long ended.
+_DOUBTS_MAX = 10_000
+_QUORUM_TIMEOUT_SHARE = 0.8  # of the request's, so that the server tells the outcome
+_TOO_FEW_LIVE_REPLICAS = 285
+_NOT_THERE = frozenset((60, 81))  # UNKNOWN_TABLE, UNKNOWN_DATABASE
+# The server's own trouble: another may do better. All else is a fault of the statement.
+_TROUBLE = frozenset(
+    (
+        0,  # no answer of ClickHouse
+        159,  # TIMEOUT_EXCEEDED
+        160,  # TOO_SLOW
+        173,  # CANNOT_ALLOCATE_MEMORY
+        192, 193, 194, 195,  # who asks is not known there
+        198,  # DNS_ERROR
+        202,  # TOO_MANY_SIMULTANEOUS_QUERIES
+        203,  # NO_FREE_CONNECTION
+        209, 210,  # SOCKET_TIMEOUT, NETWORK_ERROR
+        225,  # NO_ZOOKEEPER
+        236,  # ABORTED
+        241,  # MEMORY_LIMIT_EXCEEDED
+        242,  # TABLE_IS_READ_ONLY
+        243,  # NOT_ENOUGH_SPACE
+        244,  # UNEXPECTED_ZOOKEEPER_ERROR
+        252,  # TOO_MANY_PARTS
+        279,  # ALL_CONNECTION_TRIES_FAILED
+        285,  # TOO_FEW_LIVE_REPLICAS
+        394,  # QUERY_WAS_CANCELLED
+        516,  # AUTHENTICATION_FAILED
+        999,  # KEEPER_EXCEPTION
+    )
+)  # fmt: skip
+
+
+class _Replica:
+    """A server, and how it does."""
+
+    def __init__(self, server: ClickHouseServer) -> None:
+        self.server = server
+        self.failed = False
+        self.rest_until = 0.0
+        self.silent_since: float | None = None
+        self.unanswered_pings = 0
+        self.writes = 0  # that may have reached it
+        self.caught_up_to = -1  # writes elsewhere
+        self.catching_up = asyncio.Lock()
+        self._pause_s = _PAUSE_FIRST_S
+
+    def answered(self) -> None:
+        """It said something, be it an error."""
+        self.silent_since = None
+        self.unanswered_pings = 0
+
+    def did_well(self) -> None:
+        self.answered()
+        self.failed = False
+        self._pause_s = _PAUSE_FIRST_S
+
+    def has_failed(self, error: EngineError, asked_at: float) -> None:
+        if error.code:
+            self.answered()
+        elif self.silent_since is None:
+            self.silent_since = asked_at
+        now = time.monotonic()
+        if self.failed and now < self.rest_until:
+            return  # one of many requests that meet the same trouble
+        log.warning("%s is left alone for %.1f s: %s", self.server, self._pause_s, error)
+        self.failed = True
+        self.rest_until = now + self._pause_s
+        self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
+
+    def is_back(self) -> None:
+        """It answers pings; whether it does its work again will be seen."""
+        self.answered()
+        if self.failed:
+            self.failed = False
+            log.info("%s answers again", self.server)
+
+
+def _judge(replica: _Replica, error: EngineError, asked_at: float, *, resend: bool) -> None:
+    """What an error says of the replica. Raises it where nobody else would do better."""
+    # A statement's code says little of the server: a key of the registry that is taken already is a
+    # KEEPER_EXCEPTION like a Keeper that is away.
+    is_answer = not resend and error.code and not isinstance(error, NotSent)
+    if is_answer or error.code not in _TROUBLE:
+        replica.answered()
+        raise error
+    replica.has_failed(error, asked_at)
+
+
+async def _first_that_can(
+    replicas: Sequence[_Replica], ask: Callable[[_Replica], Awaitable[T]], *, resend: bool
+) -> T:
+    """The first answer. `resend`: another may be asked though one may have done it already."""
+    last: EngineError | None = None
+    for replica in replicas:
+        asked_at = time.monotonic()
+        try:
+            answer = await ask(replica)
+        except EngineError as error:
+            _judge(replica, error, asked_at, resend=resend)
+            if not resend and not isinstance(error, NotSent):
+                raise
+            last = error
+        else:
+            replica.did_well()
+            return answer
+    assert last is not None
+    raise last
+
+
+class Shard:
+    """`storage.engine.Engine` on the replicas of one shard, in order of preference."""
+
+    def __init__(
+        self,
+        name: str,
+        replicas: Sequence[ClickHouseServer],
+        *,
+        replicated: bool,
+        quorum: int = 1,
+        quorum_min: int = 1,
+        away_after_ms: int = AWAY_AFTER_MS,
+    ) -> None:
+        """It owns the servers. `replicated`: the tables are; else all servers show the same ones.
+
+        `quorum` replicas have a block before it is acknowledged, or `quorum_min` when no more are
+        alive.
+        """
+        self.name = name
+        self.away = False
+        self._replicas = [_Replica(server) for server in replicas]
+        self._replicated = replicated
+        self._quorum = quorum
+        self._quorum_min = min(quorum_min, quorum)
+        self._shrunk = False
+        self._away_after_s = away_after_ms / 1000
+        self._doubts: OrderedDict[str, None] = OrderedDict()
+        self._foreign_writes = 0
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def background(self) -> Collection[asyncio.Task[None]]:
+        return () if self._watcher is None else (self._watcher,)
+
+    async def start(self) -> None:
+        """Begin the pings."""
+        assert self._watcher is None, "started twice"
+        self._watcher = asyncio.create_task(self._watch(), name=f"pings of shard {self.name}")
+        self._watcher.add_done_callback(self._watcher_ended)
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        for replica in self._replicas:
+            await replica.server.close()
+
+    # --- inserts
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        last: EngineError = NotSent(f"shard {self.name} is away")
+        for replica in self._to_ask():
+            asked_at = time.monotonic()
+            try:
+                await self._insert(replica, table, columns, block, token)
+            except InsertOutcomeUnknown as error:
+                replica.writes += 1
+                self._doubt(token)
+                replica.has_failed(error, asked_at)
+                last = error
+            except InsertRejected as error:
+                last = error
+                if error.code not in _TROUBLE:
+                    replica.answered()
+                    break
+                replica.has_failed(error, asked_at)
+            except BaseException:
+                # The caller leaves while the block is under way.
+                replica.writes += 1
+                self._doubt(token)
+                raise
+            else:
+                replica.writes += 1
+                replica.did_well()
+                self._answered()
+                self._doubts.pop(token, None)
+                return
+        if token in self._doubts:
+            raise InsertOutcomeUnknown(str(last), last.code)
+        raise last
+
+    async def _insert(
+        self, replica: _Replica, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        quorum = self._quorum
+        try:
+            await replica.server.insert(
+                table, columns, block, token, self._settings(quorum, replica)
+            )
+        except InsertRejected as error:
+            if error.code != _TOO_FEW_LIVE_REPLICAS or self._quorum_min == quorum:
+                raise
+            quorum = self._quorum_min
+            await replica.server.insert(
+                table, columns, block, token, self._settings(quorum, replica)
+            )
+        if self._shrunk != (quorum < self._quorum):
+            self._shrunk = not self._shrunk
+            log.warning("shard %s: blocks are on %d replicas when acknowledged", self.name, quorum)
+
+    def _settings(self, quorum: int, replica: _Replica) -> dict[str, str]:
+        if not self._replicated:
+            return {}
+        timeout_ms = int(replica.server.request_timeout_ms * _QUORUM_TIMEOUT_SHARE)
+        return {
+            "insert_quorum": str(quorum if quorum > 1 else 0),
+            "insert_quorum_parallel": "1",
+            "insert_quorum_timeout": str(timeout_ms),
+        }
+
+    def _doubt(self, token: str) -> None:
+        self._doubts[token] = None
+        self._doubts.move_to_end(token)
+        if len(self._doubts) > _DOUBTS_MAX:
+            self._doubts.popitem(last=False)
+
+    # --- reads and statements
+
+    async def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """As `Engine.read_native`. Another replica is asked only before the first block."""
+        last: EngineError = NotSent(f"shard {self.name} is away")
+        for replica in self._to_ask():
+            asked_at = time.monotonic()
+            begun = False
+            try:
+                await self._catch_up(replica)
+                blocks = replica.server.read_native(sql, params, chunk_bytes)
+                async with aclosing(blocks):
+                    async for block in blocks:
+                        begun = True
+                        replica.did_well()
+                        yield block
+            except EngineError as error:
+                if error.code not in _TROUBLE:
+                    replica.answered()
+                    raise
+                replica.has_failed(error, asked_at)
+                if begun:
+                    raise
+                last = error
+            else:
+                replica.did_well()
+                self._answered()
+                return
+        raise last
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        async def ask(replica: _Replica) -> list[Row]:
+            await self._catch_up(replica)
+            return await replica.server.rows(sql, params)
+
+        return await self._first_that_can(ask, resend=True)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        """As `Engine.execute`. Sent to one replica only: repeating it is for who knows what it is.
+
+        The next replica is asked only when the statement was not sent at all.
+        """
+
+        async def ask(replica: _Replica) -> None:
+            replica.writes += 1
+            await replica.server.execute(sql, params)
+
+        await self._first_that_can(ask, resend=False)
+
+    def expect_foreign_writes(self) -> None:
+        """Others may have written, to any replica: each one catches up before it is read again.
+
+        For the moment when a slot is taken over.
+        """
+        self._foreign_writes += 1
+
+    async def _first_that_can(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
+        replicas = self._to_ask()
+        if not replicas:
+            raise NotSent(f"shard {self.name} is away")
+        answer = await _first_that_can(replicas, ask, resend=resend)
+        self._answered()
+        return answer
+
+    async def _catch_up(self, replica: _Replica) -> None:
+        """Fetch what was written elsewhere. Raises `EngineError`."""
+        if not self._replicated or replica.caught_up_to == self._written_elsewhere(replica):
+            return
+        async with replica.catching_up:
+            elsewhere = self._written_elsewhere(replica)
+            if replica.caught_up_to == elsewhere:
+                return
+            for table in SYNCED_TABLES:
+                try:
+                    await replica.server.execute(f"SYSTEM SYNC REPLICA {table} LIGHTWEIGHT")
+                except EngineError as error:
+                    if error.code not in _NOT_THERE:  # before the first migration
+                        raise
+            replica.caught_up_to = elsewhere
+
+    def _written_elsewhere(self, replica: _Replica) -> int:
+        others = sum(other.writes for other in self._replicas if other is not replica)
+        return others + self._foreign_writes
+
+    # --- who answers
+
+    def _to_ask(self) -> list[_Replica]:
+        if self.away:
+            return []
+        # One that has failed is asked when no other can, and not before.
+        return sorted(self._replicas, key=lambda replica: replica.failed)
+
+    def _answered(self) -> None:
+        if self.away:
+            self.away = False
+            log.warning("shard %s is back", self.name)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_PING_S)
+            now = time.monotonic()
+            all_failed = all(replica.failed for replica in self._replicas)
+            due = [
+                replica
+                for replica in self._replicas
+                if not replica.failed or all_failed or replica.rest_until <= now
+            ]
+            await asyncio.gather(*map(self._ping, due))
+            if not self.away and all(map(self._is_silent, self._replicas)):
+                self.away = True
+                log.error("shard %s is away: no replica answers", self.name)
+
+    async def _ping(self, replica: _Replica) -> None:
+        asked_at = time.monotonic()
+        try:
+            await replica.server.ping()
+        except EngineError as error:
+            if not error.code:
+                replica.unanswered_pings += 1
+            replica.has_failed(error, asked_at)
+        else:
+            replica.is_back()
+            self._answered()
+
+    def _is_silent(self, replica: _Replica) -> bool:
+        # Two pings at least: this process may have been stopped for a while itself.
+        since = replica.silent_since
+        return (
+            since is not None
+            and replica.unanswered_pings > 1
+            and time.monotonic() - since >= self._away_after_s
+        )
+
+    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("nobody pings shard %s any more", self.name, exc_info=error)
+
+
+class AnyServer:
+    """`storage.engine.Engine` for small statements that any server of the cluster can run.
+
+    The one that answered last is asked first. While it is silent the next is asked beside it: a
+    lease may hang on the answer, and servers may hang. So a statement may be run by several; what
+    is asked here bears that (storage/registry.py). The servers stay their owners'.
+    """
+
+    def __init__(self, servers: Sequence[ClickHouseServer], timeout_ms: int = 1500) -> None:
+        """`timeout_ms`: for one statement on one server; a lease may hang on it."""
+        self._replicas = [_Replica(server) for server in servers]
+        self._timeout_s = timeout_ms / 1000
+        self._answered_last: _Replica | None = None
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        raise InsertRejected("a block belongs to a shard")
+
+    def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        raise EngineError("a range of a log belongs to a shard")
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        async def ask(replica: _Replica) -> list[Row]:
+            return await self._in_time(replica.server, replica.server.rows(sql, params))
+
+        return await self._first_answer(ask, resend=True)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        async def ask(replica: _Replica) -> None:
+            await self._in_time(replica.server, replica.server.execute(sql, params))
+
+        await self._first_answer(ask, resend=False)
+
+    async def _first_answer(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
+        """`resend`: another may be asked where one has failed and may have done it already."""
+        waiting = self._to_ask()
+        asked: dict[asyncio.Future[T], tuple[_Replica, float]] = {}
+        last: EngineError | None = None
+        try:
+            while waiting or asked:
+                if waiting and (last is None or resend or isinstance(last, NotSent)):
+                    replica = waiting.pop(0)
+                    asked[asyncio.ensure_future(ask(replica))] = replica, time.monotonic()
+                elif not asked:
+                    break
+                done, _ = await asyncio.wait(
+                    asked,
+                    timeout=_HEDGE_S if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for one in done:
+                    replica, asked_at = asked.pop(one)
+                    try:
+                        answer = one.result()
+                    except EngineError as error:
+                        _judge(replica, error, asked_at, resend=resend)
+                        last = error
+                    else:
+                        replica.did_well()
+                        self._answered_last = replica
+                        return answer
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise last or NotSent("there is no server to ask")
+
+    async def _in_time(self, server: ClickHouseServer, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise EngineError(f"{server.url}: no answer in time") from error
+
+    async def close(self) -> None:
+        """Nothing to do: the servers are closed by their owners."""
+
+    def _to_ask(self) -> list[_Replica]:
+        """All of them, the one that answered last first, those that failed a moment ago last."""
+        now = time.monotonic()
+        return sorted(
+            self._replicas,
+            key=lambda replica: (
+                replica.failed and replica.rest_until > now,
+                replica is not self._answered_last,
+            ),
+        )

@@ -1,0 +1,139 @@
+"""Runs the SQL of brokers on the embedded engine: every grant, no fence around it.
+
+The gateway of sql_session.py for those who own the engine, as `brokerhouse engine` serves them.
+Nothing but that command may make one. Handles, threads, streams and their ends are the same. Of its
+own are the inserts: a body becomes one part whole or not at all, as in embedded.py, so it is
+complete in memory before the engine sees any of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from storage.embedded import INSERT_SETTINGS
+from storage.sql_access import (
+    Action,
+    Handle,
+    Role,
+    SqlError,
+    Statement,
+    only_statement,
+    run,
+    sql_error,
+)
+from storage.sql_session import (
+    Engine,
+    ExternalTable,
+    Job,
+    Limits,
+    SqlGateway,
+    Summary,
+    load_table,
+    mark,
+    summary,
+)
+from storage.sql_text import InsertData, identifier, tokens
+
+INSERT_MAX_BYTES = 1 << 30
+DEFAULT_DATABASE = "default"
+
+
+class WatchedEngine(Engine, Protocol):
+    def watched_write(self, handle: Handle) -> AbstractContextManager[None]:
+        """Around an insert. Raises `StorageFault` if a write of it may have failed."""
+
+
+class InsertBody:
+    """The data of one insert, in memory."""
+
+    def __init__(self) -> None:
+        """Raises MEMORY_LIMIT_EXCEEDED."""
+        try:
+            self._file = os.memfd_create("insert")
+        except OSError as error:
+            raise _no_memory(error) from error
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > INSERT_MAX_BYTES:
+            raise sql_error(
+                307, "TOO_MANY_BYTES", f"An insert can have {INSERT_MAX_BYTES} bytes here"
+            )
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            raise _no_memory(error) from error
+
+    @property
+    def source(self) -> bytes:
+        return b"FROM INFILE '/proc/self/fd/%d'" % self._file
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _no_memory(error: OSError) -> SqlError:
+    return sql_error(
+        241, "MEMORY_LIMIT_EXCEEDED", f"No memory for the data of an insert: {error.strerror}"
+    )
+
+
+class TrustedGateway(SqlGateway):
+    """Statements of those who may do everything."""
+
+    def __init__(self, engine: WatchedEngine, limits: Limits) -> None:
+        super().__init__(engine, limits)
+        self._watched = engine
+
+    async def insert(self, job: Job, head: InsertData, body: InsertBody) -> Summary:
+        """Insert a complete body, which is closed then; the caller holds a place.
+
+        Runs to its end even if the caller is cancelled. Raises SqlError and `StorageFault`.
+        """
+
+        def call() -> Summary:
+            try:
+                params = job.text_params()
+                handle = self._prepared(job)
+                try:
+                    with self._watched.watched_write(handle):
+                        text = mark() + head.statement(body.source)
+                        return summary(run(handle, text, "Null", params))
+                finally:
+                    self.finish(handle, job)
+            finally:
+                body.close()
+
+        return await self.in_thread(call)
+
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+        """Only how to run the statement; SqlError if it does not parse."""
+        query_class = only_statement(handle, sql)
+        if query_class == "READ_ONLY":
+            if self._engine.read_nice:
+                run(handle, b"SET os_thread_priority = %d" % self._engine.read_nice, "Null")
+            return Statement(Action.READ)
+        words = tokens(sql)
+        first, second = next(words), next(words, None)
+        of_session = first.is_word(b"SET", b"USE") or (
+            first.is_word(b"CREATE") and second is not None and second.is_word(b"TEMPORARY")
+        )
+        return Statement(Action.SESSION if of_session else Action.WRITE)
+
+    def _narrow(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+        # The second is ClickHouse's default, but not chDB's.
+        handle: Handle = self._engine.handle(INSERT_SETTINGS, "SET implicit_select = 0")
+        try:
+            run(handle, b"USE " + identifier(DEFAULT_DATABASE), "Null")
+            for table in tables:
+                load_table(handle, table)
+        except BaseException:
+            handle.close()
+            raise
+        return handle

@@ -1,0 +1,333 @@
+"""Three brokers of one cluster, as clients see them: who leads what, and where they are sent.
+
+Each broker is asked by itself, byte for byte; what clients make of it is looked at with real ones.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from kafka.protocol.admin import (
+    CreateTopicsRequest,
+    DeleteGroupsRequest,
+    DeleteTopicsRequest,
+    DescribeGroupsRequest,
+    IncrementalAlterConfigsRequest,
+    ListGroupsRequest,
+)
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
+from kafka.protocol.producer import InitProducerIdRequest
+
+from protocol.errors import (
+    MessageTooLarge,
+    NotCoordinator,
+    NotLeaderOrFollower,
+    TopicAlreadyExists,
+)
+from protocol.versions import APIS, ApiKey
+from tests.clients.adapters import CLIENTS, GetClient
+from tests.clients.cluster_view import (
+    another,
+    await_leaders,
+    await_true,
+    coordinator,
+    leaders,
+    metadata,
+    node,
+    wires,
+)
+from tests.clients.records import Record
+from tests.cluster_processes import Cluster
+from tests.faults import samples
+from tests.faults.samples import Target
+from tests.faults.wire import Wire
+
+PARTITIONS = 12
+RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
+
+
+@pytest.fixture
+def target(cluster: Cluster, topic: str) -> Target:
+    """A topic of which every broker knows, and leads a part."""
+    with Wire(cluster.brokers[0]) as wire:
+        made = samples.create_topic(wire, topic, PARTITIONS)
+    await_leaders(cluster.brokers, topic, PARTITIONS)
+    return made
+
+
+def keys(records: list[Record]) -> list[bytes | None]:
+    return [record.key for record in records]
+
+
+# Who leads what
+
+
+def test_every_broker_names_the_same_leader_of_each_partition_and_each_leads_some(
+    cluster: Cluster, target: Target
+) -> None:
+    first, *others = [leaders(broker, target.name) for broker in cluster.brokers]
+
+    assert others == [first, first]
+    assert first.keys() == set(range(PARTITIONS))
+    assert {leader.node_id for leader in first.values()} == {1, 2, 3}
+
+
+def test_every_broker_names_the_same_brokers_and_one_controller(cluster: Cluster) -> None:
+    answers = [metadata(broker) for broker in cluster.brokers]
+
+    expected = {(broker.node_id, broker.kafka) for broker in cluster.brokers}
+    for answer in answers:
+        named = {(broker.node_id, f"{broker.host}:{broker.port}") for broker in answer.brokers}
+        assert named == expected
+    assert len({(answer.controller_id, answer.cluster_id) for answer in answers}) == 1
+
+
+REFUSED_PARTITIONS: dict[ApiKey, Callable[[Target], ApiMessage]] = {
+    ApiKey.Produce: lambda target: samples.produce(target, samples.small_batch()),
+    ApiKey.Fetch: lambda target: samples.fetch(target, 0),
+    ApiKey.ListOffsets: lambda target: samples.list_offsets(target, -1),
+    ApiKey.OffsetForLeaderEpoch: lambda target: epoch_end(target, 0),
+}
+
+
+def epoch_end(target: Target, epoch: int, partition: int = 0) -> OffsetForLeaderEpochRequest:
+    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    asked = topic.OffsetForLeaderPartition(
+        partition=partition, current_leader_epoch=-1, leader_epoch=epoch
+    )
+    return OffsetForLeaderEpochRequest(
+        replica_id=-1, topics=[topic(topic=target.name, partitions=[asked])]
+    )
+
+
+def partition_error(answer: object) -> int:
+    """Of the only partition in an answer, whatever its API calls it."""
+    (topic,) = getattr(answer, "responses", None) or answer.topics  # type: ignore[attr-defined]
+    (partition,) = getattr(topic, "partition_responses", None) or topic.partitions
+    return int(partition.error_code)
+
+
+@pytest.mark.parametrize("key", REFUSED_PARTITIONS, ids=lambda key: key.name)
+def test_a_broker_that_does_not_lead_a_partition_says_so_in_every_version(
+    cluster: Cluster, target: Target, key: ApiKey
+) -> None:
+    leader = leaders(cluster.brokers[0], target.name)[0].node_id
+
+    with Wire(another(cluster, leader)) as wire:
+        for version in range(APIS[key].min_version, APIS[key].max_version + 1):
+            answer = wire.ask(REFUSED_PARTITIONS[key](target), version)
+            assert partition_error(answer) == NotLeaderOrFollower.code, version
+
+
+def test_what_a_broker_was_refused_is_nowhere_in_the_log(cluster: Cluster, target: Target) -> None:
+    leader = leaders(cluster.brokers[0], target.name)[0].node_id
+    with Wire(another(cluster, leader)) as wire:
+        wire.ask(samples.produce(target, samples.small_batch()), 9)
+
+    with Wire(node(cluster, leader)) as wire:
+        answer = wire.ask(samples.list_offsets(target, -1), 7)
+
+    assert answer.topics[0].partitions[0].offset == 0
+
+
+# Groups
+
+
+def test_groups_are_spread_and_every_broker_sends_members_to_the_same_one(
+    cluster: Cluster,
+) -> None:
+    groups = [f"spread-{n}" for n in range(48)]
+    first, *others = [
+        {group: coordinator(broker, group, version) for group in groups}
+        for broker, version in zip(cluster.brokers, (3, 4, 6), strict=True)
+    ]
+
+    assert others == [first, first]
+    assert Counter(first.values()).keys() == {1, 2, 3}
+
+
+REFUSED_GROUPS: dict[ApiKey, Callable[[str, Target, int], ApiMessage]] = {
+    ApiKey.JoinGroup: lambda group, _, __: samples.join(group),
+    ApiKey.SyncGroup: lambda group, _, __: samples.sync(group, "member", 1),
+    ApiKey.Heartbeat: lambda group, _, __: samples.heartbeat(group, "member", 1),
+    ApiKey.LeaveGroup: lambda group, _, __: samples.leave(group, ("member", None)),
+    ApiKey.OffsetCommit: lambda group, target, _: samples.commit(group, (target, {0: 1})),
+    ApiKey.OffsetFetch: lambda group, target, version: samples.offset_fetch(
+        version, {group: [(target, [0])]}
+    ),
+    ApiKey.OffsetDelete: lambda group, target, _: samples.offset_delete(group, (target.name, [0])),
+    ApiKey.DeleteGroups: lambda group, _, __: DeleteGroupsRequest(groups_names=[group]),
+}
+
+
+def error_codes(answer: object) -> set[int]:
+    """Every error code in an answer, at whatever depth."""
+    found = set()
+    for name in vars(type(answer)).keys() | getattr(answer, "__dict__", {}).keys():
+        value = getattr(answer, name, None)
+        if name == "error_code" and isinstance(value, int):
+            found.add(value)
+        elif isinstance(value, list):
+            for each in value:
+                found |= error_codes(each)
+    return found
+
+
+@pytest.mark.parametrize("key", REFUSED_GROUPS, ids=lambda key: key.name)
+def test_a_broker_that_does_not_coordinate_a_group_says_so_in_every_version(
+    cluster: Cluster, target: Target, key: ApiKey
+) -> None:
+    group = f"{target.name}.group"
+    wrong = another(cluster, coordinator(cluster.brokers[0], group))
+
+    with Wire(wrong) as wire:
+        for version in range(APIS[key].min_version, APIS[key].max_version + 1):
+            answer = wire.ask(REFUSED_GROUPS[key](group, target, version), version)
+            assert NotCoordinator.code in error_codes(answer), (version, answer)
+
+
+def joined(cluster: Cluster, group: str) -> None:
+    """A member joins the group and is given its assignment."""
+    with Wire(node(cluster, coordinator(cluster.brokers[0], group))) as wire:
+        asked = wire.ask(samples.join(group, rebalance_timeout_ms=1000), 5)
+        answer = wire.ask(samples.join(group, member_id=asked.member_id), 5)
+        assert answer.error_code == 0
+        assignments = {answer.member_id: b"assignment"}
+        synced = wire.ask(
+            samples.sync(group, answer.member_id, answer.generation_id, assignments), 5
+        )
+        assert synced.error_code == 0
+
+
+def test_any_broker_describes_any_group(cluster: Cluster, target: Target) -> None:
+    groups = [f"{target.name}.{n}" for n in range(6)]
+    for group in groups:
+        joined(cluster, group)
+
+    with wires(cluster) as connections:
+        for wire in connections:
+            await_true(partial(all_stable, wire, groups), "a broker describes all groups")
+
+
+def all_stable(wire: Wire, groups: list[str]) -> bool:
+    """Whether the broker describes each as having its one member."""
+    answer = wire.ask(DescribeGroupsRequest(groups=groups), 5)
+    assert {group.error_code for group in answer.groups} == {0}
+    return all((group.group_state, len(group.members)) == ("Stable", 1) for group in answer.groups)
+
+
+def test_all_brokers_together_list_each_group_once(cluster: Cluster, target: Target) -> None:
+    groups = {f"{target.name}.{n}" for n in range(6)}
+    for group in groups:
+        joined(cluster, group)
+
+    with wires(cluster) as connections:
+        listed = Counter(
+            group.group_id
+            for wire in connections
+            for group in wire.ask(ListGroupsRequest(states_filter=[]), 4).groups
+        )
+
+    assert {group: listed[group] for group in groups} == dict.fromkeys(groups, 1)
+
+
+# Topics
+
+
+@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "kcat"])
+def test_a_topic_that_is_made_through_one_broker_is_used_through_the_others(
+    cluster: Cluster, client: GetClient, topic: str, name: str
+) -> None:
+    first, second, third = cluster.brokers
+
+    client(name).create_topic(first.kafka, topic, 3)
+    for partition in range(3):
+        client(name).produce(second.kafka, topic, RECORDS, partition=partition)
+
+    for partition in range(3):
+        read = client(name).read_from_offset(
+            third.kafka, topic, 0, len(RECORDS), partition=partition
+        )
+        assert keys(read) == keys(RECORDS)
+
+
+def test_a_topic_that_is_deleted_is_gone_everywhere_and_comes_back_empty(
+    cluster: Cluster, client: GetClient, target: Target
+) -> None:
+    first, second, third = cluster.brokers
+    confluent = client("confluent-kafka")
+    confluent.produce(first.kafka, target.name, RECORDS)
+    with Wire(second) as wire:
+        deletion = DeleteTopicsRequest(topic_names=[target.name], timeout_ms=1000)
+        assert wire.ask(deletion, 5).responses[0].error_code == 0
+    await_true(
+        lambda: all(leaders(broker, target.name) == {} for broker in cluster.brokers),
+        "the topic is gone everywhere",
+    )
+
+    with Wire(third) as wire:
+        again = samples.create_topic(wire, target.name, PARTITIONS)
+    await_leaders(cluster.brokers, target.name, PARTITIONS)
+    confluent.produce(second.kafka, target.name, RECORDS[:1])
+
+    assert again.topic_id != target.topic_id
+    assert keys(confluent.read_from_offset(first.kafka, target.name, 0, 1)) == keys(RECORDS[:1])
+
+
+def test_a_topic_is_made_by_one_broker_of_those_that_try_at_once(
+    cluster: Cluster, topic: str
+) -> None:
+    with wires(cluster) as connections:
+        request = CreateTopicsRequest(
+            topics=[
+                CreateTopicsRequest.CreatableTopic(
+                    name=topic, num_partitions=2, replication_factor=1, assignments=[], configs=[]
+                )
+            ],
+            timeout_ms=10_000,
+            validate_only=False,
+        )
+        numbers = [wire.send_request(request, 7) for wire in connections]
+        answers = [
+            wire.receive_response(request, 7, number)
+            for wire, number in zip(connections, numbers, strict=True)
+        ]
+
+    taken = TopicAlreadyExists.code
+    assert sorted(answer.topics[0].error_code for answer in answers) == [0, taken, taken]
+
+
+def test_a_setting_of_a_topic_that_is_changed_through_one_broker_acts_on_every_leader(
+    cluster: Cluster, target: Target
+) -> None:
+    rows = IncrementalAlterConfigsRequest.AlterConfigsResource
+    change = rows(
+        resource_type=2,
+        resource_name=target.name,
+        configs=[rows.AlterableConfig(name="max.message.bytes", config_operation=0, value="10")],
+    )
+    with Wire(cluster.brokers[0]) as wire:
+        (changed,) = wire.ask(
+            IncrementalAlterConfigsRequest(resources=[change], validate_only=False), 1
+        ).responses
+    assert changed.error_code == 0
+
+    for partition, leader in leaders(cluster.brokers[0], target.name).items():
+        with Wire(node(cluster, leader.node_id)) as wire:
+            await_true(partial(takes_less, wire, target, partition), "the batch is too large")
+
+
+def takes_less(wire: Wire, target: Target, partition: int) -> bool:
+    answer = wire.ask(samples.produce(target, samples.small_batch(), partition=partition), 9)
+    return partition_error(answer) == MessageTooLarge.code
+
+
+def test_no_two_producers_get_the_same_id_from_any_brokers(cluster: Cluster) -> None:
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
+    with wires(cluster) as connections:
+        given = [wire.ask(request, 4) for _ in range(10) for wire in connections]
+
+    assert {answer.error_code for answer in given} == {0}
+    assert len({answer.producer_id for answer in given}) == len(given)

@@ -1,0 +1,405 @@
+"""Parts of a cluster stop, die and are cut off while real clients write and read.
+
+What each test takes away it gives back, so all of them share one cluster. Every record that was
+acknowledged is looked for in the shards: all of them once.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import kafka
+import pytest
+
+from coordinator.leases import slot_of_group, slot_of_partition
+from protocol.errors import FencedLeaderEpoch
+from tests.clients.cluster_view import (
+    LIMIT_S,
+    NOBODY,
+    Leader,
+    await_leaders,
+    await_true,
+    coordinator,
+    counted,
+    leaders,
+    node,
+)
+from tests.clients.group_members import (
+    Flow,
+    Group,
+    MemberProcesses,
+    flowing,
+    partitions_of,
+)
+from tests.clients.test_cluster import epoch_end
+from tests.cluster_network import network
+from tests.cluster_processes import SLOTS, Broker, Cluster
+from tests.faults import samples
+from tests.faults.samples import Target
+from tests.faults.wire import Wire
+from tests.server_process import PROJECT
+
+PARTITIONS = 6
+SESSION_TIMEOUT_MS = 3000
+SLACK_S = 15.0
+"""What a busy machine may add to what a session lasts."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with network() as hosts:
+        made = Cluster(
+            tmp_path_factory.mktemp("faults"), hosts, session_timeout_ms=SESSION_TIMEOUT_MS
+        )
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProcesses]:
+    members = MemberProcesses(tmp_path_factory.mktemp("members"))
+    yield members
+    members.close()
+
+
+@pytest.fixture
+def target(cluster: Cluster, topic: str) -> Target:
+    """A topic of which each broker leads a part."""
+    await_true(lambda: is_whole(cluster), "every broker has slots")
+    with Wire(cluster.brokers[0]) as wire:
+        made = samples.create_topic(wire, topic, PARTITIONS)
+    await_leaders(cluster.brokers, topic, PARTITIONS)
+    return made
+
+
+def is_whole(cluster: Cluster) -> bool:
+    """Whether every broker coordinates something, and all say the same."""
+    groups = [f"probe-{n}" for n in range(24)]
+    first, *others = [{g: coordinator(b, g) for g in groups} for b in cluster.brokers]
+    return all(one == first for one in others) and set(first.values()) == {1, 2, 3}
+
+
+@contextmanager
+def written(cluster: Cluster, target: Target) -> Iterator[Flow]:
+    """A flow into each partition; when it ends, each record of it is in the shards once."""
+    places = partitions_of(target.name, PARTITIONS)
+    with flowing(cluster.bootstrap, places) as flow:
+        flow.await_more()
+        yield flow
+        acknowledged = flow.finish()
+    expected = {partition: (records, records) for (_, partition), records in acknowledged.items()}
+    assert counted(cluster, target.name) == expected
+    # It writes to all of them in turn, so a record more is one that was stored twice.
+    assert len(set(acknowledged.values())) == 1
+
+
+@contextmanager
+def away(broker: Broker, *, killed: bool = False) -> Iterator[None]:
+    (broker.kill if killed else broker.stop)()
+    try:
+        yield
+    finally:
+        broker.start()
+
+
+# Brokers
+
+
+def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_over(
+    cluster: Cluster, target: Target
+) -> None:
+    victim, *rest = cluster.brokers
+
+    with written(cluster, target) as flow, away(victim, killed=True):
+        took_s = await_true(
+            lambda: {at.node_id for at in leaders(rest[0], target.name).values()} == {2, 3},
+            "the others lead all partitions",
+        )
+        flow.await_more()
+
+    assert took_s < 1.25 * cluster.session_timeout_s + SLACK_S
+
+
+def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(
+    cluster: Cluster, target: Target
+) -> None:
+    before = stored(cluster, target, {1, 2, 3})
+    with Wire(node(cluster, before.node_id)) as wire:
+        asked = wire.ask(samples.list_offsets(target, -1), 7)
+    end = asked.topics[0].partitions[0].offset
+
+    with away(node(cluster, before.node_id)):
+        after = stored(cluster, target, {1, 2, 3} - {before.node_id})
+        with Wire(node(cluster, after.node_id)) as wire:
+            answer = wire.ask(epoch_end(target, before.epoch), 4)
+            fenced = wire.ask(samples.fetch(target, 0, leader_epoch=before.epoch), 11)
+
+    assert after.epoch > before.epoch
+    (partition,) = answer.topics[0].partitions
+    assert (partition.error_code, partition.leader_epoch) == (0, before.epoch)
+    assert partition.end_offset == end
+    assert fenced.responses[0].partitions[0].error_code == FencedLeaderEpoch.code
+
+
+def stored(cluster: Cluster, target: Target, among: set[int]) -> Leader:
+    """Stores a batch in the first partition, as soon as one of these brokers leads it."""
+    alive = [node(cluster, node_id) for node_id in sorted(among)]
+    found: list[Leader] = []
+
+    def taken() -> bool:
+        leader = leaders(alive[0], target.name)[0]
+        if leader.node_id in among:
+            with Wire(node(cluster, leader.node_id)) as wire:
+                answer = wire.ask(samples.produce(target, samples.small_batch()), 9)
+            if answer.responses[0].partition_responses[0].error_code == 0:
+                found.append(leader)
+        return bool(found)
+
+    await_true(taken, f"one of {among} leads {target.name}")
+    return found[0]
+
+
+def generation(cluster: Cluster, group: str) -> int:
+    """How often the group has rebalanced."""
+    found = [
+        row["generation"]
+        for engine in cluster.engines
+        for row in engine.sql(
+            "SELECT generation FROM consumer_groups WHERE group_id = {group:String}",
+            {"group": group},
+        )
+    ]
+    return int(max(found))
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        ["confluent-kafka", "aiokafka"],
+        pytest.param(["java", "kafka-python", "confluent-kafka"], marks=pytest.mark.slow),
+        pytest.param(["kafkajs", "kafkajs"], marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def test_brokers_are_restarted_one_by_one_and_clients_go_on(
+    cluster: Cluster, processes: MemberProcesses, target: Target, clients: list[str]
+) -> None:
+    places = partitions_of(target.name, PARTITIONS)
+    assignor = "range" if "kafkajs" not in clients else "roundrobin"
+    group = Group(processes, cluster.bootstrap, target.name, places, assignors=[assignor])
+    waits_s: dict[str, float] = {}
+    """Until each partition had taken a record more; Python itself takes a second to start."""
+
+    with written(cluster, target) as flow:
+        for client in clients:
+            group.join(client)
+        group.await_settled()
+        before = generation(cluster, target.name)
+        for broker in cluster.brokers:
+            began = time.monotonic()
+            broker.stop()
+            flow.await_more()
+            waits_s[f"{broker} stops"] = time.monotonic() - began
+            began = time.monotonic()
+            broker.start()
+            flow.await_more()
+            waits_s[f"{broker} starts"] = time.monotonic() - began
+            group.await_processed(flow.acknowledged())
+        rebalances = generation(cluster, target.name) - before
+        produced = flow.finish()
+        group.await_processed(produced)
+        group.await_committed(produced)
+
+    print({step: round(took_s, 2) for step, took_s in waits_s.items()}, f"{rebalances=}")
+    assert group.violations(produced) == []
+    assert rebalances <= 1
+
+
+def test_a_broker_with_the_node_id_of_another_says_so_and_ends(cluster: Cluster) -> None:
+    broker = cluster.brokers[1]
+    command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(cluster.config_path)]
+    command += ["--node-id", "1", "--kafka", f"{broker.host.address}:0", "--http", "127.0.0.1:0"]
+
+    ended = subprocess.run(
+        [*broker.host.prefix, *command],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    complaints = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(complaints) == 1
+    assert complaints[0].startswith(
+        f"Error: node id 1 is that of the broker at {cluster.brokers[0].kafka}, which runs"
+    )
+    assert "Traceback" not in ended.stderr
+
+
+# Shards
+
+
+def places_by_shard(target: Target) -> tuple[list[int], list[int]]:
+    """The partitions of the first shard, and of the second."""
+    found: tuple[list[int], list[int]] = ([], [])
+    for partition in range(PARTITIONS):
+        slot = slot_of_partition(target.topic_id, partition, SLOTS)
+        found[slot * len(found) // SLOTS].append(partition)
+    return found
+
+
+def group_on(shard: int, prefix: str) -> str:
+    """A name of a group that lives on this shard."""
+    names = (f"{prefix}-{n}" for n in count())
+    return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
+
+
+@pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
+def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
+    cluster: Cluster, target: Target, end: str
+) -> None:
+    lost, kept = places_by_shard(target)
+    assert lost
+    assert kept
+    shard = cluster.engines[0]
+
+    def led() -> set[int]:
+        at = leaders(cluster.brokers[2], target.name)
+        return {partition for partition, leader in at.items() if leader.node_id != NOBODY}
+
+    with (
+        flowing(cluster.bootstrap, [(target.name, one) for one in lost]) as stuck,
+        flowing(cluster.bootstrap, [(target.name, one) for one in kept]) as going_on,
+    ):
+        stuck.await_more()
+        (shard.pause if end == "paused" else shard.kill)()
+        try:
+            await_true(lambda: led() == set(kept), "the partitions of the shard have no leader")
+            going_on.await_more()
+            keyless = send_keyless(cluster, target.name)
+            assert set(keyless) <= set(kept)
+            before = stuck.acknowledged()
+            going_on.await_more()
+            assert stuck.acknowledged() == before
+        finally:
+            (shard.resume if end == "paused" else shard.start)()
+        stuck.await_more()
+        acknowledged = stuck.finish()
+        going_on.finish()
+
+    found = counted(cluster, target.name)
+    for (_, partition), records in acknowledged.items():
+        assert found[partition] == (records, records)
+    # What two producers wrote here has one offset each.
+    assert all(found[partition][0] == found[partition][1] for partition in kept)
+
+
+def send_keyless(cluster: Cluster, topic: str) -> list[int]:
+    """Where records without a key were stored by a client that came while a shard was away."""
+    producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap.split(","), acks="all")
+    try:
+        sent = [producer.send(topic, b"keyless") for _ in range(30)]
+        return [one.get(LIMIT_S).partition for one in sent]
+    finally:
+        producer.close()
+
+
+@pytest.mark.slow
+def test_a_group_on_one_shard_does_not_notice_that_the_other_is_away(
+    cluster: Cluster, processes: MemberProcesses, topic: str
+) -> None:
+    await_true(lambda: is_whole(cluster), "every broker has slots")
+    place = topic_on(cluster, 1, topic)
+    group = Group(processes, cluster.bootstrap, group_on(1, topic), [(place, 0)])
+    with flowing(cluster.bootstrap, [(place, 0)]) as flow:
+        group.join("confluent-kafka")
+        group.await_settled()
+        group.await_processed(flow.await_more())
+        since_ns = time.monotonic_ns()
+
+        with cluster.engines[0].paused():
+            began = time.monotonic()
+            while time.monotonic() < began + 2 * cluster.session_timeout_s:
+                group.await_processed(flow.await_more())
+        produced = flow.finish()
+        group.await_processed(produced)
+        group.await_committed(produced)
+
+    assert group.changes(since_ns) == []
+    assert group.violations(produced) == []
+
+
+def topic_on(cluster: Cluster, shard: int, prefix: str) -> str:
+    """A new topic whose only partition lives on this shard."""
+    with Wire(cluster.brokers[0]) as wire:
+        for n in count():
+            made = samples.create_topic(wire, f"{prefix}-{n}")
+            if slot_of_partition(made.topic_id, 0, SLOTS) * 2 // SLOTS == shard:
+                break
+    await_true(
+        lambda: all(NOBODY not in _nodes(broker, made.name) for broker in cluster.brokers),
+        "every broker knows the topic",
+    )
+    return made.name
+
+
+def _nodes(broker: Broker, topic: str) -> set[int]:
+    return {at.node_id for at in leaders(broker, topic).values()} or {NOBODY}
+
+
+def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: Target) -> None:
+    assert cluster.network.can_cut, "run as root: connections are cut here"
+    owners = leaders(cluster.brokers[0], target.name)
+
+    with written(cluster, target) as flow:
+        for host in cluster.engines[0].hosts:
+            for broker in cluster.brokers:
+                cluster.network.cut(broker.host.name, host.name, both_ways=False)
+            try:
+                for _ in range(3):
+                    flow.await_more()
+            finally:
+                cluster.network.heal()
+            flow.await_more()
+
+    assert leaders(cluster.brokers[0], target.name) == owners
+
+
+# Keeper
+
+
+def test_without_a_keeper_owners_serve_to_the_end_of_their_lease_and_no_longer(
+    cluster: Cluster, target: Target
+) -> None:
+    with written(cluster, target) as flow:
+        flow.await_more()
+        cluster.keeper.kill()
+        began = time.monotonic()
+        try:
+            await_true(lambda: not grows(flow), "nothing is acknowledged any more")
+            took_s = time.monotonic() - began
+            assert not grows(flow, 2 * cluster.session_timeout_s)
+        finally:
+            cluster.keeper.start()
+        flow.await_more()
+
+    assert took_s < cluster.session_timeout_s + SLACK_S
+
+
+def grows(flow: Flow, within_s: float = 1.0) -> bool:
+    """Whether anything is acknowledged in that time."""
+    before = flow.acknowledged()
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if flow.acknowledged() != before:
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,134 @@
+"""The checker finds out brokers that were broken on purpose.
+
+Each test runs brokers from a copy of the code with one change, through the scenario that the broken
+rule is there for. The change must fit exactly once, so that it cannot quietly stop to break
+anything; `test_zombie.py` plays the same scenarios with the code as it is."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history.checker import Kind
+from tests.faults.history.conftest import MakeCluster
+from tests.faults.history.run import shown
+from tests.faults.history.scenarios import (
+    SEED,
+    Scenario,
+    a_late_insert,
+    a_lost_answer,
+    a_lost_insert,
+    an_owner_without_registry,
+    gated,
+    staged,
+)
+from tests.server_process import PROJECT
+
+PACKAGES = ("broker", "coordinator", "protocol", "sql", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    file: str
+    text: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """What is broken, where that shows, and how; one of `kinds` at least is to be found."""
+
+    name: str
+    changes: tuple[Change, ...]
+    scenario: Scenario
+    kinds: frozenset[Kind]
+
+
+BREAKS = [
+    Break(
+        "no deduplication token",
+        (
+            Change(
+                "storage/clickhouse.py",
+                '"insert_deduplication_token": token,',
+                '"insert_deduplication_token": str(uuid.uuid4()),',
+            ),
+        ),
+        a_lost_answer,
+        frozenset({Kind.DUPLICATE}),
+    ),
+    Break(
+        "no fence",
+        (
+            Change(
+                "broker/slots.py",
+                "        lanes = session.lanes.get(shard)\n",
+                "        return\n        lanes = session.lanes.get(shard)\n",
+            ),
+        ),
+        a_late_insert,
+        frozenset({Kind.PHANTOM, Kind.OFFSET_REUSED}),
+    ),
+    Break(
+        "an early acknowledgement",
+        (
+            Change(
+                "broker/log/appender.py",
+                "            try:\n                await self._store(block, token)\n",
+                "            for append, answer in block.answers:\n"
+                "                _answer(append, answer)\n"
+                "            try:\n                await self._store(block, token)\n",
+            ),
+        ),
+        a_lost_insert,
+        frozenset({Kind.LOST}),
+    ),
+    Break(
+        "no look at the lease",
+        (
+            Change("coordinator/leases.py", "return now_ms < self.ends_ms\n", "return True\n"),
+            Change(
+                "coordinator/ownership.py",
+                "left_ms = tenure.lease.ends_ms - self._clock_ms()\n",
+                "left_ms = 1000\n",
+            ),
+        ),
+        an_owner_without_registry,
+        frozenset({Kind.LOST, Kind.OFFSET_REUSED, Kind.END_WENT_BACK}),
+    ),
+]
+
+
+def broken_copy(changes: tuple[Change, ...], directory: Path) -> Path:
+    for package in PACKAGES:
+        shutil.copytree(
+            PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for change in changes:
+        path = directory / change.file
+        text = path.read_text()
+        assert text.count(change.text) == 1, f"{change.text!r} in {change.file}"
+        path.write_text(text.replace(change.text, change.instead))
+    return directory
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
+def test_the_change_still_fits(broken: Break, tmp_path: Path) -> None:
+    broken_copy(broken.changes, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
+def test_a_broker_without_one_of_its_rules_is_found_out(
+    make_cluster: MakeCluster, tmp_path: Path, broken: Break
+) -> None:
+    tree = broken_copy(broken.changes, tmp_path / "tree")
+    cluster = make_cluster(tree=tree)
+    with (
+        gated(cluster, tree) as gates,
+        staged(cluster, gates, "broken", tmp_path / "history.jsonl") as stage,
+    ):
+        findings = broken.scenario(stage)
+    print(shown(findings, stage.workload.path, SEED))
+    assert {finding.kind for finding in findings} & broken.kinds

@@ -1,0 +1,46 @@
+"""An owner that wakes after its lease with an insert in flight, and others that hear too late.
+
+Nothing of theirs may land, or be acknowledged, that their successor did not know of. The zombie
+itself runs every day, its relatives with `pytest -m slow`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.history.conftest import MakeCluster
+from tests.faults.history.run import shown
+from tests.faults.history.scenarios import (
+    SCENARIOS,
+    SEED,
+    Scenario,
+    Stage,
+    a_late_insert,
+    gated,
+    staged,
+)
+from tests.server_process import PROJECT
+
+
+@pytest.fixture
+def stage(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[Stage]:
+    cluster = make_cluster()
+    with (
+        gated(cluster, PROJECT) as gates,
+        staged(cluster, gates, "zombies", tmp_path / "history.jsonl") as stage,
+    ):
+        yield stage
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.__name__, marks=[pytest.mark.slow] if rare else [])
+        for scenario, rare in ((one, one is not a_late_insert) for one in SCENARIOS)
+    ],
+)
+def test_what_an_owner_does_not_know_is_neither_lost_nor_doubled(
+    stage: Stage, scenario: Scenario
+) -> None:
+    findings = scenario(stage)
+    assert not findings, shown(findings, stage.workload.path, SEED)

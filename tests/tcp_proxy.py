@@ -1,0 +1,193 @@
+"""A TCP proxy that does to connections what networks and servers do to them.
+
+It passes on by default. What it is told to do holds for connections that are open and for new ones,
+until it is told something else. It runs on the loop of the test.
+"""
+
+import asyncio
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+_CHUNK_BYTES = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    stall: bool = False
+    cut_to_server: int | None = None
+    cut_to_client: int | None = None
+    twice: bool = False
+
+
+class TcpProxy:
+    """`async with TcpProxy("127.0.0.1:8123") as proxy`: reach it at `proxy.address`."""
+
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: what clients speak with; the target is reached without."""
+        host, port = target.rsplit(":", 1)
+        self._target = (host, int(port))
+        self._tls = tls
+        self._port = 0
+        self._listener: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._pipes: set[asyncio.StreamWriter] = set()
+        self._fault = _Fault()
+        self._changed = asyncio.Event()
+        self.accepted = 0
+        """Connections so far."""
+        self.to_server = 0
+        """Bytes passed on so far."""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{self.address}"
+
+    @property
+    def open(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    async def __aenter__(self) -> Self:
+        await self._listen()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.refuse()
+
+    # --- what it does
+
+    async def pass_on(self) -> None:
+        self._set(_Fault())
+        await self._listen()
+
+    async def refuse(self) -> None:
+        """Nothing listens any more, and what is open is reset."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        await self.reset()
+
+    async def lead_to(self, target: str) -> None:
+        """To another server from now on; what is open is reset."""
+        host, port = target.rsplit(":", 1)
+        self._target = (host, int(port))
+        await self.reset()
+
+    async def reset(self) -> None:
+        """What is open is reset, by both sides' view."""
+        for connection in tuple(self._connections):
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    def stall(self) -> None:
+        """Connections are made, and nothing passes. It goes on where it stopped with `pass_on`."""
+        self._set(_Fault(stall=True))
+
+    def cut(self, *, to_server: int | None = None, to_client: int | None = None) -> None:
+        """Each connection is reset after so many more bytes in one direction."""
+        self._set(_Fault(cut_to_server=to_server, cut_to_client=to_client))
+
+    def lose_answers(self) -> None:
+        """Requests reach the server; when it answers, the client sees a reset instead."""
+        self.cut(to_client=0)
+
+    def answer_twice(self) -> None:
+        """Every piece of an answer comes twice."""
+        self._set(_Fault(twice=True))
+
+    async def close_idle(self) -> None:
+        """Close what is open in good order, as a server does that has waited long enough."""
+        for pipe in tuple(self._pipes):
+            pipe.close()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    # --- how
+
+    def _set(self, fault: _Fault) -> None:
+        self._fault = fault
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _listen(self) -> None:
+        if self._listener is None:
+            self._listener = await asyncio.start_server(
+                self._accepted, "127.0.0.1", self._port, ssl=self._tls
+            )
+            self._port = self._listener.sockets[0].getsockname()[1]
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answers, server = await asyncio.open_connection(*self._target)
+        except OSError:
+            _reset(writer)
+            return
+        self._pipes.add(writer)
+        up = asyncio.create_task(self._pump(reader, server, to_server=True))
+        down = asyncio.create_task(self._pump(answers, writer, to_server=False))
+        in_order = False
+        try:
+            done, _ = await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
+            in_order = all(pump.result() for pump in done)
+        finally:
+            self._pipes.discard(writer)
+            for pump in (up, down):
+                pump.cancel()
+            if in_order:
+                writer.close()
+            else:
+                _reset(writer)
+            server.close()
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, to_server: bool
+    ) -> bool:
+        """Whether the source has ended by itself."""
+        fault, passed = self._fault, 0
+        try:
+            while data := await source.read(_CHUNK_BYTES):
+                while self._fault.stall:
+                    await self._changed.wait()
+                if fault is not self._fault:
+                    fault, passed = self._fault, 0
+                limit = fault.cut_to_server if to_server else fault.cut_to_client
+                cut = limit is not None and passed + len(data) > limit
+                if limit is not None and cut:
+                    data = data[: limit - passed]
+                passed += len(data)
+                sink.write(data * 2 if fault.twice and not to_server else data)
+                self.to_server += len(data) if to_server else 0
+                await sink.drain()
+                if cut:
+                    return False
+        except OSError:
+            return False
+        return True
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

@@ -1,0 +1,241 @@
+"""The statements of sql/ as servers of a cluster get them: by rules, and taken by a real engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from broker.cluster_check import MIN_VERSION
+from broker.cluster_config import load_cluster
+from storage import cluster_sql
+from storage.cluster_sql import (
+    DATABASE,
+    SHARD_DATABASE,
+    WHOLE_CLUSTER,
+    ClusterLayout,
+    foundation,
+    on_cluster,
+    people_migrations,
+    shard_migrations,
+)
+from storage.schema import Migration, SchemaError, migrations
+from tests.engine_process import EngineProcess
+from tests.zookeeper import Keeper
+
+PROJECT = Path(__file__).resolve().parents[2]
+REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)
+PLAIN = ClusterLayout("brokerhouse", replicated=False, distributed=True)
+VIEW = "CREATE OR REPLACE VIEW topics AS\n"
+TABLE = "CREATE TABLE IF NOT EXISTS messages\n(\n    a UInt8\n)\n"
+
+
+def statements(layout: ClusterLayout) -> list[str]:
+    found = [*foundation(layout), *shard_migrations(layout), *people_migrations(layout)]
+    return [one.statement for one in found]
+
+
+def rendered(
+    monkeypatch: pytest.MonkeyPatch, statement: str, layout: ClusterLayout = REPLICATED
+) -> list[str]:
+    """One file more than there are, for the shard and for people."""
+    known = migrations()
+    new = Migration(len(known) + 1, "new", statement)
+    monkeypatch.setattr(cluster_sql, "migrations", lambda: [*known, new])
+    made = [*shard_migrations(layout), *people_migrations(layout)]
+    return [one.statement for one in made if one.number == new.number]
+
+
+def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
+    made = [one.statement for one in shard_migrations(REPLICATED)]
+    tables = [one for one in made if one.startswith("CREATE TABLE")]
+    places = [re.findall(r"^ENGINE = Replicated\w*MergeTree\('([^']+)', '{replica}'", one, re.M)
+              for one in tables]  # fmt: skip
+    assert [len(place) for place in places] == [1] * len(tables)
+    assert len({place for (place,) in places}) == len(tables)
+    assert ["/clickhouse/tables/{shard}/brokerhouse/messages"] in places
+
+
+def test_the_arguments_of_an_engine_stay_behind_those_of_replication() -> None:
+    (members,) = (
+        one.statement for one in shard_migrations(REPLICATED) if one.name == "group_member_versions"
+    )
+    assert (
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/{shard}/brokerhouse/"
+        "group_member_versions', '{replica}', version, removed)" in members
+    )
+
+
+def test_windows_of_deduplication_are_those_of_replication_and_bounded() -> None:
+    for statement in statements(REPLICATED):
+        assert "non_replicated" not in statement
+        for window in re.findall(r"replicated_deduplication_window = (\d+)", statement):
+            assert int(window) <= 10_000
+    last = shard_migrations(REPLICATED)[-1].statement
+    assert last == (
+        "ALTER TABLE brokerhouse_shard.messages MODIFY SETTING"
+        " replicated_deduplication_window = 10000,"
+        " replicated_deduplication_window_seconds = 86400"
+    )
+
+
+def test_without_replication_engines_and_settings_stay_as_they_are() -> None:
+    of_files = [re.findall(r"^ENGINE = .*", one.statement, re.M) for one in migrations()]
+    of_shard = [re.findall(r"^ENGINE = .*", one.statement, re.M) for one in shard_migrations(PLAIN)]
+    assert [line.rstrip(";") for lines in of_files for line in lines] == [
+        line for lines in of_shard for line in lines
+    ]
+    assert "non_replicated_deduplication_window = 100000" in shard_migrations(PLAIN)[-1].statement
+
+
+def test_every_name_has_its_database_so_that_it_does_not_matter_where_it_runs() -> None:
+    names = "|".join(WHOLE_CLUSTER)
+    for statement in statements(REPLICATED):
+        bare = re.findall(rf"(?:FROM|(?<!ARRAY )JOIN|TABLE|VIEW|EXISTS) (?:{names})\b", statement)
+        assert bare == []
+
+
+def test_the_whole_cluster_asks_other_shards_once() -> None:
+    """A join or IN that is not GLOBAL would be looked up by every shard, on every shard."""
+    (lag,) = (one.statement for one in people_migrations(REPLICATED) if one.name == "consumer_lag")
+    assert SHARD_DATABASE not in lag
+    assert len(re.findall(r"(?<!GLOBAL )(?:ASOF LEFT|(?<!ASOF )LEFT|INNER) JOIN", lag)) == 0
+    assert len(re.findall(r"(?<!GLOBAL )\bIN \(", lag)) == 0
+    assert "GROUP BY _shard_num" in lag
+
+
+def test_without_distributed_there_is_nothing_for_people() -> None:
+    layout = ClusterLayout("brokerhouse", replicated=True, distributed=False)
+    assert not any(f"{DATABASE}." in one.statement for one in shard_migrations(layout))
+    assert "CREATE DATABASE IF NOT EXISTS brokerhouse" not in statements_of_foundation(layout)
+    assert "CREATE DATABASE IF NOT EXISTS brokerhouse" in statements_of_foundation(REPLICATED)
+
+
+def statements_of_foundation(layout: ClusterLayout) -> list[str]:
+    return [one.statement for one in foundation(layout)]
+
+
+def test_every_statement_can_run_on_cluster() -> None:
+    for statement in statements(REPLICATED):
+        head, found, tail = on_cluster(statement, "prod").partition(" ON CLUSTER 'prod'")
+        assert found
+        assert head + tail == statement
+        assert re.fullmatch(r"[A-Z ]+ [a-z_.]+", head)
+
+
+def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> None:
+    other = ClusterLayout("other", replicated=True, distributed=True)
+    both = [set(re.findall(r"KeeperMap\('([^']+)'\)", "".join(statements_of_foundation(layout))))
+            for layout in (REPLICATED, other)]  # fmt: skip
+    assert both[0] == {
+        "/brokerhouse/brokerhouse/registry",
+        "/brokerhouse/brokerhouse/topic_registry",
+    }
+    assert not both[0] & both[1]
+
+
+REFUSED = {
+    "a name that nobody placed": (
+        "CREATE OR REPLACE VIEW more AS\nSELECT name FROM topics;\n",
+        "nobody has said what more is in a whole cluster",
+    ),
+    "a source that is not there": (VIEW + "SELECT 1 FROM thin_air;\n", "no table thin_air"),
+    "another statement": ("DROP TABLE messages;\n", "this is not how a statement begins"),
+    "two statements": (VIEW + "SELECT 1;\nSELECT 2;\n", "not one statement that ends with ;"),
+    "a comment beside SQL": (VIEW + "SELECT 1 -- one\n;\n", "a comment that is not a line"),
+    "an engine that cannot be replicated": (TABLE + "ENGINE = Memory;\n", "no line like: ENGINE ="),
+    "a setting that replicas have under another name": (
+        "ALTER TABLE messages MODIFY SETTING min_bytes_for_wide_part = 1;\n",
+        "a setting of messages that nobody knows how to replicate",
+    ),
+    "a column that the whole would miss": (
+        "ALTER TABLE messages ADD COLUMN more UInt8;\n",
+        "in a way that its table of the whole misses",
+    ),
+    "a table in the place of a view": (
+        TABLE.replace("messages", "topics") + "ENGINE = MergeTree;\n",
+        "topics is a table, not a view",
+    ),
+    "a join of another kind": (
+        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT 1 FROM topics CROSS JOIN messages;\n",
+        "a join that is not INNER, LEFT or ASOF LEFT",
+    ),
+    "an IN of another kind": (
+        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT 1 FROM topics WHERE name IN ('a');\n",
+        "an IN without (SELECT",
+    ),
+    "a view that counts otherwise": (
+        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT max(minute) FROM partition_minutes;\n",
+        "how far the log is counted in words of its own",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_a_file_that_the_rules_do_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, statement: str, complaint: str
+) -> None:
+    with pytest.raises(SchemaError) as refused:
+        rendered(monkeypatch, statement)
+    assert complaint in str(refused.value)
+
+
+def test_an_index_changes_the_tables_of_the_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = "ALTER TABLE messages ADD INDEX IF NOT EXISTS more key TYPE minmax;\n"
+    assert rendered(monkeypatch, statement) == [
+        "ALTER TABLE brokerhouse_shard.messages ADD INDEX IF NOT EXISTS more key TYPE minmax"
+    ]
+
+
+def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
+    """In a process that is killed: an engine that has no part in replication cannot let go of them.
+
+    For the same reason what changes a replicated table is parsed and no more.
+    """
+    with Keeper(tmp_path / "keeper") as keeper:
+        engine = EngineProcess(tmp_path / "data", keepers=[keeper.address], shard="one")
+        engine.start()
+        try:
+            for one in [*foundation(REPLICATED), *shard_migrations(REPLICATED)]:
+                statement = one.statement
+                alters = statement.startswith("ALTER")
+                engine.sql(f"EXPLAIN AST {statement}" if alters else statement)
+            rows = engine.sql(
+                f"SELECT name FROM system.tables WHERE database = '{SHARD_DATABASE}'"
+                " AND engine LIKE 'Replicated%MergeTree'"
+            )
+        finally:
+            engine.kill()
+    assert {row["name"] for row in rows} == {
+        "messages", "topic_versions", "partition_checkpoints", "cluster_state",
+        "consumer_group_versions", "group_member_versions", "group_heartbeats",
+        "consumer_offsets", "partition_minutes",
+    }  # fmt: skip
+
+
+def test_the_files_of_docker_compose_say_the_same() -> None:
+    """Names and numbers that stand in several places."""
+    config = load_cluster(PROJECT / "docker/cluster.toml", {"CLICKHOUSE_PASSWORD": "x"})
+    assert config is not None
+    server = ElementTree.parse(PROJECT / "docker/clickhouse/cluster.xml").getroot()
+    shards = server.findall(f"remote_servers/{config.name}/shard")
+    hosts = [[host.text for host in shard.findall("replica/host")] for shard in shards]
+    assert [[f"http://{host}:8123" for host in shard] for shard in hosts] == [
+        list(shard.replicas) for shard in config.shards
+    ]
+    users = ElementTree.parse(PROJECT / "docker/clickhouse/users.xml").getroot()
+    assert users.find(f"users/{config.user}") is not None
+    compose = (PROJECT / "docker-compose.yml").read_text()
+    keepers = [node.text for node in server.findall("zookeeper/node/host")]
+    ours = ElementTree.parse(PROJECT / "docker/keeper.xml").getroot()
+    assert keepers == [
+        node.text for node in ours.findall("keeper_server/raft_configuration/server/hostname")
+    ]
+    for name in [*keepers, *(host for shard in hosts for host in shard)]:
+        assert f"\n  {name}:\n" in compose
+    images = re.findall(r"image: clickhouse/clickhouse-\w+:(.+)", compose)
+    assert len(set(images)) == 1
+    version = tuple(int(part) for part in images[0].split(".")[:2])
+    assert version >= MIN_VERSION

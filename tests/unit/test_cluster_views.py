@@ -1,0 +1,300 @@
+"""The whole cluster through the names for people: as if one broker had all the rows.
+
+One engine plays two shards, each a database of its own, and the rows of both are together in a
+third one: every view of the cluster has to say what the same view says there. The embedded engine
+cannot be asked by another one, so unions stand for the Distributed tables there. How ClickHouse
+runs them is tried with a cluster whose two shards are this engine itself, so that all is there
+twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from itertools import groupby
+
+import pytest
+import pytest_asyncio
+
+from storage.cluster_sql import (
+    DATABASE,
+    SHARD_DATABASE,
+    WHOLE_CLUSTER,
+    ClusterLayout,
+    Whole,
+    people_migrations,
+    shard_migrations,
+)
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, Row
+
+LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FIRST, SECOND, TOGETHER = SHARD_DATABASE, "second_shard", "all_rows"
+DISTRIBUTED = "over_distributed"
+PORT = 9000
+"""Nobody listens there: a server with the engine's own port is the engine itself."""
+NOBODY = "00000000-0000-0000-0000-000000000000"
+ORDERS, PAYMENTS = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+
+
+TWICE = f"""<clickhouse>
+    <tcp_port>{PORT}</tcp_port>
+    <remote_servers><test>
+        <shard><replica><host>127.0.0.1</host><port>{PORT}</port></replica></shard>
+        <shard><replica><host>127.0.0.1</host><port>{PORT}</port></replica></shard>
+    </test></remote_servers>
+</clickhouse>"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedEngine]:
+    """Tables of three databases, empty."""
+    data_dir = tmp_path_factory.mktemp("views") / "data"
+    (data_dir / "engine.d").mkdir(parents=True)
+    (data_dir / "engine.d" / "servers.xml").write_text(TWICE)
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    try:
+        for database in (FIRST, SECOND, TOGETHER):
+            await engine.execute(f"CREATE DATABASE IF NOT EXISTS {database}")
+            for one in shard_migrations(LAYOUT):
+                await engine.execute(one.statement.replace(f"{SHARD_DATABASE}.", f"{database}."))
+        yield engine
+    finally:
+        await engine.close()
+
+
+def as_union(statement: str) -> str:
+    """A Distributed table as a view of the two databases that stand for shards."""
+    match = re.match(r"CREATE OR REPLACE TABLE (\S+) AS \S+\.(\S+)\n", statement)
+    if match is None:
+        return statement
+    number = ", {} AS _shard_num" if match[2] == "partition_minutes" else ""
+    parts = [
+        f"SELECT *{number.format(shard)} FROM {database}.{match[2]}"
+        for shard, database in enumerate((FIRST, SECOND), 1)
+    ]
+    return f"CREATE OR REPLACE VIEW {match[1]} AS {' UNION ALL '.join(parts)}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(engine: EmbeddedEngine) -> EmbeddedEngine:
+    for one in people_migrations(LAYOUT):
+        await engine.execute(as_union(one.statement))
+    return engine
+
+
+class Rows:
+    """Puts rows on one shard, or on both, and once where all are together."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+
+    async def put(self, table: str, select: str, *shards: str) -> None:
+        for database in (*shards, TOGETHER):
+            into = select.replace("FROM messages", f"FROM {database}.messages")
+            await self._engine.execute(f"INSERT INTO {database}.{table} {into}")
+
+    async def topic(self, name: str, topic_id: str, partitions: int) -> None:
+        await self.put(
+            "topic_versions (topic_id, version, name, partitions, state, changed_at)",
+            f"SELECT '{topic_id}', 1, '{name}', {partitions}, 'live', '2026-01-01'",
+            *(FIRST, SECOND),
+        )
+
+    async def log(
+        self, shard: str, topic: str, partition: int, offsets: range, minutes_ago: int
+    ) -> None:
+        topic_id = {"orders": ORDERS, "payments": PAYMENTS}[topic]
+        await self.put(
+            "messages (topic, topic_id, partition, offset, value, append_time)",
+            f"SELECT '{topic}', '{topic_id}', {partition}, number, 'abc',"
+            f" now64(3) - INTERVAL {minutes_ago} MINUTE"
+            f" FROM numbers({offsets.start}, {len(offsets)})",
+            shard,
+        )
+
+    async def count(self, database: str, minutes_ago: int) -> None:
+        """What the broker's roll-up would have written by then."""
+        until = f"toStartOfMinute(now()) - INTERVAL {minutes_ago} MINUTE"
+        await self._engine.execute(
+            f"INSERT INTO {database}.partition_minutes"
+            " SELECT topic, topic_id, partition, toStartOfMinute(append_time) AS minute, count(),"
+            " sum(length(value)), min(offset), max(offset), min(append_time), max(append_time)"
+            f" FROM {database}.messages WHERE append_time < {until} GROUP BY ALL UNION ALL"
+            f" SELECT '', toUUID('{NOBODY}'), -1, {until} - INTERVAL 1 MINUTE, 0, 0, 0, -1,"
+            f" {until}, {until}"
+        )
+
+    async def group(self, shard: str, group: str, reads: str) -> None:
+        await self.put(
+            "consumer_group_versions (group_id, version, state, state_time, generation, members,"
+            " changed_at)",
+            f"SELECT '{group}', 1, 'Stable', '2026-01-01', 3, 1, '2026-01-01'",
+            shard,
+        )
+        await self.put(
+            "group_member_versions (group_id, member_id, version, assignment, join_time,"
+            " changed_at)",
+            f"SELECT '{group}', 'm-{group}', 1, {reads}, '2026-01-01', '2026-01-01'",
+            shard,
+        )
+        await self.put(
+            "group_heartbeats (group_id, member_id, heartbeat_time)",
+            f"SELECT '{group}', 'm-{group}', '2026-01-02'",
+            shard,
+        )
+
+    async def commit(
+        self, shard: str, group: str, topic: str, partition: int, offset: int, version: int = 1
+    ) -> None:
+        topic_id = {"orders": ORDERS, "payments": PAYMENTS}[topic]
+        await self.put(
+            "consumer_offsets (group_id, topic, topic_id, partition, offset, commit_time, version)",
+            f"SELECT '{group}', '{topic}', '{topic_id}', {partition}, {offset},"
+            f" now() - INTERVAL 1 MINUTE, {version}",
+            shard,
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rows(engine: EmbeddedEngine) -> Rows:
+    """Two shards with a bit of everything.
+
+    Partition 0 of orders began on the first shard and went on on the second one. The first has
+    counted nearly all of its log, the second next to nothing.
+    """
+    rows = Rows(engine)
+    await rows.topic("orders", ORDERS, 3)
+    await rows.topic("payments", PAYMENTS, 1)
+    await rows.log(FIRST, "orders", 0, range(10), 25)
+    await rows.log(SECOND, "orders", 0, range(10, 15), 12)
+    await rows.log(SECOND, "orders", 0, range(15, 18), 0)
+    await rows.log(SECOND, "orders", 1, range(5), 30)
+    await rows.log(FIRST, "payments", 0, range(4), 4)
+    await rows.count(FIRST, 1)
+    await rows.count(SECOND, 20)
+    await rows.count(TOGETHER, 1)
+    await rows.group(FIRST, "billing", "map('orders', map(0, 'm-billing', 1, 'm-billing'))")
+    await rows.group(SECOND, "shipping", "map('payments', map(0, 'm-shipping'))")
+    await rows.commit(FIRST, "billing", "orders", 0, 2)
+    await rows.commit(FIRST, "billing", "orders", 0, 16, version=2)
+    await rows.commit(FIRST, "billing", "orders", 1, 1)
+    await rows.commit(SECOND, "shipping", "payments", 0, 2)
+    await rows.commit(SECOND, "shipping", "orders", 0, 11)
+    await rows.put("partition_checkpoints", f"SELECT '{ORDERS}', 1, toInt64(2), toInt64(0)", SECOND)
+    return rows
+
+
+async def told(engine: EmbeddedEngine, database: str, query: str) -> list[Row]:
+    return await engine.rows(query.replace("FROM ", f"FROM {database}.") + " ORDER BY ALL")
+
+
+SAME = {
+    "messages": "SELECT topic, partition, offset, value FROM messages",
+    "topics": "SELECT * FROM topics",
+    "consumer_groups": "SELECT * FROM consumer_groups",
+    "group_members": "SELECT * FROM group_members",
+    "group_assignments": "SELECT * FROM group_assignments",
+    "group_state": "SELECT * FROM group_state",
+    "latest_offsets": "SELECT group_id, topic, partition, offset, version FROM latest_offsets",
+    "current_offsets": "SELECT group_id, topic, partition, offset FROM current_offsets",
+    "partition_stats": "SELECT * FROM partition_stats",
+    "topic_stats": "SELECT * EXCEPT (records_per_second, bytes_per_second) FROM topic_stats",
+    "topic_minutes": "SELECT topic, partition, minute, sum(records), sum(bytes), max(end_offset)"
+    " FROM topic_minutes GROUP BY topic, partition, minute",
+    "consumer_lag": "SELECT * EXCEPT (lag_seconds, commit_time) FROM consumer_lag",
+}
+
+
+TIMES = {"topics": 1, "partition_stats": 1, "topic_stats": 1, "topic_minutes": 1, "consumer_lag": 4}
+"""How often a row is there over two shards that are one; a lag for each commit and each reader."""
+
+
+@pytest.mark.usefixtures("rows")
+async def test_every_view_says_what_it_says_where_all_rows_are_together(
+    cluster: EmbeddedEngine,
+) -> None:
+    shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
+    tables = {
+        "partition_checkpoints", "consumer_group_versions", "group_member_versions",
+        "group_heartbeats", "consumer_offsets", "partition_minutes",
+    }  # fmt: skip
+    assert SAME.keys() == shown - tables
+    for name, query in SAME.items():
+        of_all = await told(cluster, DATABASE, query)
+        assert of_all, name
+        # append_time of the copies was taken a moment later.
+        of_all, expected = (
+            [
+                [str(value)[:16] if "-" in str(value)[4:5] else value for value in row]
+                for row in rows
+            ]
+            for rows in (of_all, await told(cluster, TOGETHER, query))
+        )
+        assert of_all == expected, name
+
+
+@pytest.mark.usefixtures("rows")
+async def test_lag_in_seconds_is_exact_where_a_shard_has_counted_little(
+    cluster: EmbeddedEngine,
+) -> None:
+    """What the other shard has counted beyond it is read from the log."""
+    query = "SELECT group_id, topic, partition, lag_seconds FROM consumer_lag"
+    of_all = await told(cluster, DATABASE, query)
+    expected = await told(cluster, TOGETHER, query)
+    assert [row[:3] for row in of_all] == [row[:3] for row in expected]
+    for (*_, seconds), (*_, wanted) in zip(of_all, expected, strict=True):
+        assert float(str(seconds)) == pytest.approx(float(str(wanted)), abs=10)
+
+
+@pytest.mark.usefixtures("rows")
+async def test_a_topic_is_there_once_though_every_shard_knows_it(cluster: EmbeddedEngine) -> None:
+    rows = await cluster.rows(f"SELECT name, partitions FROM {DATABASE}.topics")
+    assert rows == [["orders", 3], ["payments", 1]]
+
+
+@pytest.mark.usefixtures("rows")
+async def test_the_tables_show_the_rows_of_both_shards(cluster: EmbeddedEngine) -> None:
+    for table in ("consumer_offsets", "group_member_versions", "group_heartbeats"):
+        query = "SELECT group_id FROM " + table
+        assert await told(cluster, DATABASE, query) == await told(cluster, TOGETHER, query)
+
+
+@pytest.mark.usefixtures("rows")
+async def test_people_join_the_views_with_each_other(cluster: EmbeddedEngine) -> None:
+    rows = await cluster.rows(
+        "SELECT group_id, state, sum(lag) FROM brokerhouse.consumer_lag AS lag"
+        " INNER JOIN brokerhouse.consumer_groups AS one USING (group_id)"
+        " GROUP BY group_id, state ORDER BY group_id"
+    )
+    assert rows == [["billing", "Stable", 6], ["shipping", "Stable", 9]]
+
+
+@pytest.mark.usefixtures("rows")
+async def test_clickhouse_runs_each_of_them_over_distributed_tables(engine: EmbeddedEngine) -> None:
+    await engine.execute(f"CREATE DATABASE {DISTRIBUTED}")
+    for one in people_migrations(LAYOUT):
+        await engine.execute(one.statement.replace(f"{DATABASE}.", f"{DISTRIBUTED}."))
+    for name, query in SAME.items():
+        once = await told(engine, FIRST, query)
+        of_all = await told(engine, DISTRIBUTED, query)
+        assert len(of_all) == len(once) * TIMES.get(name, 2), name
+        if name != "topic_minutes":  # it adds up what is there twice
+            assert [row for row, _ in groupby(of_all)] == once, name
+
+
+@pytest.mark.usefixtures("rows")
+async def test_what_was_made_can_be_made_again(cluster: EmbeddedEngine) -> None:
+    for one in people_migrations(LAYOUT):
+        await cluster.execute(as_union(one.statement))
+    for name, query in SAME.items():
+        assert await told(cluster, DATABASE, query), name
+
+
+async def test_nothing_is_for_people_that_means_one_shard_alone(cluster: EmbeddedEngine) -> None:
+    for name, whole in WHOLE_CLUSTER.items():
+        if whole is Whole.NOTHING:
+            with pytest.raises(EngineError):
+                await cluster.rows(f"SELECT count() FROM {DATABASE}.{name}")

@@ -1,0 +1,320 @@
+"""Topics of several brokers: one registry, a catalog in each broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from uuid import UUID
+
+import pytest
+
+from broker.config import Settings
+from broker.log.partition import PartitionLog
+from broker.shared_topics import VERSION_KEY, Partition, SharedCatalog
+from broker.topics import Topic
+from protocol.errors import (
+    InvalidPartitions,
+    NotLeaderOrFollower,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.registry import Versioned
+
+
+class Rows:
+    """A registry in memory; `before_write` runs once, before the next write is decided."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Versioned] = {}
+        self.away = False
+        self.before_write: asyncio.Future[None] | None = None
+        self.writing = asyncio.Event()
+
+    async def get(self, key: str) -> Versioned | None:
+        self._answer()
+        return self.values.get(key)
+
+    async def list(self, prefix: str) -> dict[str, Versioned]:
+        self._answer()
+        return {key: one for key, one in self.values.items() if key.startswith(prefix)}
+
+    async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
+        self._answer()
+        if self.before_write is not None:
+            self.writing.set()
+            waited, self.before_write = self.before_write, None
+            await waited
+        if self.values.get(key) != expected:
+            return False
+        self.values[key] = Versioned(value, 0 if expected is None else expected.version + 1)
+        return True
+
+    async def delete(self, key: str, expected: Versioned) -> bool:
+        self._answer()
+        if self.values.get(key) not in (None, expected):
+            return False
+        self.values.pop(key, None)
+        return True
+
+    def _answer(self) -> None:
+        if self.away:
+            raise EngineError("the registry is away")
+
+
+class Half:
+    """Leads the partitions whose number is even, or odd."""
+
+    def __init__(self, remainder: int) -> None:
+        self.remainder = remainder
+        self.awake = True
+        self.away = False
+        self.were_closed: list[PartitionLog] = []
+        self.were_opened: list[Partition] = []
+
+    def lasts(self) -> bool:
+        return self.awake
+
+    def leads(self, topic: Topic, partition: int) -> bool:
+        return partition % 2 == self.remainder
+
+    def fresh(self, topic: Topic, partition: int) -> PartitionLog:
+        return PartitionLog(topic, partition, 0, 0, 0, 7)
+
+    def by_shard(self, partitions: Sequence[Partition]) -> Collection[Sequence[Partition]]:
+        return [partitions]
+
+    async def open(self, partitions: Sequence[Partition]) -> list[PartitionLog]:
+        await asyncio.sleep(0)
+        if self.away and partitions:
+            raise EngineError("the shard is away")
+        self.were_opened += partitions
+        return [PartitionLog(topic, number, 0, 5, 0, 7) for topic, number in partitions]
+
+    def closed(self, partitions: Collection[PartitionLog]) -> None:
+        self.were_closed += partitions
+
+    async def settled(self) -> None:
+        await asyncio.sleep(0)
+
+
+class Two:
+    """Two brokers and their registry."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.topics, self.state = Rows(), Rows()
+        self.halves = Half(0), Half(1)
+        self.forgotten: list[tuple[str, UUID]] = []
+        self.even, self.odd = (
+            SharedCatalog(self.topics, self.state, Settings(), half, lambda: [engine], self._forget)
+            for half in self.halves
+        )
+
+    async def _forget(self, topic: str, topic_id: UUID) -> None:
+        self.forgotten.append((topic, topic_id))
+
+
+async def settled(catalog: SharedCatalog) -> None:
+    """What was seen has been made true, beside everything else."""
+    while catalog._settling is not None and not catalog._settling.done():
+        await asyncio.wait([catalog._settling])
+
+
+@pytest.fixture
+async def two(engine: EmbeddedEngine) -> AsyncIterator[Two]:
+    brokers = Two(engine)
+    await brokers.even.load()
+    await brokers.odd.load()
+    yield brokers
+    await brokers.even.close()
+    await brokers.odd.close()
+
+
+async def test_a_topic_is_seen_by_every_broker_and_each_leads_its_own_partitions(two: Two) -> None:
+    made = await two.even.create("orders", 3, {"retention.ms": "5"})
+    assert two.odd.get("orders") is None
+    await two.odd.refresh()
+    seen = two.odd.get("orders")
+    assert seen == made
+    assert (seen.partitions, seen.configs) == (3, {"retention.ms": "5"})
+    assert two.even.log(made, 0).next_offset == 0
+    assert two.odd.log(seen, 1).next_offset == 5, "another may have written: the end is read"
+    for catalog, not_mine in ((two.even, 1), (two.odd, 2)):
+        with pytest.raises(NotLeaderOrFollower):
+            catalog.log(made, not_mine)
+        with pytest.raises(UnknownTopicOrPartition):
+            catalog.log(made, 3)
+
+
+async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_time(
+    two: Two,
+) -> None:
+    two.topics.before_write = asyncio.get_running_loop().create_future()
+    released = two.topics.before_write
+    slow = asyncio.create_task(two.even.create("orders", 1, {}))
+    await two.topics.writing.wait()
+    made = await two.odd.create("orders", 2, {})
+    released.set_result(None)
+    with pytest.raises(TopicAlreadyExists):
+        await slow
+    assert two.even.get("orders") == made
+
+
+async def test_two_changes_at_the_same_time_are_both_made(two: Two) -> None:
+    topic = await two.even.create("orders", 1, {})
+    await two.odd.refresh()
+    two.topics.before_write = asyncio.get_running_loop().create_future()
+    released = two.topics.before_write
+    slow = asyncio.create_task(two.even.set_configs(topic, {"retention.ms": "9"}))
+    await two.topics.writing.wait()
+    await two.odd.add_partitions(topic, 4)
+    released.set_result(None)
+    changed = await slow
+    assert (changed.partitions, changed.configs) == (4, {"retention.ms": "9"})
+    await two.odd.refresh()
+    assert two.odd.get("orders") == changed
+
+
+async def test_partitions_that_another_broker_added_are_led(two: Two) -> None:
+    topic = await two.even.create("orders", 1, {})
+    await two.odd.refresh()
+    await two.even.add_partitions(topic, 4)
+    await two.odd.refresh()
+    assert [two.odd.log(topic, number).partition for number in (1, 3)] == [1, 3]
+    with pytest.raises(InvalidPartitions):
+        await two.odd.add_partitions(topic, 4)
+
+
+async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_know(
+    two: Two, engine: EmbeddedEngine
+) -> None:
+    topic = await two.even.create("orders", 2, {})
+    await two.odd.refresh()
+    of_odd = two.odd.log(topic, 1)
+    await two.even.delete(topic)
+    assert two.odd.get("orders") is not None
+    await settled(two.odd)
+    before = two.odd.seen
+    await two.odd.refresh()
+    assert two.odd.get("orders") is None
+    await settled(two.odd)
+    await settled(two.even)
+    assert two.odd.seen > before
+    assert isinstance(of_odd.closed, UnknownTopicOrPartition)
+    assert two.halves[1].were_closed == [of_odd]
+    assert two.forgotten == [("orders", topic.topic_id)] * 2
+    (deleted,) = await two.odd.deleted()
+    assert deleted.topic.topic_id == topic.topic_id
+    states = await engine.rows("SELECT state FROM topic_versions ORDER BY version")
+    assert states == [["live"], ["deleting"]]
+
+    again = await two.odd.create("orders", 1, {})
+    await two.odd.forget(deleted)
+    await two.even.refresh()
+    assert two.even.get("orders") == again
+    assert again.topic_id != topic.topic_id
+    assert await two.even.deleted() == []
+
+
+async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
+    topic = await two.even.create("orders", 1, {})
+    left = dict(two.topics.values)
+    await two.even.delete(topic)
+    two.topics.values.update(left)  # as if the broker had died before it took the name away
+    await two.odd.refresh()
+    assert two.odd.get("orders") is None
+    (deleted,) = await two.odd.deleted()
+    await two.odd.forget(deleted)
+    assert two.topics.values == {}
+
+
+async def test_nothing_is_read_while_nothing_has_changed(two: Two) -> None:
+    await two.even.create("orders", 1, {})
+    await two.odd.refresh()
+    two.topics.away = True
+    await two.odd.refresh()
+    await settled(two.odd)
+    assert two.state.values[VERSION_KEY].value == str(two.odd.seen)
+
+
+async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
+    topic = await two.even.create("orders", 1, {})
+    two.state.away = True
+    for change in (two.even.refresh(), two.even.create("b", 1, {}), two.even.delete(topic)):
+        with pytest.raises(EngineError):
+            await change
+    assert two.even.get("orders") == topic
+    assert two.even.get("b") is None
+
+
+async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> None:
+    topic = await two.even.create("orders", 1, {})
+    assert two.even.log(topic, 0).partition == 0
+    two.halves[0].awake = False
+    with pytest.raises(NotLeaderOrFollower):
+        two.even.log(topic, 0)
+
+
+async def test_what_is_taken_and_given_up(two: Two) -> None:
+    topic = await two.odd.create("orders", 4, {})
+    begun: list[PartitionLog] = []
+    await two.even.take(lambda _, partition: partition == 2, begun.extend)
+    assert [one.partition for one in begun] == [2]
+    assert two.even.log(topic, 2) is begun[0]
+    two.even.give_up(two.even.led(lambda _, partition: partition == 2))
+    with pytest.raises(NotLeaderOrFollower):
+        two.even.log(topic, 2)
+
+
+async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
+    before = dict(two.topics.values), dict(two.state.values)
+    topic = await two.even.create("orders", 1, {})
+    log = two.even.log(topic, 0)
+    now = dict(two.topics.values), dict(two.state.values)
+    two.topics.values, two.state.values = before
+    await two.even.refresh()
+    assert two.even.log(topic, 0) is log
+    # The list alone is old, and has to be read.
+    two.topics.values = {}
+    two.state.values = {VERSION_KEY: Versioned("9", 9)}
+    await two.even.refresh()
+    assert two.even.log(topic, 0) is log
+    assert two.forgotten == []
+    two.topics.values, two.state.values = now
+
+
+async def test_a_topic_that_was_made_and_not_answered_is_there_at_the_next_try(two: Two) -> None:
+    two.state.away = True
+    with pytest.raises(EngineError):
+        await two.even.create("orders", 1, {})
+    two.state.away = False
+    # As it is when the registry fails between the topic and its announcement.
+    topic = await two.odd.create("orders", 1, {})
+    two.even._stored["orders"] = two.topics.values["topic/orders"]
+    two.even._looked_at = 99
+    with pytest.raises(TopicAlreadyExists):
+        await two.even.create("orders", 1, {})
+    assert two.even.get("orders") == topic
+
+
+async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> None:
+    half = two.halves[0]
+    half.away = True
+    topic = await two.odd.create("orders", 1, {})
+    await two.even.refresh()
+    with pytest.raises(NotLeaderOrFollower):
+        two.even.log(topic, 0)
+    begun: list[PartitionLog] = []
+    await two.even.take(lambda *_: False, begun.extend)
+    half.away = False
+    await two.even.refresh()
+    assert two.even.log(topic, 0).partition == 0
+
+
+async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
+    await two.odd.create("sound", 1, {})
+    two.topics.values["topic/new"] = Versioned('{"of": "a newer version"}', 0)
+    await two.even.refresh()
+    assert [topic.name for topic in two.even.all()] == ["sound"]
+    assert "topic/new" in two.topics.values

@@ -26,7 +26,7 @@ from broker.sharded_groups import ShardedGroups
 from broker.shared_topics import SharedCatalog, watch
 from broker.single import cluster_id
 from broker.slots import Slots
-from broker.store import Store
+from broker.store import Store, wall_ms
 from coordinator.leases import Session, SlotMap
 from coordinator.ownership import Ownership
 from storage.clickhouse import ClickHouseServer
@@ -149,6 +149,7 @@ class ClusterNode:
                 cluster.slots,
             ),
             reachable=lambda: [name for name, shard in self._shards.items() if not shard.away],
+            first_session_id=wall_ms(),
         )
         self._housekeeping = Housekeeping(self._ownership, self._topics, self._stores, self._shards)
         await self._ownership.start()

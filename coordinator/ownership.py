@@ -147,10 +147,16 @@ class Ownership:
         *,
         first_map: SlotMap,
         reachable: Callable[[], Collection[str]],
+        first_session_id: int,
         clock_ms: Callable[[], int] = boot_ms,
         poll_s: float = 0.25,
     ) -> None:
-        """`first_map` is written if there is none. `reachable`: shards that are not away."""
+        """`first_map` is written if there is none. `reachable`: shards that are not away.
+
+        `first_session_id`: where ids begin if the registry knows of none. It should be later than
+        any id that a registry before this one, now lost, can have given: engines would take the
+        blocks of a session with an old id for repetitions, and drop them.
+        """
         self.slot_map: SlotMap | None = None
         self.sessions: Mapping[int, Session] = {}
         self._registry = registry
@@ -159,6 +165,7 @@ class Ownership:
         self._ttl_ms = ttl_ms
         self._first_map = first_map
         self._reachable = reachable
+        self._first_session_id = first_session_id
         self._clock_ms = clock_ms
         self._poll_s = poll_s
 
@@ -389,7 +396,7 @@ class Ownership:
     async def _new_session_id(self) -> int | None:
         """None if somebody else took it; an id may be lost, but is never given twice."""
         found = await self._ask(self._registry.get(NEXT_SESSION_KEY))
-        session_id = 1 if found is None else _number(found.value)
+        session_id = self._first_session_id if found is None else _number(found.value)
         call = self._registry.compare_and_set(NEXT_SESSION_KEY, found, str(session_id + 1))
         if await self._ask(call):
             return session_id

@@ -1,7 +1,7 @@
 """What the brokers of a cluster say of it, each asked by itself, as bytes."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,14 @@ def coordinator(broker: Broker, group: str, version: int = 4) -> int:
     return int(answer.node_id if version < 4 else answer.coordinators[0].node_id)
 
 
+def coordinators(broker: Broker, groups: Iterable[str]) -> dict[str, int]:
+    """For each group the node that this broker sends its members to."""
+    with Wire(broker) as wire:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=list(groups))
+        answer = wire.ask(request, 4)
+    return {found.key: int(found.node_id) for found in answer.coordinators}
+
+
 def await_true(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> float:
     """How long it took, in seconds."""
     began = time.monotonic()
@@ -55,14 +63,10 @@ def await_true(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_
 
 
 def await_leaders(
-    brokers: Iterable[Broker], topic: str, partitions: int, nodes: Iterable[int] | None = None
+    brokers: Iterable[Broker], topic: str, partitions: int, among: Collection[int] = ()
 ) -> dict[int, Leader]:
-    """When all these brokers name the same leaders: each partition's, on each of `nodes` some.
-
-    `nodes`: those of the brokers that are asked, unless given.
-    """
+    """When all these brokers name the same leader of each partition, and these nodes lead some."""
     asked = list(brokers)
-    wanted = {broker.node_id for broker in asked} if nodes is None else set(nodes)
     agreed: dict[int, Leader] = {}
 
     def settled() -> bool:
@@ -70,9 +74,14 @@ def await_leaders(
         agreed.clear()
         agreed.update(first)
         named = {leader.node_id for leader in first.values()}
-        return len(first) == partitions and named == wanted and all(o == first for o in others)
+        return (
+            len(first) == partitions
+            and NOBODY not in named
+            and named.issuperset(among)
+            and all(other == first for other in others)
+        )
 
-    await_true(settled, f"partitions of {topic} are led by {sorted(wanted)}")
+    await_true(settled, f"{topic} has leaders on which all agree, among them {sorted(among)}")
     return agreed
 
 

@@ -45,6 +45,7 @@ from tests.faults.samples import Target
 from tests.faults.wire import Wire
 
 PARTITIONS = 12
+NODES = {1, 2, 3}
 RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
 
 
@@ -53,7 +54,7 @@ def target(cluster: Cluster, topic: str) -> Target:
     """A topic of which every broker knows, and leads a part."""
     with Wire(cluster.brokers[0]) as wire:
         made = samples.create_topic(wire, topic, PARTITIONS)
-    await_leaders(cluster.brokers, topic, PARTITIONS)
+    await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
     return made
 
 
@@ -71,7 +72,7 @@ def test_every_broker_names_the_same_leader_of_each_partition_and_each_leads_som
 
     assert others == [first, first]
     assert first.keys() == set(range(PARTITIONS))
-    assert {leader.node_id for leader in first.values()} == {1, 2, 3}
+    assert {leader.node_id for leader in first.values()} == NODES
 
 
 def test_every_broker_names_the_same_brokers_and_one_controller(cluster: Cluster) -> None:
@@ -145,7 +146,7 @@ def test_groups_are_spread_and_every_broker_sends_members_to_the_same_one(
     ]
 
     assert others == [first, first]
-    assert Counter(first.values()).keys() == {1, 2, 3}
+    assert Counter(first.values()).keys() == NODES
 
 
 REFUSED_GROUPS: dict[ApiKey, Callable[[str, Target, int], ApiMessage]] = {
@@ -269,7 +270,7 @@ def test_a_topic_that_is_deleted_is_gone_everywhere_and_comes_back_empty(
 
     with Wire(third) as wire:
         again = samples.create_topic(wire, target.name, PARTITIONS)
-    await_leaders(cluster.brokers, target.name, PARTITIONS)
+    await_leaders(cluster.brokers, target.name, PARTITIONS, NODES)
     confluent.produce(second.kafka, target.name, RECORDS[:1])
 
     assert again.topic_id != target.topic_id

@@ -7,6 +7,7 @@ acknowledged is looked for in the shards: all of them once.
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -22,7 +23,7 @@ from tests.clients.cluster_view import (
     Leader,
     await_leaders,
     await_true,
-    coordinator,
+    coordinators,
     counted,
     leaders,
     node,
@@ -43,6 +44,7 @@ from tests.faults.wire import Wire
 from tests.server_process import PROJECT
 
 PARTITIONS = 6
+NODES = {1, 2, 3}
 SESSION_TIMEOUT_MS = 3000
 SLACK_S = 15.0
 """What a busy machine may add to what a session lasts."""
@@ -70,19 +72,32 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProces
 
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
-    """A topic of which each broker leads a part."""
-    await_true(lambda: is_whole(cluster), "every broker has slots")
-    with Wire(cluster.brokers[0]) as wire:
-        made = samples.create_topic(wire, topic, PARTITIONS)
-    await_leaders(cluster.brokers, topic, PARTITIONS)
+    """A topic of which each broker leads a part.
+
+    Its partitions are in fewer slots than there are, and the slots lie anywhere once brokers have
+    come and gone: not every topic has some of each broker's.
+    """
+    await_true(lambda: is_settled(cluster), "every broker has its share of the slots")
+    for n in count():
+        with Wire(cluster.brokers[0]) as wire:
+            made = samples.create_topic(wire, f"{topic}-{n}", PARTITIONS)
+        led = await_leaders(cluster.brokers, made.name, PARTITIONS)
+        if {leader.node_id for leader in led.values()} == NODES:
+            break
     return made
 
 
-def is_whole(cluster: Cluster) -> bool:
-    """Whether every broker coordinates something, and all say the same."""
-    groups = [f"probe-{n}" for n in range(24)]
-    first, *others = [{g: coordinator(b, g) for g in groups} for b in cluster.brokers]
-    return all(one == first for one in others) and set(first.values()) == {1, 2, 3}
+def is_settled(cluster: Cluster) -> bool:
+    """Whether every broker has its share of the slots, and all say the same of it."""
+    one_each = {slot_of_group(f"group-{n}", SLOTS): f"group-{n}" for n in range(20 * SLOTS)}
+    assert len(one_each) == SLOTS
+    first, *others = [coordinators(broker, one_each.values()) for broker in cluster.brokers]
+    shares = Counter(first.values())
+    return (
+        all(other == first for other in others)
+        and shares.keys() == NODES
+        and max(shares.values()) - min(shares.values()) <= 1
+    )
 
 
 @contextmanager
@@ -129,13 +144,13 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
 def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(
     cluster: Cluster, target: Target
 ) -> None:
-    before = stored(cluster, target, {1, 2, 3})
+    before = stored(cluster, target, NODES)
     with Wire(node(cluster, before.node_id)) as wire:
         asked = wire.ask(samples.list_offsets(target, -1), 7)
     end = asked.topics[0].partitions[0].offset
 
     with away(node(cluster, before.node_id)):
-        after = stored(cluster, target, {1, 2, 3} - {before.node_id})
+        after = stored(cluster, target, NODES - {before.node_id})
         with Wire(node(cluster, after.node_id)) as wire:
             answer = wire.ask(epoch_end(target, before.epoch), 4)
             fenced = wire.ask(samples.fetch(target, 0, leader_epoch=before.epoch), 11)
@@ -316,7 +331,7 @@ def send_keyless(cluster: Cluster, topic: str) -> list[int]:
 def test_a_group_on_one_shard_does_not_notice_that_the_other_is_away(
     cluster: Cluster, processes: MemberProcesses, topic: str
 ) -> None:
-    await_true(lambda: is_whole(cluster), "every broker has slots")
+    await_true(lambda: is_settled(cluster), "every broker has its share of the slots")
     place = topic_on(cluster, 1, topic)
     group = Group(processes, cluster.bootstrap, group_on(1, topic), [(place, 0)])
     with flowing(cluster.bootstrap, [(place, 0)]) as flow:

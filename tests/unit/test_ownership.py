@@ -22,6 +22,7 @@ from coordinator.ownership import NEXT_SESSION_KEY, SLOTS_KEY, NodeIdTaken, Owne
 from storage.engine import EngineError
 from storage.registry import Versioned
 
+FIRST_SESSION_ID = 1_700_000_000_000
 TTL_MS = 9_000
 SLOTS = 8
 FIRST_MAP = SlotMap.first([("a", range(4)), ("b", range(4, 8))], SLOTS)
@@ -221,6 +222,7 @@ class Cluster:
             TTL_MS,
             first_map=self.first_map,
             reachable=server.reachable,
+            first_session_id=FIRST_SESSION_ID,
             clock_ms=lambda: int(asyncio.get_running_loop().time() * 1000 * rate),
         )
         broker = Broker(node_id, door, server, ownership)
@@ -420,7 +422,7 @@ def test_renewals_do_not_wait_for_a_slot_that_is_slow_to_be_taken() -> None:
         await one.ownership.start()
         await asyncio.sleep(60)
         assert one.ownership.is_valid()
-        assert one.ownership.session_id == 1
+        assert one.ownership.session_id == FIRST_SESSION_ID
         assert one.server.lost_count == 0
 
     simulate(scenario)
@@ -497,7 +499,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
         with pytest.raises(NodeIdTaken, match="node id 1 is that of the broker at localhost:9093"):
             await twin.ownership.start()
         await until(lambda: cluster.all_served(one))
-        assert one.ownership.session_id == 1
+        assert one.ownership.session_id == FIRST_SESSION_ID
         assert one.server.lost_count == 0
 
     simulate(scenario)

@@ -22,7 +22,6 @@ from coordinator.ownership import NEXT_SESSION_KEY, SLOTS_KEY, NodeIdTaken, Owne
 from storage.engine import EngineError
 from storage.registry import Versioned
 
-FIRST_SESSION_ID = 1_700_000_000_000
 TTL_MS = 9_000
 SLOTS = 8
 FIRST_MAP = SlotMap.first([("a", range(4)), ("b", range(4, 8))], SLOTS)
@@ -207,6 +206,7 @@ class Cluster:
         self.store = Store()
         self.brokers: list[Broker] = []
         self.first_map = first_map
+        self.first_session_id = 1
 
     def broker(self, node_id: int, server: Server | None = None, rate: float = 1.0) -> Broker:
         """`rate`: how fast its clock goes."""
@@ -222,7 +222,7 @@ class Cluster:
             TTL_MS,
             first_map=self.first_map,
             reachable=server.reachable,
-            first_session_id=FIRST_SESSION_ID,
+            first_session_id=self.first_session_id,
             clock_ms=lambda: int(asyncio.get_running_loop().time() * 1000 * rate),
         )
         broker = Broker(node_id, door, server, ownership)
@@ -260,6 +260,17 @@ def test_the_first_broker_makes_the_map_and_serves_every_slot() -> None:
         (one,) = await cluster.start(1)
         await until(lambda: cluster.all_served(one), within_s=1)
         assert {slot.epoch for slot in cluster.store.slot_map().slots} == {1}
+
+    simulate(scenario)
+
+
+def test_ids_of_sessions_begin_where_told_when_the_registry_is_empty_and_go_on_from_there() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.first_session_id = 7_000
+        (one,) = await cluster.start(1)
+        cluster.first_session_id = 9_000
+        (two,) = await cluster.start(2)
+        assert (one.ownership.session_id, two.ownership.session_id) == (7_000, 7_001)
 
     simulate(scenario)
 
@@ -422,7 +433,7 @@ def test_renewals_do_not_wait_for_a_slot_that_is_slow_to_be_taken() -> None:
         await one.ownership.start()
         await asyncio.sleep(60)
         assert one.ownership.is_valid()
-        assert one.ownership.session_id == FIRST_SESSION_ID
+        assert one.ownership.session_id == 1
         assert one.server.lost_count == 0
 
     simulate(scenario)
@@ -499,7 +510,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
         with pytest.raises(NodeIdTaken, match="node id 1 is that of the broker at localhost:9093"):
             await twin.ownership.start()
         await until(lambda: cluster.all_served(one))
-        assert one.ownership.session_id == FIRST_SESSION_ID
+        assert one.ownership.session_id == 1
         assert one.server.lost_count == 0
 
     simulate(scenario)

@@ -277,19 +277,16 @@ class Slots:
         return self._opened(topic, partition, 0, 0, 0)
 
     def by_shard(self, partitions: Sequence[Partition]) -> Collection[Sequence[Partition]]:
-        found: dict[tuple[str, ...], list[Partition]] = {}
-        for topic, number in partitions:
-            slot = self._mine.get(self.slot_of(topic.topic_id, number))
-            if slot is not None:  # the session may have ended meanwhile
-                found.setdefault(slot.shards, []).append((topic, number))
-        return found.values()
+        mine = [
+            (topic, number)  # the others: the session may have ended meanwhile
+            for topic, number in partitions
+            if self.slot_of(topic.topic_id, number) in self._mine
+        ]
+        return self._on_shards(mine).values()
 
     async def open(self, partitions: Sequence[Partition]) -> list[PartitionLog]:
         """Read where these logs start and end. Raises `EngineError`."""
-        by_shards: dict[tuple[str, ...], list[Partition]] = {}
-        for topic, number in partitions:
-            slot = self._slot(topic, number)
-            by_shards.setdefault(slot.shards, []).append((topic, number))
+        by_shards = self._on_shards(partitions)
         # Producers with ids that are given from now on have no rows of earlier owners.
         first_fresh = await self._producer_ids.load() if partitions else 0
         ends: dict[_Key, int] = {}
@@ -303,6 +300,15 @@ class Slots:
             for topic, number in partitions
             for key in ((topic.topic_id, number),)
         ]
+
+    def _on_shards(
+        self, partitions: Iterable[Partition]
+    ) -> Mapping[tuple[str, ...], Sequence[Partition]]:
+        """The partitions by the shards that their slots have been on. Raises `EngineError`."""
+        found: dict[tuple[str, ...], list[Partition]] = {}
+        for topic, number in partitions:
+            found.setdefault(self._slot(topic, number).shards, []).append((topic, number))
+        return found
 
     def closed(self, partitions: Collection[PartitionLog]) -> None:
         for partition in partitions:

@@ -13,20 +13,17 @@ import os
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.cluster_network import Host, Loopback, Network
 from tests.server_process import PROJECT, ServerProcess, ServerProcessError, free_port
+from tests.sql_rows import bound, sql_rows
 from tests.zookeeper import ANSWER_LIMIT_S, LOGGING_JAR, ZOOKEEPER_JAR
 
 READY = "ready "
 COMMAND_LIMIT_S = 120.0
-SQL_LIMIT_S = 60.0
 
 KEEPER_PORT, KAFKA_PORT, HTTP_PORT = 2181, 9092, 8123
 SHARDS, BROKERS, REPLICAS, SLOTS = 2, 3, 2, 16
@@ -37,10 +34,6 @@ SQL_USER, SQL_PASSWORD = "cluster", "of the tests"
 
 started: list["Part"] = []
 """Every part of this test session, for a look into its log when a test fails."""
-
-
-class SqlError(Exception):
-    """An engine answered with an error."""
 
 
 class Part(ServerProcess):
@@ -127,21 +120,9 @@ class Engine(Part):
         super().__init__(name, hosts[0], command, log_path, environment=environment)
 
     def sql(self, query: str, parameters: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """The rows of a query of this shard alone. Needs no FORMAT."""
-        arguments = {f"param_{name}": value for name, value in (parameters or {}).items()}
-        arguments["database"] = DATABASE
-        arguments["default_format"] = "JSONEachRow"
-        arguments["output_format_json_quote_64bit_integers"] = "0"
-        request = urllib.request.Request(
-            f"{self.urls[0]}/?{urllib.parse.urlencode(arguments)}", data=query.encode()
-        )
-        request.add_header("X-ClickHouse-User", SQL_USER)
-        request.add_header("X-ClickHouse-Key", SQL_PASSWORD)
-        try:
-            with urllib.request.urlopen(request, timeout=SQL_LIMIT_S) as response:
-                return [json.loads(line) for line in response.read().splitlines()]
-        except urllib.error.HTTPError as error:
-            raise SqlError(error.read().decode(errors="replace")) from error
+        """The rows of a query of this shard alone."""
+        arguments = {"database": DATABASE, **bound(parameters)}
+        return sql_rows(self.urls[0], query, arguments, user=SQL_USER, password=SQL_PASSWORD)
 
 
 class Cluster:

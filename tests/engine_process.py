@@ -1,26 +1,14 @@
 """A real `brokerhouse engine` process for tests: a stand-in for the replicas of one shard."""
 
-import json
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.server_process import ServerProcess
+from tests.sql_rows import sql_rows
 
 READY = "ready http="
-SQL_LIMIT_S = 60.0
-
-
-class EngineSqlError(Exception):
-    """The engine refused a statement. `code` is ClickHouse's."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class EngineProcess(ServerProcess):
@@ -86,21 +74,5 @@ class EngineProcess(ServerProcess):
         replica: int = 0,
     ) -> list[dict[str, Any]]:
         """The rows of a statement's result. `parameters` go into the URL: settings, param_NAME."""
-        parameters = {
-            "database": database,
-            "default_format": "JSONEachRow",
-            "output_format_json_quote_64bit_integers": "0",
-            **(parameters or {}),
-        }
-        request = urllib.request.Request(
-            f"{self.urls[replica]}/?{urllib.parse.urlencode(parameters)}", data=statement.encode()
-        )
-        if user is not None:
-            request.add_header("X-ClickHouse-User", user)
-            request.add_header("X-ClickHouse-Key", password)
-        try:
-            with urllib.request.urlopen(request, timeout=SQL_LIMIT_S) as response:
-                return [json.loads(line) for line in response.read().splitlines()]
-        except urllib.error.HTTPError as error:
-            code = int(error.headers.get("X-ClickHouse-Exception-Code", "0"))
-            raise EngineSqlError(error.read().decode(errors="replace"), code) from error
+        arguments = {"database": database, **(parameters or {})}
+        return sql_rows(self.urls[replica], statement, arguments, user=user, password=password)

@@ -36,6 +36,10 @@ class ServerProcess:
         """What is executed, with the ports of the last life."""
         raise NotImplementedError
 
+    def environment(self) -> Mapping[str, str]:
+        """What it has beside the environment of the tests."""
+        return self._environment
+
     def is_ready(self) -> bool:
         """Whether it can be used by now; asked until it is true."""
         raise NotImplementedError
@@ -56,12 +60,12 @@ class ServerProcess:
     def launch(self) -> None:
         """Starts the process and does not wait for it."""
         assert not self.running, "started twice"
-        self._printed_before = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._printed_before = self.log_size()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
                 cwd=PROJECT,
-                env=dict(os.environ) | self._environment,
+                env={**os.environ, **self.environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -96,9 +100,11 @@ class ServerProcess:
 
     clean_exit_codes: Sequence[int] = (0,)
 
-    def kill(self) -> None:
+    def kill(self, after_s: float = 0.0) -> None:
         """SIGKILL: it gets no chance to finish anything. Nothing where it has ended already."""
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(after_s)
             self._process.kill()
             self._process.wait(LIMIT_S)
 
@@ -125,9 +131,14 @@ class ServerProcess:
         """Everything that it has printed in this life."""
         return self.log_path.read_bytes()[self._printed_before :].decode(errors="replace")
 
-    def log(self, limit: int = 8000) -> str:
-        """The last `limit` bytes of what it has printed, in all its lives."""
-        return self.log_path.read_bytes()[-limit:].decode(errors="replace")
+    def log_size(self) -> int:
+        return self.log_path.stat().st_size if self.log_path.exists() else 0
+
+    def log(self, start: int = 0, limit: int = 8000) -> str:
+        """What it printed from byte `start` on; of much, the last `limit` bytes."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_bytes()[start:][-limit:].decode(errors="replace")
 
     def __enter__(self) -> Self:
         self.start()

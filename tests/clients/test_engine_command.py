@@ -24,8 +24,9 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from broker import cli_engine
 from storage.blocks import STRING, UINT64, Table, block
 from tests.clients.sql_client import Answer, basic, send
-from tests.engine_process import EngineProcess, EngineSqlError
+from tests.engine_process import EngineProcess
 from tests.server_process import PROJECT, free_port
+from tests.sql_rows import SqlError
 from tests.zookeeper import Keeper
 
 DATABASE = "brokerhouse_shard"
@@ -233,7 +234,7 @@ def test_keeper_map_tables_work_through_every_replica(engine: EngineProcess) -> 
         " ENGINE = KeeperMap('/of_this_test') PRIMARY KEY key"
     )
     engine.sql("INSERT INTO registry SELECT 'a', 'first'", strict, replica=1)
-    with pytest.raises(EngineSqlError, match="Node exists") as refused:
+    with pytest.raises(SqlError, match="Node exists") as refused:
         engine.sql("INSERT INTO registry SELECT 'a', 'second'", strict)
     assert refused.value.code == 999
     change = (
@@ -459,7 +460,7 @@ def test_without_its_keeper_it_starts_and_says_so(tmp_path: Path) -> None:
     with EngineProcess(tmp_path / "data", keepers=[nowhere]) as own:
         assert f"no Keeper answers at {nowhere}" in own.log()
         assert own.sql("SELECT 1 AS one") == [{"one": 1}]
-        with pytest.raises(EngineSqlError) as refused:
+        with pytest.raises(SqlError) as refused:
             own.sql("CREATE TABLE t (k String) ENGINE = KeeperMap('/t') PRIMARY KEY k")
         assert refused.value.code == 999
         own.stop()

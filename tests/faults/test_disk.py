@@ -28,12 +28,14 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from protocol import errors
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import PROJECT, BrokerProcess, SqlError
+from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
 from tests.faults import samples
 from tests.faults.bystander import Bystander
 from tests.faults.samples import Target
 from tests.faults.wire import Wire
+from tests.server_process import PROJECT
+from tests.sql_rows import SqlError
 from tests.unit.record_batches import Record, batch_of
 
 MIB = 1 << 20

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import SqlError
 from tests.conftest import OwnBrokers
 from tests.faults import samples
 from tests.faults.wire import Wire
+from tests.sql_rows import SqlError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.broker_process import PROJECT
 from tests.cluster_processes import SLOTS, Cluster, Engine
+from tests.server_process import PROJECT
 
 TOPIC = "moving"
 PARTITIONS = 8

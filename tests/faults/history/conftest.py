@@ -46,7 +46,7 @@ def pytest_runtest_makereport(
         for part in cluster_processes.started:
             printed = _size(part) - before.get(part, 0)
             if printed:
-                shown = part.log(min(printed, SHOWN_BYTES))
+                shown = part.log(limit=min(printed, SHOWN_BYTES))
                 report.sections.append((f"log of {part}, {part.log_path}", shown))
     return report
 

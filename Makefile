@@ -1,5 +1,5 @@
 # make run    makes .venv, installs, starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test   installs what the tests need and runs them; ARGS passes arguments to pytest
+# make test   installs what the tests need and runs them, two files at a time; ARGS passes arguments to pytest
 # make lint   style and types
 # make bench  throughput and latency beside the bare engine
 # make bench-groups  consumer groups: time to join, latency of commits
@@ -38,7 +38,7 @@ run: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	@tools/require tests
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-clients-cluster: $(INSTALLED_DEV)
 	@tools/require tests

@@ -4,10 +4,12 @@ Packages are fetched once, and again when what asks for them changes. A missing 
 test that needs it.
 """
 
+import fcntl
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,8 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 JS = PROJECT / "tests" / "clients" / "js"
 JAVA = PROJECT / "tests" / "clients" / "java"
-JAVA_BUILD = PROJECT / ".tools" / "java"
+TOOLS = PROJECT / ".tools"
+JAVA_BUILD = TOOLS / "java"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
@@ -42,9 +45,10 @@ def node_command() -> list[str]:
     node = program("node")
     stamp = JS / "node_modules" / ".installed"
     wanted = _digest([JS / "package.json", JS / "package-lock.json"])
-    if not _is(stamp, wanted):
-        run([program("npm"), "ci"], directory=JS, limit_s=INSTALL_LIMIT_S)
-        stamp.write_text(wanted)
+    with _alone():
+        if not _is(stamp, wanted):
+            run([program("npm"), "ci"], directory=JS, limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
     return [node, str(JS / "helper.js")]
 
 
@@ -54,8 +58,9 @@ def java_command() -> list[str]:
     java = program("java")
     libraries = JAVA_BUILD / "lib"
     classes = JAVA_BUILD / "classes"
-    _install_jars(libraries)
-    _compile_helper(java, libraries, classes)
+    with _alone():
+        _install_jars(libraries)
+        _compile_helper(java, libraries, classes)
     return [
         java,
         # Short lives: start fast rather than run fast.
@@ -67,6 +72,15 @@ def java_command() -> list[str]:
         "-cp",
         f"{classes}:{libraries}/*",
     ]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process of the tests at a time: they share what is installed."""
+    TOOLS.mkdir(exist_ok=True)
+    with (TOOLS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _install_jars(libraries: Path) -> None:

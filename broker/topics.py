@@ -144,6 +144,18 @@ class TopicCatalog(ABC):
         """Every topic, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
+    async def await_logs(self, wanted: Iterable[tuple[str | UUID, int]]) -> None:
+        """Look again if any of these is not led here: another broker may just have made its topic.
+
+        Topics by name or id, and partitions. It waits for logs that are being opened, too.
+        """
+        if not all(self._is_open(topic, partition) for topic, partition in wanted):
+            await self.look_again()
+
+    def _is_open(self, key: str | UUID, partition: int) -> bool:
+        topic = self._by_id.get(key) if isinstance(key, UUID) else self._by_name.get(key)
+        return topic is not None and partition in self._logs.get(topic.topic_id, {})
+
     def log(self, topic: Topic, partition: int) -> PartitionLog:
         """Raises `UnknownTopicOrPartition`; `NotLeaderOrFollower` where another broker leads."""
         found = self._logs.get(topic.topic_id, {}).get(partition)

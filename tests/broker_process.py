@@ -58,7 +58,7 @@ class BrokerProcess(ServerProcess):
         return False
 
     def await_topic(self, topic: str) -> None:
-        """Until every broker there is knows the topic as it is now."""
+        """Until every broker there is knows the topic as it is now, or that it is not there."""
 
     def coordinator(self, group: str) -> tuple[int, str]:
         """The node id and the address of the broker that looks after the group."""

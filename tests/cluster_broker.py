@@ -16,6 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from tests.broker_process import BrokerProcess
+from tests.clients.cluster_view import leaders
 from tests.cluster_processes import Broker, Cluster
 from tests.faults.wire import Wire
 
@@ -58,15 +59,16 @@ class ClusterBroker(BrokerProcess):
         )
         request = DescribeConfigsRequest(resources=[resource])
 
-        def described(broker: Broker) -> tuple[int, dict[str, str]]:
+        def described(broker: Broker) -> tuple[int, dict[str, str], int]:
             with Wire(broker) as wire:
                 (result,) = wire.ask(request, 4).results
-            return result.error_code, {one.name: one.value for one in result.configs}
+            configs = {one.name: one.value for one in result.configs or ()}
+            return result.error_code, configs, len(leaders(broker, topic))
 
         deadline = time.monotonic() + _LIMIT_S
         while True:
             first, *others = [described(broker) for broker in self.cluster.brokers]
-            if first[0] == 0 and all(other == first for other in others):
+            if all(other == first for other in others):
                 return
             assert time.monotonic() < deadline, f"the brokers do not agree on {topic}: {first}"
             time.sleep(_LOOK_AGAIN_S)

@@ -50,9 +50,12 @@ _RecordError = _Partition.BatchIndexAndErrorMessage
 
 
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
-    if any(not _is_known(ctx, topic) for topic in request.topic_data):
-        # In order all the same: requests that come meanwhile wait for the same look.
-        await ctx.broker.topics.look_again()
+    # In order all the same: requests that come meanwhile wait for the same look.
+    await ctx.broker.topics.await_logs(
+        (_key(ctx, topic), partition.index)
+        for topic in request.topic_data
+        for partition in topic.partition_data
+    )
     pending = [
         (topic, [(part.index, _start(ctx, request, topic, part)) for part in topic.partition_data])
         for topic in request.topic_data
@@ -93,20 +96,21 @@ def _start(
         return error
 
 
-def _is_known(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> bool:
+def _key(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> str | UUID:
+    """What a request of this version calls its topic by."""
     if ctx.header.api_version >= _TOPIC_IDS_SINCE:
-        return ctx.broker.topics.by_id(UUID(str(topic_data.topic_id))) is not None
-    return ctx.broker.topics.get(topic_data.name) is not None
+        return UUID(str(topic_data.topic_id))
+    return str(topic_data.name)
 
 
 def _topic(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> Topic:
-    if ctx.header.api_version >= _TOPIC_IDS_SINCE:
-        topic_id = UUID(str(topic_data.topic_id))
-        by_id = ctx.broker.topics.by_id(topic_id)
+    key = _key(ctx, topic_data)
+    if isinstance(key, UUID):
+        by_id = ctx.broker.topics.by_id(key)
         if by_id is None:
-            raise UnknownTopicId(f"there is no topic with id {topic_id}")
+            raise UnknownTopicId(f"there is no topic with id {key}")
         return by_id
-    topic = ctx.broker.topics.get(topic_data.name)
+    topic = ctx.broker.topics.get(key)
     if topic is None:
         raise UnknownTopicOrPartition(f"there is no topic {topic_data.name}")
     return topic

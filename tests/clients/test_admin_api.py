@@ -855,7 +855,7 @@ def outcome(future: Any) -> Any:
 
 @pytest.mark.each_change
 def test_confluent_makes_changes_describes_and_deletes(
-    confluent: ConfluentAdmin, topic: str
+    broker: BrokerProcess, confluent: ConfluentAdmin, topic: str
 ) -> None:
     made = confluent.create_topics(
         [
@@ -883,6 +883,7 @@ def test_confluent_makes_changes_describes_and_deletes(
     )
     [changed] = confluent.incremental_alter_configs([change]).values()
     assert outcome(changed) is None
+    broker.await_topic(topic)
     resource = ConfluentResource(ConfluentResource.Type.TOPIC, topic)
     configs = outcome(confluent.describe_configs([resource])[resource])
     assert configs["cleanup.policy"].value == "delete,compact"
@@ -901,12 +902,16 @@ def test_confluent_makes_changes_describes_and_deletes(
 
 
 @pytest.mark.each_change
-def test_kafka_python_makes_changes_describes_and_deletes(kafka_python: Any, topic: str) -> None:
+def test_kafka_python_makes_changes_describes_and_deletes(
+    broker: BrokerProcess, kafka_python: Any, topic: str
+) -> None:
     kafka_python.create_topics({topic: {"num_partitions": 2, "configs": {"retention.ms": "5"}}})
     kafka_python.create_partitions({topic: 4})
+    broker.await_topic(topic)
     [described] = kafka_python.describe_topics([topic])
     assert len(described["partitions"]) == 4
     assert topic in kafka_python.list_topics()
     assert kafka_python.describe_cluster()["brokers"][0]["broker_id"] == 1
     kafka_python.delete_topics([topic])
+    broker.await_topic(topic)
     assert topic not in kafka_python.list_topics()

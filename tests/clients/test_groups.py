@@ -402,6 +402,7 @@ def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
     group.partitions.update(partitions_of(second, 2))
     group.await_settled()
     admin.create_partitions([NewPartitions(first, 4)])[first].result(20)
+    broker.await_topic(first)
     group.partitions.update(partitions_of(first, 4))
     with flowing(broker.kafka, group.partitions) as flow:
         group.await_settled()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -102,6 +103,9 @@ class TopicCatalog(ABC):
         self._by_id: dict[UUID, Topic] = {}
         self._logs: dict[UUID, dict[int, PartitionLog]] = {}
         self._lock = asyncio.Lock()
+        self._awaited: Counter[tuple[str | UUID, int]] = Counter()
+        self._awaiting = asyncio.Lock()
+        self._looks = 0
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
         self.first_fresh_producer_id = 0
@@ -144,13 +148,28 @@ class TopicCatalog(ABC):
         """Every topic, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
-    async def await_logs(self, wanted: Iterable[tuple[str | UUID, int]]) -> None:
+    async def await_logs(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
         """Look again if any of these is not led here: another broker may just have made its topic.
 
-        Topics by name or id, and partitions. It waits for logs that are being opened, too.
+        Topics by name or id, and partitions. It waits for logs that are being opened, too, and who
+        comes while another waits for the same log comes after it: a producer's batches stay in the
+        order in which they were sent.
         """
-        if not all(self._is_open(topic, partition) for topic, partition in wanted):
-            await self.look_again()
+        if self._awaited.keys().isdisjoint(wanted) and self._are_open(wanted):
+            return
+        self._awaited.update(wanted)
+        looks = self._looks
+        try:
+            async with self._awaiting:  # which is fair
+                if looks == self._looks and not self._are_open(wanted):
+                    await self.look_again()
+                    self._looks += 1
+        finally:
+            self._awaited.subtract(wanted)
+            self._awaited = +self._awaited
+
+    def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
+        return all(self._is_open(topic, partition) for topic, partition in wanted)
 
     def _is_open(self, key: str | UUID, partition: int) -> bool:
         topic = self._by_id.get(key) if isinstance(key, UUID) else self._by_name.get(key)

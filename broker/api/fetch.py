@@ -115,7 +115,7 @@ class _Collector:
         self._changed: set[PartitionLog] = set()
 
     async def run(self, max_wait_s: float) -> None:
-        await self._ctx.broker.topics.await_logs(reading.wanted.key for reading in self._readings)
+        await self._ctx.broker.topics.await_logs([reading.wanted.key for reading in self._readings])
         for reading in self._readings:
             self._find_log(reading)
         await self._read(self._readings)

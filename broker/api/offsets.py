@@ -68,9 +68,11 @@ _OffsetsPartition: TypeAlias = (
 
 async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     await ctx.broker.topics.await_logs(
-        (topic.name, partition.partition_index)
-        for topic in request.topics
-        for partition in topic.partitions
+        [
+            (topic.name, partition.partition_index)
+            for topic in request.topics
+            for partition in topic.partitions
+        ]
     )
     topics = []
     for topic in request.topics:

@@ -52,9 +52,11 @@ _RecordError = _Partition.BatchIndexAndErrorMessage
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
     # In order all the same: requests that come meanwhile wait for the same look.
     await ctx.broker.topics.await_logs(
-        (_key(ctx, topic), partition.index)
-        for topic in request.topic_data
-        for partition in topic.partition_data
+        [
+            (_key(ctx, topic), partition.index)
+            for topic in request.topic_data
+            for partition in topic.partition_data
+        ]
     )
     pending = [
         (topic, [(part.index, _start(ctx, request, topic, part)) for part in topic.partition_data])

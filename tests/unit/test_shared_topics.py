@@ -318,3 +318,63 @@ async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
     await two.even.refresh()
     assert [topic.name for topic in two.even.all()] == ["sound"]
     assert "topic/new" in two.topics.values
+
+
+async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, hanging, goes_on = two.halves[1], asyncio.Event(), asyncio.Event()
+    order: list[int] = []
+    open_at_once = half.open
+
+    async def open_one(partitions: Sequence[Partition]) -> list[PartitionLog]:
+        if partitions[0][1] == 3:
+            hanging.set()
+            await goes_on.wait()
+        return await open_at_once(partitions)
+
+    monkeypatch.setattr(half, "by_shard", lambda partitions: [[one] for one in partitions])
+    monkeypatch.setattr(half, "open", open_one)
+    topic = await two.even.create("orders", 4, {})
+
+    async def ask(number: int) -> None:
+        await two.odd.await_logs([("orders", 1)])
+        two.odd.log(topic, 1)
+        order.append(number)
+
+    asked = [asyncio.create_task(ask(1))]
+    await hanging.wait()  # the log is open; the look goes on
+    assert ("orders", 1) in [(one.name, number) for one, number in half.were_opened]
+    asked += [asyncio.create_task(ask(number)) for number in range(2, 5)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert order == []
+    goes_on.set()
+    await asyncio.gather(*asked)
+    assert order == [1, 2, 3, 4]
+
+
+async def test_a_request_for_a_log_that_is_open_does_not_wait_for_others(two: Two) -> None:
+    await two.odd.create("orders", 4, {})
+    two.state.away = True
+    waiting = asyncio.create_task(two.odd.await_logs([("unknown", 0)]))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(0.5):
+        await two.odd.await_logs([("orders", 1)])
+    await waiting
+
+
+async def test_those_who_wait_for_a_look_that_hangs_do_not_wait_one_after_the_other(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(two.odd, "look_again", look)
+    await asyncio.gather(*(two.odd.await_logs([(f"unknown-{n}", 0)]) for n in range(50)))
+    assert looks == 1
+    assert not two.odd._awaited

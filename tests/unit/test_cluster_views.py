@@ -142,7 +142,7 @@ class Rows:
         )
         await self.put(
             "group_heartbeats (group_id, member_id, heartbeat_time)",
-            f"SELECT '{group}', 'm-{group}', '2026-01-02'",
+            f"SELECT '{group}', 'm-{group}', '2096-01-02'",
             shard,
         )
 

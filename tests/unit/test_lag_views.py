@@ -223,17 +223,17 @@ async def test_group_state_has_a_row_per_group(log: Log) -> None:
         "INSERT INTO group_member_versions (group_id, member_id, version, assignment, join_time,"
         " removed) SELECT 'billing', arrayJoin(['m1', 'm2']) AS member, 2,"
         " if(member = 'm1', map('a', map(0, 'm1', 1, 'm1'), 'b', map(0, 'm1')),"
-        " map('a', map(2, 'm2'))), toDateTime64('2026-11-20 12:00:00', 3), false"
+        " map('a', map(2, 'm2'))), toDateTime64('2096-11-20 12:00:00', 3), false"
     )
     await log.engine.execute(
-        "INSERT INTO group_heartbeats VALUES ('billing', 'm2', '2026-11-20 12:00:09', 1)"
+        "INSERT INTO group_heartbeats VALUES ('billing', 'm2', '2096-11-20 12:00:09', 1)"
     )
     rows = await log.engine.rows(
         "SELECT group_id, state, generation, protocol, members, partitions, last_heartbeat"
         " FROM group_state"
     )
     assert rows == [
-        ["billing", "Stable", 7, "range", 2, 4, "2026-11-20 12:00:09.000"],
+        ["billing", "Stable", 7, "range", 2, 4, "2096-11-20 12:00:09.000"],
         ["idle", "Empty", 3, "", 0, 0, None],
     ]
 

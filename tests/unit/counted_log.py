@@ -14,7 +14,7 @@ from storage.engine import EngineError, Parameter
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
-NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
+NOON = int(datetime(2096, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 
 
 class CountedEngine(EmbeddedEngine):

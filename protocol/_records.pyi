@@ -95,6 +95,7 @@ class BlockBuilder:
         header: BatchHeader,
         payload: builtins.bytes | memoryview,
         log_append_time_ms: int | None,
+        keyed: bool = False,
     ) -> None: ...
     def finish(self) -> builtins.bytes: ...
 

@@ -28,9 +28,14 @@ from libc.stdint cimport (
     uint64_t,
 )
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 
-from protocol.errors import CorruptMessage, InvalidRecord, UnsupportedForMessageFormat
+from protocol.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    RecordsWithoutKey,
+    UnsupportedForMessageFormat,
+)
 from protocol.records import COLUMNS, READ_COLUMNS
 
 
@@ -161,6 +166,7 @@ cdef enum:
     CRC_AT = 17
     ATTRIBUTES_AT = 21  # the CRC counts from here
     MAX_TIMESTAMP_AT = 35
+    INDEXES_TOLD = 1000
     SMALLEST_RECORD = 7  # length, attributes, two deltas, two lengths, header count
     # Below this much work the GIL is kept: taking it back can cost a switch interval (5 ms) when
     # others want it.
@@ -901,6 +907,21 @@ cdef void _write_block(
         p = _copy(p, &append_time_ms, 8)
 
 
+cdef _check_keys(const uint8_t *nulls, int64_t count):
+    """Raises RecordsWithoutKey unless every record has a key: `nulls` has a byte for each."""
+    cdef int64_t i
+    cdef int64_t keyless = 0
+    if memchr(nulls, 1, count) == NULL:
+        return
+    indexes = []
+    for i in range(count):
+        if nulls[i]:
+            keyless += 1
+            if keyless <= INDEXES_TOLD:
+                indexes.append(i)
+    raise RecordsWithoutKey(tuple(indexes), keyless)
+
+
 cdef class BlockBuilder:
     """Gathers batches into one block for `messages`: see `protocol.records.BlockBuilder`."""
 
@@ -952,6 +973,7 @@ cdef class BlockBuilder:
         BatchHeader header not None,
         payload,
         log_append_time_ms,
+        bint keyed=False,
     ):
         cdef Columns *c = &self._columns
         cdef Buf *buffers = <Buf *>c
@@ -1016,6 +1038,8 @@ cdef class BlockBuilder:
             else:
                 with nogil:
                     fault = _parse_records(c, p, end, count, base_timestamp, one_timestamp, &record)
+            if fault == OK and keyed:
+                _check_keys(c.key_null.data + c.key_null.len - count, count)
             if fault == OK:
                 if not _reserve(&c.runs, sizeof(Run)):
                     fault = NO_MEMORY

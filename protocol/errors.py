@@ -221,6 +221,21 @@ class InvalidRecord(KafkaError):
     code = 87
 
 
+class RecordsWithoutKey(InvalidRecord):
+    """Records for a compacted topic that cannot be compacted; nothing of their batch is taken.
+
+    `indexes` are their places in the batch, of many only the first; `count` is how many there are.
+    """
+
+    def __init__(self, indexes: tuple[int, ...], count: int) -> None:
+        super().__init__(indexes, count)
+        self.indexes = indexes
+        self.count = count
+
+    def __str__(self) -> str:
+        return f"{self.count} records have no key, and a compacted topic needs one in each"
+
+
 class UnknownTopicId(KafkaError):
     code = 100
 

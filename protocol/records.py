@@ -20,7 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from protocol.errors import CorruptMessage, InvalidRecord, UnsupportedForMessageFormat
+from protocol.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    RecordsWithoutKey,
+    UnsupportedForMessageFormat,
+)
 
 COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("topic", "LowCardinality(String)"),
@@ -66,6 +71,9 @@ _CONTROL: Final = 0x20
 
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
+INDEXES_TOLD: Final = 1000
+"""Records of a batch that an error names at most: a small request may hold millions of them."""
+
 # Length, attributes, timestamp and offset delta, key and value length, header count: a byte each.
 _SMALLEST_RECORD: Final = 7
 
@@ -276,12 +284,14 @@ class BlockBuilder:
         header: BatchHeader,
         payload: builtins.bytes | memoryview,
         log_append_time_ms: int | None,
+        keyed: bool = False,
     ) -> None:
         """Adds the records of one batch, from `base_offset` on; all of them or, on an error, none.
 
         `payload` is the records section, decompressed. Raises InvalidRecord unless it is exactly
         `header.count` records whose offset deltas count up from 0, with nothing left over inside or
-        after them, every number in as many bits as its type has, and lengths that fit.
+        after them, every number in as many bits as its type has, and lengths that fit. `keyed`:
+        then records without a key raise RecordsWithoutKey, which names up to INDEXES_TOLD of them.
 
         A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64; or one for
         all: `log_append_time_ms`, or the max timestamp of a batch that already is of LogAppendTime.
@@ -337,6 +347,10 @@ class BlockBuilder:
             added.append((place, row))
         if reader.left:
             raise InvalidRecord(f"{reader.left} bytes are left over after the last record")
+        if keyed:
+            keyless = [index for index, (_, row) in enumerate(added) if row.key is None]
+            if keyless:
+                raise RecordsWithoutKey(tuple(keyless[:INDEXES_TOLD]), len(keyless))
         self._rows += added
 
     def finish(self) -> builtins.bytes:

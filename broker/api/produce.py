@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import TypeAlias
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from protocol.errors import (
     InvalidTimestamp,
     KafkaError,
     MessageTooLarge,
+    RecordsWithoutKey,
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnsupportedCompressionType,
@@ -176,6 +178,8 @@ async def _answer(index: int, started: _Started) -> _Partition:
     partition, done = started
     try:
         appended = await done
+    except RecordsWithoutKey as error:
+        return _failed(index, error, _record_errors(partition, error))
     except KafkaError as error:
         return _failed(index, error)
     return _Partition(
@@ -189,14 +193,24 @@ async def _answer(index: int, started: _Started) -> _Partition:
     )
 
 
-def _failed(index: int, error: KafkaError) -> _Partition:
+def _record_errors(partition: PartitionLog, error: RecordsWithoutKey) -> list[_RecordError]:
+    """KIP-467. Kafka's words, because producers hand them on to their users."""
+    message = f"Compacted topic cannot accept message without key in topic partition {partition}"
+    return [
+        _RecordError(batch_index=at, batch_index_error_message=message) for at in error.indexes
+    ]
+
+
+def _failed(
+    index: int, error: KafkaError, record_errors: Sequence[_RecordError] = ()
+) -> _Partition:
     return _Partition(
         index=index,
         error_code=error.code,
         base_offset=-1,
         log_append_time_ms=-1,
         log_start_offset=-1,
-        record_errors=[],
+        record_errors=list(record_errors),
         error_message=error.message,
     )
 

@@ -604,6 +604,7 @@ def _add(
         header,
         payload,
         append_time_ms,
+        "compact" in partition.topic.config.cleanup_policy,
     )
     data = stamp_batch(append.records, header, base_offset, partition.leader_epoch, append_time_ms)
     block.staging.reserve(partition, header.count)

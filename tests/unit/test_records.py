@@ -21,7 +21,12 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPytho
 
 from protocol import _records, records
 from protocol.compression import decompress
-from protocol.errors import CorruptMessage, InvalidRecord, UnsupportedForMessageFormat
+from protocol.errors import (
+    CorruptMessage,
+    InvalidRecord,
+    RecordsWithoutKey,
+    UnsupportedForMessageFormat,
+)
 from tests.unit import record_batches as make
 from tests.unit.record_batches import Batch, Mutation, Record, Row, batch_of
 
@@ -68,6 +73,7 @@ def append(
     partition: int = 0,
     log_append_time_ms: int | None = None,
     leader_epoch: int = 3,
+    keyed: bool = False,
 ) -> None:
     header = header_of(module, batch)
     payload = memoryview(batch.data)[header.start + 61 : header.end]
@@ -80,6 +86,7 @@ def append(
         header,
         payload,
         log_append_time_ms,
+        keyed,
     )
 
 
@@ -187,6 +194,37 @@ def test_spoilt_records_are_taken_or_refused_alike_and_a_refusal_changes_nothing
         append(module, builder, batch, topic="after")
         results.append((result, builder.finish()))
     assert results[0] == results[1]
+
+
+@given(st.lists(st.sampled_from([None, b"", b"key"]), min_size=1, max_size=12))
+def test_records_without_a_key_are_told_apart_alike_and_change_nothing(
+    keys: list[bytes | None],
+) -> None:
+    batch = batch_of(*(Record(key=key, headers=((b"h", None),)) for key in keys))
+    keyless = tuple(index for index, key in enumerate(keys) if key is None)
+    blocks = []
+    for module in BOTH:
+        builder = module.BlockBuilder(0)
+        append(module, builder, batch, topic="before")
+        before = builder.rows, builder.bytes, builder.finish()
+        try:
+            append(module, builder, batch, topic="compacted", keyed=True)
+        except RecordsWithoutKey as error:
+            assert (error.indexes, error.count) == (keyless, len(keyless))
+            assert (builder.rows, builder.bytes, builder.finish()) == before
+        else:
+            assert not keyless
+        append(module, builder, batch, topic="after")
+        blocks.append(builder.finish())
+    assert blocks[0] == blocks[1]
+
+
+def test_of_many_records_without_a_key_only_the_first_are_named(module: Any) -> None:
+    batch = batch_of(*(Record() for _ in range(2 * records.INDEXES_TOLD)))
+    with pytest.raises(RecordsWithoutKey) as refused:
+        append(module, module.BlockBuilder(0), batch, keyed=True)
+    assert refused.value.indexes == tuple(range(records.INDEXES_TOLD))
+    assert refused.value.count == 2 * records.INDEXES_TOLD
 
 
 @given(st.binary(max_size=60), st.integers(-2, 8))

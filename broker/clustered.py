@@ -19,6 +19,9 @@ from broker.config import Settings
 from broker.housekeeping import Housekeeping, keeper_of
 from broker.leadership import Node as BrokerNode
 from broker.leadership import SlotLeadership
+from broker.log.log_starts import LogStarts
+from broker.log.retention import Retention
+from broker.log.retention import watch as watch_retention
 from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
@@ -106,6 +109,8 @@ class ClusterNode:
             self._slots.forget_topic,
         )
         self._slots.catalog = self._topics
+        log_starts = LogStarts(self._slots.lanes)
+        self._retention = Retention(self._topics.led, self._slots, log_starts, wall_ms)
         self.broker = Broker(
             settings,
             Parts(
@@ -113,6 +118,7 @@ class ClusterNode:
                 SlotLeadership(self, self._own),
                 self._slots,
                 self._slots,
+                log_starts,
                 self._topics,
                 ShardedGroups(self._slots.coordinator_of, self._slots.coordinators),
                 producer_ids,
@@ -151,11 +157,21 @@ class ClusterNode:
             reachable=lambda: [name for name, shard in self._shards.items() if not shard.away],
             first_session_id=wall_ms(),
         )
-        self._housekeeping = Housekeeping(self._ownership, self._topics, self._stores, self._shards)
+        self._housekeeping = Housekeeping(
+            self._ownership,
+            self._topics,
+            self._stores,
+            self._shards,
+            settings.retention_check_interval_ms,
+        )
         await self._ownership.start()
         self._tasks = [
             asyncio.create_task(watch(self._topics, _TOPICS_EVERY_S), name="topics-of-others"),
             asyncio.create_task(self._watch_lanes(self._ownership), name="lanes"),
+            asyncio.create_task(
+                watch_retention(settings.retention_check_interval_ms, self._retention.round),
+                name="retention",
+            ),
         ]
         self._housekeeping.start()
 

@@ -202,6 +202,12 @@ class Settings(BaseSettings):
         "Subscriptions and assignments of all groups; past it no member is taken",
         ge=1024,
     )
+    retention_check_interval_ms: int = _setting(
+        300_000,
+        "ms",
+        "How often topics are looked at for records to delete (retention.ms, retention.bytes)",
+        ge=1,
+    )
     offsets_retention_minutes: int = _setting(
         10_080,
         "minutes",

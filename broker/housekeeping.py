@@ -1,8 +1,9 @@
 """What one broker of a cluster does for all: the owner of a shard's first slot keeps its house.
 
-For its shard it writes topics into `topic_versions` where a broker could not, and counts the log
-into `partition_minutes` (broker/log/rollup.py). Whoever owns slot 0 removes what is left of deleted
-topics, once every broker has seen that they are gone.
+For its shard it writes topics into `topic_versions` where a broker could not, counts the log into
+`partition_minutes` (broker/log/rollup.py), and takes out rows that lie below the start of their log
+(broker/log/sweep.py); where a log starts is decided by its owner. Whoever owns slot 0 removes what
+is left of deleted topics, once every broker has seen that they are gone.
 
 Two may keep house for a moment, while slots change hands: each of these can be done twice.
 """
@@ -19,6 +20,7 @@ from typing import Protocol
 from uuid import UUID
 
 from broker.log.rollup import NotYet, Rollup
+from broker.log.sweep import Sweep
 from broker.shared_topics import Deleted, SharedCatalog
 from broker.store import Store, wall_ms
 from broker.topics import remove_rows, store_version
@@ -66,6 +68,7 @@ class Housekeeping:
         catalog: SharedCatalog,
         stores: Mapping[str, Store],
         shards: Mapping[str, Reachable],
+        sweep_every_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._ownership = ownership
@@ -76,6 +79,9 @@ class Housekeeping:
             name: Rollup(store.engine, self._promise(store), clock_ms)
             for name, store in stores.items()
         }
+        self._sweeps = {name: Sweep(store.engine, clock_ms) for name, store in stores.items()}
+        self._sweep_every_s = sweep_every_ms / 1000
+        self._swept_s = dict.fromkeys(stores, time.monotonic())
         self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
         self.task: asyncio.Task[None] | None = None
@@ -99,6 +105,7 @@ class Housekeeping:
         for name, store in self._stores.items():
             if store.keeps_house() and not self._shards[name].away:
                 await self._trying(f"shard {name}", partial(self._keep, store))
+                await self._trying(f"old records on shard {name}", partial(self._sweep, name))
         if self._keeps_topics():
             await self._trying("deleted topics", self._remove_deleted)
 
@@ -113,6 +120,11 @@ class Housekeeping:
     async def _keep(self, store: Store) -> None:
         await self._mirror_topics(store)
         await self._rollups[store.name].count()
+
+    async def _sweep(self, name: str) -> None:
+        if time.monotonic() - self._swept_s[name] >= self._sweep_every_s:
+            self._swept_s[name] = time.monotonic()
+            await self._sweeps[name].round()
 
     async def _mirror_topics(self, store: Store) -> None:
         # The shard is read first: a topic that another broker is making is in the registry before.

@@ -19,6 +19,7 @@ from broker.config import Settings
 from broker.connection import Connection, InFlight
 from broker.leadership import Leadership
 from broker.log.appender import Appended
+from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.places import Places
 from broker.log.reader import ColdReader
@@ -44,6 +45,7 @@ class Parts:
     leadership: Leadership
     places: Places
     appender: Appending
+    log_starts: LogStarts
     topics: TopicCatalog
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
@@ -73,6 +75,7 @@ class Broker:
         self.leadership = parts.leadership
         self.places = parts.places
         self.appender = parts.appender
+        self.log_starts = parts.log_starts
         self.topics = parts.topics
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids

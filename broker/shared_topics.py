@@ -165,15 +165,6 @@ class SharedCatalog(TopicCatalog):
         async with self._lock:
             stop()
 
-    def led(self, leads: Callable[[Topic, int], bool]) -> list[PartitionLog]:
-        """The open logs that `leads` picks."""
-        return [
-            log_
-            for logs in self._logs.values()
-            for log_ in logs.values()
-            if leads(log_.topic, log_.partition)
-        ]
-
     def give_up(self, logs: Iterable[PartitionLog]) -> None:
         """Another broker may lead these."""
         for log_ in logs:

@@ -13,8 +13,11 @@ from uuid import uuid4
 from broker.config import Settings
 from broker.leadership import SingleBroker
 from broker.log.appender import Appender
+from broker.log.log_starts import LogStarts
 from broker.log.places import OnePlace
+from broker.log.retention import Retention, watch
 from broker.log.rollup import Rollup
+from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
@@ -42,19 +45,26 @@ class SingleNode:
             append_limits(settings),
             uuid4(),
         )
+        places = OnePlace(engine)
         self.rollup = Rollup(engine, self.appender.no_row_before, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows)
         self.topics = LocalCatalog(
             engine, settings, self.appender.settled, self.groups.forget_topic
         )
+        log_starts = LogStarts(lambda _partition: (self.rows,))
+        self._retention = Retention(self.topics.led, places, log_starts, wall_ms)
+        self._sweep = Sweep(engine, wall_ms)
+        self._retention_every_ms = settings.retention_check_interval_ms
+        self._upkeep: asyncio.Task[None] | None = None
         self.broker = Broker(
             settings,
             Parts(
                 cluster_id,
                 SingleBroker(settings.node_id, address),
-                OnePlace(engine),
+                places,
                 self.appender,
+                log_starts,
                 self.topics,
                 self.groups,
                 ProducerIds(registry),
@@ -77,11 +87,20 @@ class SingleNode:
 
     async def begin(self) -> None:
         self.rollup.start()
+        self._upkeep = asyncio.create_task(
+            watch(
+                self._retention_every_ms,
+                self._retention.round,
+                self.topics.remove_left_over,
+                self._sweep.round,
+            ),
+            name="retention",
+        )
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        tasks = [*self.groups.background, *self.rows.background]
-        return tasks if self.rollup.task is None else [self.rollup.task, *tasks]
+        begun = [task for task in (self.rollup.task, self._upkeep) if task is not None]
+        return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:
         """There is nobody to hand over to."""
@@ -94,6 +113,12 @@ class SingleNode:
             parts.push_async_callback(self.rollup.close)
             parts.push_async_callback(self.rows.close)
             parts.push_async_callback(self.groups.close)
+            parts.push_async_callback(self._stop_upkeep)
+
+    async def _stop_upkeep(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait([self._upkeep])
 
 
 async def open_engine(settings: Settings) -> EmbeddedEngine:

@@ -19,6 +19,7 @@ from functools import partial
 from uuid import UUID
 
 from broker.log.appender import Appended
+from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
@@ -37,24 +38,11 @@ from coordinator.leases import (
 )
 from protocol._records import BatchHeader
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, NotLeaderOrFollower
-from storage.blocks import INT32, INT64, UUIDS, Table
 from storage.engine import Engine, EngineError
-from storage.row_lane import TableRows
+from storage.row_lane import RowLane, TableRows
 from storage.shards import Shard
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTS = Table(
-    "partition_checkpoints",
-    (
-        ("topic_id", UUIDS),
-        ("partition", INT32),
-        ("log_start_offset", INT64),
-        ("next_offset_floor", INT64),
-    ),
-)
-
-_Key = tuple[UUID, int]
 
 
 class Slots:
@@ -255,6 +243,10 @@ class Slots:
         ends = [first for first, _ in found[1:]]
         return Place(stores[found[0][1]].engine, ends[0] if ends else end)
 
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        """Of every shard that may have rows of it. Raises `EngineError`."""
+        return [store.rows for store in self._places(partition)]
+
     def _places(self, partition: PartitionLog) -> list[Store]:
         """Each store that may have rows, once; a slot may come back to where it was."""
         stores = self._stores_of.get(partition)
@@ -289,8 +281,8 @@ class Slots:
         by_shards = self._on_shards(partitions)
         # Producers with ids that are given from now on have no rows of earlier owners.
         first_fresh = await self._producer_ids.load() if partitions else 0
-        ends: dict[_Key, int] = {}
-        starts: dict[_Key, int] = {}
+        ends: dict[Key, int] = {}
+        starts: dict[Key, int] = {}
         for names, some in by_shards.items():
             found = await self._read_ends([self._stores[name] for name in names], some)
             ends.update(found[0])
@@ -321,13 +313,13 @@ class Slots:
 
     async def _read_ends(
         self, stores: Sequence[Store], partitions: Sequence[Partition]
-    ) -> tuple[dict[_Key, int], dict[_Key, int]]:
-        ends: dict[_Key, int] = {}
-        starts: dict[_Key, int] = {}
+    ) -> tuple[dict[Key, int], dict[Key, int]]:
+        ends: dict[Key, int] = {}
+        starts: dict[Key, int] = {}
         wanted = [(topic.name, topic.topic_id, number) for topic, number in partitions]
         for store in stores:
-            before = dict(ends)
-            checkpoints = await _checkpoints(store.engine)
+            before = {key: (end, starts[key]) for key, end in ends.items()}
+            checkpoints = await read_checkpoints(store.engine)
             found = await log_ends(store.engine, wanted)
             for _, topic_id, number in wanted:
                 key = topic_id, number
@@ -337,8 +329,9 @@ class Slots:
             # On a shard that it was moved to, a log has to begin where it ended.
             lacking = [
                 (*key, starts[key], end)
-                for key, end in before.items()
-                if end > max(found.get(key, 0), checkpoints.get(key, (0, 0))[1])
+                for key, (end, start) in before.items()
+                for start_here, floor in (checkpoints.get(key, (0, 0)),)
+                if end > max(found.get(key, 0), floor) or start > start_here
             ]
             await store.rows.store(TableRows(CHECKPOINTS, lacking))
         return ends, starts
@@ -361,9 +354,11 @@ class Slots:
         return slot
 
     def _logs_in(self, slots: Collection[int]) -> list[PartitionLog]:
-        return self.catalog.led(
-            lambda topic, partition: self.slot_of(topic.topic_id, partition) in slots
-        )
+        return [
+            partition
+            for partition in self.catalog.led()
+            if self.slot_of(partition.topic_id, partition.partition) in slots
+        ]
 
     def _close(self, partition: PartitionLog) -> None:
         partition.closed = NotLeaderOrFollower(f"another broker leads {partition} now")
@@ -394,14 +389,3 @@ class Slots:
 
     def _groups_in(self, slots: Collection[int]) -> Callable[[str], bool]:
         return lambda group_id: self._group(group_id) in slots
-
-
-async def _checkpoints(engine: Engine) -> dict[_Key, tuple[int, int]]:
-    rows = await engine.rows(
-        "SELECT topic_id, partition, max(log_start_offset), max(next_offset_floor)"
-        " FROM partition_checkpoints GROUP BY topic_id, partition"
-    )
-    return {
-        (UUID(str(topic_id)), int(str(partition))): (int(str(start)), int(str(floor)))
-        for topic_id, partition, start, floor in rows
-    }

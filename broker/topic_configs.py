@@ -183,6 +183,7 @@ _TABLE = (
         _each_one_of("compact", "delete"),
         "What becomes of old records: deleted, or compacted to the last one of each key.",
         "log.cleanup.policy",
+        acts=True,
     ),
     _config(
         "compression.gzip.level",
@@ -405,16 +406,19 @@ _TABLE = (
         _LONG,
         -1,
         _anything,
-        "Size that a partition is kept below by deleting old records; -1 for no limit.",
+        "Bytes of keys and values that a partition keeps, the newest; older records are deleted. "
+        "-1 for no limit.",
         "log.retention.bytes",
+        acts=True,
     ),
     _config(
         "retention.ms",
         _LONG,
         7 * _DAY_MS,
         _at_least(-1),
-        "Age at which records are deleted; -1 for never.",
+        "Age at which records are deleted, by their timestamps; -1 for never.",
         "log.retention.ms",
+        acts=True,
     ),
     _config(
         "segment.bytes",

@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from broker.config import Settings
+from broker.log.checkpoints import read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
 from broker.topic_configs import EffectiveTopicConfig, effective
@@ -185,6 +186,10 @@ class TopicCatalog(ABC):
             raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
         raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
 
+    def led(self) -> list[PartitionLog]:
+        """The logs of all partitions that this broker leads."""
+        return [log_ for logs in self._logs.values() for log_ in logs.values()]
+
     @_whole
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         """Raises `TopicAlreadyExists`. The name and the configs have been checked."""
@@ -328,16 +333,11 @@ class LocalCatalog(TopicCatalog):
         super().__init__(settings, forget_offsets)
         self._engine = engine
         self._settled = settled
+        self._left_over: dict[UUID, Topic] = {}  # deleted, and their rows could not be removed yet
 
     async def load(self) -> None:
         """Read topics, and where each of their partitions starts and ends."""
-        checkpoints = {
-            (UUID(str(topic_id)), int(str(partition))): (int(str(start)), int(str(floor)))
-            for topic_id, partition, start, floor in await self._engine.rows(
-                "SELECT topic_id, partition, max(log_start_offset), max(next_offset_floor)"
-                " FROM partition_checkpoints GROUP BY topic_id, partition"
-            )
-        }
+        checkpoints = await read_checkpoints(self._engine)
         topics = []
         for name, topic_id, partitions, configs, version, state in await self._engine.rows(
             "SELECT name, topic_id, partitions, configs, version, state FROM topic_versions FINAL"
@@ -394,5 +394,12 @@ class LocalCatalog(TopicCatalog):
             await self._settled()  # a block with rows of the topic may still be on its way
             await remove_rows(self._engine, topic)
             await self._store(replace(topic, version=topic.version + 1), "deleted")
+            log.info("the rows of deleted topic %s are going", topic.name)
         except EngineError as error:
-            log.error("rows of deleted topic %s stay until the next start: %s", topic.name, error)
+            log.error("rows of deleted topic %s are removed later: %s", topic.name, error)
+            self._left_over[topic.topic_id] = topic
+
+    async def remove_left_over(self) -> None:
+        """Try again where it failed."""
+        while self._left_over:
+            self._clean_up(self._left_over.popitem()[1])

@@ -24,6 +24,8 @@ from kafka.protocol.admin import (
     CreateTopicsResponse,
     DeleteGroupsRequest,
     DeleteGroupsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DescribeClusterRequest,
@@ -137,6 +139,7 @@ _TABLE = (
     _api(ApiKey.ApiVersions, ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
     _api(ApiKey.CreateTopics, CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
     _api(ApiKey.DeleteTopics, DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
+    _api(ApiKey.DeleteRecords, DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
     _api(ApiKey.InitProducerId, InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
     _api(
         ApiKey.OffsetForLeaderEpoch,

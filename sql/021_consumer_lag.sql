@@ -1,5 +1,6 @@
 -- How far each group is behind, per partition that it has committed: in records, and in seconds since the oldest
--- record that it has not committed came in (0 when there is none). member_id, client_id and client_host are
+-- record that it has not committed came in (0 when there is none left to read: records may have been deleted
+-- unread, and then count as lag, as they do for Kafka's tools). member_id, client_id and client_host are
 -- those of the member that reads the partition now (`assigned`); where none does, of the one that committed.
 --
 -- The time of that record is its own where it came in the last minute or two, else it is told from its place in
@@ -19,7 +20,7 @@ SELECT
     end_offset,
     lag,
     multiIf(
-        lag = 0, 0,
+        nothing_left, 0,
         oldest_time > now64(3, 'UTC'), 0,
         date_diff('millisecond', oldest_time, now64(3, 'UTC')) / 1000) AS lag_seconds,
     commit_time,
@@ -31,7 +32,7 @@ FROM
 (
     SELECT
         positions.group_id AS group_id, positions.topic AS topic, positions.topic_id AS topic_id,
-        positions.partition AS partition, committed_offset, end_offset, lag, commit_time, member_id, client_id, client_host,
+        positions.partition AS partition, committed_offset, end_offset, lag, nothing_left, commit_time, member_id, client_id, client_host,
         multiIf(
             fresh.append_time > 0, fresh.append_time,
             counted.max_offset < next_offset OR counted.first_append_time = 0, last_time,
@@ -44,7 +45,7 @@ FROM
         SELECT
             group_id, partition_stats.topic AS topic, topic_id, partition, offset AS committed_offset, end_offset,
             greatest(offset, log_start_offset) AS next_offset, greatest(end_offset - greatest(offset, 0), 0) AS lag, last_time,
-            commit_time, member_id, client_id, client_host
+            next_offset >= end_offset AS nothing_left, commit_time, member_id, client_id, client_host
         FROM current_offsets
         INNER JOIN partition_stats USING (topic_id, partition)
     ) AS positions

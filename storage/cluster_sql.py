@@ -76,6 +76,7 @@ WHOLE_CLUSTER = {
     "current_offsets": Whole.UNION,
     "group_state": Whole.UNION,
     "consumer_lag": Whole.AGAIN,
+    "messages_committed": Whole.UNION,
 }
 
 _HEADER = re.compile(
@@ -88,6 +89,7 @@ _PLACED = re.compile(
 _COMMENT_LINE = re.compile(r"^--.*\n", re.MULTILINE)
 _ENGINE = re.compile(r"^ENGINE = (\w*)MergeTree(?:\((.*)\))?$", re.MULTILINE)
 _WINDOW = re.compile(r"\bnon_replicated_deduplication_window = (\d+)")
+_SAME_EVERYWHERE = re.compile(r"MODIFY SETTING remove_empty_parts = \d$")
 _SOURCE = re.compile(r"(?P<before>\b(?:FROM|(?<!ARRAY )JOIN)\s+)(?P<name>[A-Za-z_]\w*)\b")
 _JOIN = re.compile(r"(?<!ARRAY )\b(?:ASOF LEFT|LEFT|INNER) JOIN\b")
 _ANY_JOIN = re.compile(r"(?<!ARRAY )\bJOIN\b")
@@ -150,7 +152,7 @@ def replicated(statement: str, name: str) -> str:
         statement, engines = _ENGINE.subn(lambda match: _replicated_engine(match, name), statement)
         if engines != 1:
             raise SchemaError(f"table {name} has no line like: ENGINE = MergeTree")
-    elif windows == 0 and "MODIFY SETTING" in statement:
+    elif windows == 0 and "MODIFY SETTING" in statement and not _SAME_EVERYWHERE.search(statement):
         raise SchemaError(f"a setting of {name} that nobody knows how to replicate")
     return statement
 

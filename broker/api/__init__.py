@@ -16,6 +16,7 @@ from broker.api import (
     offsets,
     produce,
     producer,
+    records,
     topics,
 )
 from broker.api.context import Handler
@@ -38,6 +39,7 @@ HANDLERS: Mapping[ApiKey, Handler] = {
     ApiKey.ApiVersions: metadata.api_versions,
     ApiKey.CreateTopics: topics.create_topics,
     ApiKey.DeleteTopics: topics.delete_topics,
+    ApiKey.DeleteRecords: records.delete_records,
     ApiKey.InitProducerId: producer.init_producer_id,
     ApiKey.OffsetForLeaderEpoch: offsets.offset_for_leader_epoch,
     ApiKey.DescribeConfigs: configs.describe_configs,

@@ -71,12 +71,19 @@ _KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "connections_max_idle_ms": ("connections.max.idle.ms",),
     "fetch_max_bytes": ("fetch.max.bytes",),
     "fetch_sessions_max": ("max.incremental.fetch.session.cache.slots",),
+    "retention_check_interval_ms": ("log.retention.check.interval.ms",),
     "producer_id_expiration_ms": ("producer.id.expiration.ms",),
 }
 # Shown as listeners and advertised.listeners, in Kafka's form.
 _SHOWN_AS_LISTENERS = frozenset({"kafka", "advertised"})
 # Kafka's type where a setting's Python type does not tell it.
-_LONGS = frozenset({"queued.max.request.bytes", "connections.max.idle.ms"})
+_LONGS = frozenset(
+    {
+        "queued.max.request.bytes",
+        "connections.max.idle.ms",
+        "log.retention.check.interval.ms",
+    }
+)
 _LISTS = frozenset({"log.dirs", "log.dir"})
 
 

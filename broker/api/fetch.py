@@ -187,10 +187,7 @@ class _Collector:
             if log.closed is not None:
                 raise log.closed
             check_leader_epoch(log, wanted.current_leader_epoch)
-            if not log.log_start_offset <= wanted.fetch_offset <= log.high_watermark:
-                raise OffsetOutOfRange(
-                    f"{log} has offsets {log.log_start_offset} to {log.high_watermark}"
-                )
+            _check_range(log, wanted)
         except KafkaError as error:
             reading.error = error
             return []
@@ -202,12 +199,17 @@ class _Collector:
         assert reading.log is not None
         wanted = reading.wanted
         try:
-            return await self._ctx.broker.cold_reader.read(
+            found = await self._ctx.broker.cold_reader.read(
                 reading.log, wanted.fetch_offset, self._limit(wanted)
             )
+            # Rows may have gone while they were read, and a gap would look like all there is.
+            _check_range(reading.log, wanted)
+            return found
         except EngineError as error:
             reading.error = KafkaStorageError(f"cannot read {reading.log}: {error}")
-            return []
+        except OffsetOutOfRange as error:
+            reading.error = error
+        return []
 
     def _limit(self, wanted: Wanted) -> int:
         remaining: int = self._max_bytes - self._size
@@ -231,6 +233,11 @@ class _Collector:
 
     def answers(self, isolation_level: int) -> list[tuple[Wanted, _PartitionData]]:
         return [(reading.wanted, _answer(reading, isolation_level)) for reading in self._readings]
+
+
+def _check_range(log: PartitionLog, wanted: Wanted) -> None:
+    if not log.log_start_offset <= wanted.fetch_offset <= log.high_watermark:
+        raise OffsetOutOfRange(f"{log} has offsets {log.log_start_offset} to {log.high_watermark}")
 
 
 def _find_log(ctx: RequestContext, wanted: Wanted) -> PartitionLog:

@@ -48,7 +48,9 @@ _NO_TIMESTAMP = -1
 _INT64_MAX = 2**63 - 1  # as a limit it lets every timestamp pass
 
 _Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
-_RecordError = _Partition.BatchIndexAndErrorMessage
+_RecordError: TypeAlias = (
+    ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
+)
 
 
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
@@ -196,9 +198,7 @@ async def _answer(index: int, started: _Started) -> _Partition:
 def _record_errors(partition: PartitionLog, error: RecordsWithoutKey) -> list[_RecordError]:
     """KIP-467. Kafka's words, because producers hand them on to their users."""
     message = f"Compacted topic cannot accept message without key in topic partition {partition}"
-    return [
-        _RecordError(batch_index=at, batch_index_error_message=message) for at in error.indexes
-    ]
+    return [_RecordError(batch_index=at, batch_index_error_message=message) for at in error.indexes]
 
 
 def _failed(

@@ -82,6 +82,11 @@ class PartitionLog:
         self.high_watermark = high_watermark
         self.wake()
 
+    def begin_at(self, offset: int) -> None:
+        """Nothing below `offset` is served any more. A checkpoint with it has been stored."""
+        assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
+        self.log_start_offset = max(self.log_start_offset, offset)
+
     def close(self, why: KafkaError) -> None:
         """Take no appends any more, and let those who wait hear why. The first reason stays."""
         if self.closed is None:

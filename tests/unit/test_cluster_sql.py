@@ -37,6 +37,11 @@ def statements(layout: ClusterLayout) -> list[str]:
     return [one.statement for one in found]
 
 
+def migration(name: str, layout: ClusterLayout) -> str:
+    (found,) = (one.statement for one in shard_migrations(layout) if one.name == name)
+    return found
+
+
 def rendered(
     monkeypatch: pytest.MonkeyPatch, statement: str, layout: ClusterLayout = REPLICATED
 ) -> list[str]:
@@ -73,8 +78,8 @@ def test_windows_of_deduplication_are_those_of_replication_and_bounded() -> None
         assert "non_replicated" not in statement
         for window in re.findall(r"replicated_deduplication_window = (\d+)", statement):
             assert int(window) <= 10_000
-    last = shard_migrations(REPLICATED)[-1].statement
-    assert last == (
+    wide = migration("deduplication_window", REPLICATED)
+    assert wide == (
         "ALTER TABLE brokerhouse_shard.messages MODIFY SETTING"
         " replicated_deduplication_window = 10000,"
         " replicated_deduplication_window_seconds = 86400"
@@ -87,7 +92,11 @@ def test_without_replication_engines_and_settings_stay_as_they_are() -> None:
     assert [line.rstrip(";") for lines in of_files for line in lines] == [
         line for lines in of_shard for line in lines
     ]
-    assert "non_replicated_deduplication_window = 100000" in shard_migrations(PLAIN)[-1].statement
+    wide = migration("deduplication_window", PLAIN)
+    assert "non_replicated_deduplication_window = 100000" in wide
+    never = "ALTER TABLE brokerhouse_shard.messages MODIFY SETTING remove_empty_parts = 0"
+    assert migration("no_empty_parts_removed", PLAIN) == never
+    assert migration("no_empty_parts_removed", REPLICATED) == never
 
 
 def test_every_name_has_its_database_so_that_it_does_not_matter_where_it_runs() -> None:

@@ -59,7 +59,7 @@ class House:
         )
         store = Store("a", engine, Settings(), TailCache(0), lambda: True)
         self.keeping = Housekeeping(
-            self.known, self.catalog, {"a": store}, {"a": self.shard}, lambda: self.now_ms
+            self.known, self.catalog, {"a": store}, {"a": self.shard}, 0, lambda: self.now_ms
         )
 
     async def _no_offsets(self, *_: object) -> None:

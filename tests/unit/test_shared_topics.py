@@ -262,7 +262,7 @@ async def test_what_is_taken_and_given_up(two: Two) -> None:
     await two.even.take(lambda _, partition: partition == 2, begun.extend)
     assert [one.partition for one in begun] == [2]
     assert two.even.log(topic, 2) is begun[0]
-    two.even.give_up(two.even.led(lambda _, partition: partition == 2))
+    two.even.give_up([log for log in two.even.led() if log.partition == 2])
     with pytest.raises(NotLeaderOrFollower):
         two.even.log(topic, 2)
 

@@ -1,0 +1,51 @@
+"""`partition_checkpoints`: what cannot be read off the rows of a log once some of them are deleted.
+
+A checkpoint is a log start offset and a floor of the next offset. Of several for a partition the
+largest of each counts, so to store one twice, or an older one late, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from storage.blocks import INT32, INT64, UUIDS, Table
+from storage.engine import Engine
+
+Key = tuple[UUID, int]
+"""Topic id and partition."""
+
+CHECKPOINTS = Table(
+    "partition_checkpoints",
+    (
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("log_start_offset", INT64),
+        ("next_offset_floor", INT64),
+    ),
+)
+
+_SELECT = (
+    "SELECT topic_id, partition, max(log_start_offset), max(next_offset_floor)"
+    " FROM partition_checkpoints"
+)
+
+
+async def read_checkpoints(
+    engine: Engine, topic_ids: Iterable[UUID] | None = None
+) -> dict[Key, tuple[int, int]]:
+    """(log start offset, floor of the next offset); of all topics, or of these.
+
+    Raises `EngineError`.
+    """
+    if topic_ids is None:
+        rows = await engine.rows(f"{_SELECT} GROUP BY topic_id, partition")
+    else:
+        rows = await engine.rows(
+            f"{_SELECT} WHERE has({{topics:Array(UUID)}}, topic_id) GROUP BY topic_id, partition",
+            {"topics": sorted(str(topic_id) for topic_id in topic_ids)},
+        )
+    return {
+        (UUID(str(topic_id)), int(str(partition))): (int(str(start)), int(str(floor)))
+        for topic_id, partition, start, floor in rows
+    }

@@ -1,0 +1,326 @@
+"""Takes rows that nobody is served any more out of one ClickHouse: what lies below its log start.
+
+It needs no memory of what has moved: the checkpoints in the same ClickHouse say where logs start,
+so what a crash left behind is found again. What is done, from the cheapest:
+* A day (a ClickHouse partition) that is over, and of which no row is left to be served, is dropped.
+* Elsewhere rows are deleted: one statement per day for many partitions of topics, when an eighth of
+  a large day has come together, or when it has waited for a quarter of a day. A deletion writes a
+  mask for every part that it touches, so few large ones are better than many small ones.
+* Rows with a mask go from disk when the engine merges. It merges old days no more, so a day of
+  which half is masked is rewritten without them.
+* Minutes that were counted of such rows go, too (broker/log/rollup.py), so that sizes and first
+  times stay right; and the checkpoints of topics that are deleted.
+
+A day is dropped only when it is over twice: nothing may come into it any more. That is what the
+roll-up has made sure of when it has counted a day to its end: no broker writes a row of that time,
+none has a block on its way, and the sessions of brokers that are gone have been fenced. And yet
+its tokens must stay for a while, because with the partition ClickHouse forgets them (measured: the
+same block goes in again after DROP PARTITION, and not after DELETE), and a fence is a token
+(broker/log/fence.py). So today and yesterday stay, as long as what is late could possibly come.
+
+Deletions run in the background of the engine, which keeps them over restarts; while one runs
+nothing else is begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TypeVar
+from uuid import UUID
+
+from broker.log.checkpoints import Key, read_checkpoints
+from storage.engine import Engine, Parameter
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DAY_MS = 86_400_000
+_DAYS_KEPT = 2  # today and yesterday
+_SMALL_ROWS = 1_000_000  # a deletion in so many is no load worth waiting for
+_SHARE = 8
+_PATIENCE_MS = _DAY_MS // 4
+_PARTITIONS_IN_A_STATEMENT = 500
+_PARTITIONS_IN_A_QUESTION = 50
+
+_UNFINISHED = (
+    "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
+    " AND table IN ('messages', 'partition_minutes', 'partition_checkpoints') AND NOT is_done"
+)
+# `signature`: the same parts have the same rows to be seen.
+_DAYS = (
+    "SELECT partition_id, sum(rows), max(has_lightweight_delete),"
+    " toString(groupBitXor(cityHash64(name))) AS signature FROM system.parts"
+    " WHERE database = currentDatabase() AND table = 'messages' AND active"
+    " GROUP BY partition_id ORDER BY partition_id"
+)
+_TOPICS = "SELECT topic_id, name, state FROM topic_versions FINAL"
+_DEAD_BY_DAY = (
+    "SELECT toString(toYYYYMMDD(append_time)), partition, count() FROM messages"
+    " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+)
+# A fence that was not removed is no row for people, and of no use when its day is over.
+_VISIBLE = "SELECT count() FROM messages WHERE _partition_id = {day:String} AND topic != ''"
+_LAST_OFFSETS = (
+    "SELECT topic_id, partition, max(offset) FROM messages"
+    " WHERE _partition_id = {day:String} AND topic != '' GROUP BY topic_id, partition"
+)
+_COUNTED_UNTIL = "SELECT toUnixTimestamp(max(minute) + INTERVAL 1 MINUTE) FROM partition_minutes"
+_MINUTES = (
+    "SELECT sum(rows) FROM system.parts"
+    " WHERE database = currentDatabase() AND table = 'partition_minutes' AND active"
+)
+_DEAD_MINUTES = (
+    "SELECT topic_id, partition, count() FROM partition_minutes INNER JOIN"
+    " (SELECT topic_id, partition, max(log_start_offset) AS log_start FROM partition_checkpoints"
+    " GROUP BY topic_id, partition HAVING log_start > 0) AS logs USING (topic_id, partition)"
+    " WHERE topic != '' AND max_offset < log_start GROUP BY topic_id, partition"
+)
+_DEAD_CHECKPOINTS = (
+    "SELECT DISTINCT topic_id FROM partition_checkpoints WHERE topic_id IN"
+    " (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')"
+)
+
+
+@dataclass(slots=True)
+class Dead:
+    """Rows of a partition that are below its log start and still there, by day (yyyymmdd)."""
+
+    counted_to: int = 0
+    by_day: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A ClickHouse partition. `rows` are those on disk, masked ones included."""
+
+    name: str
+    rows: int
+    has_mask: bool
+    signature: str
+
+    @property
+    def iso(self) -> str:
+        return f"{self.name[:4]}-{self.name[4:6]}-{self.name[6:]}"
+
+
+def is_worth_it(dead: int, rows: int, waiting_ms: int) -> bool:
+    """Whether to delete `dead` of so many rows now, the first of which have waited so long."""
+    return dead > 0 and (rows <= _SMALL_ROWS or dead * _SHARE >= rows or waiting_ms >= _PATIENCE_MS)
+
+
+def is_over(day: str, counted_until_ms: int, now_ms: int) -> bool:
+    """Whether no row of this day can come any more, and its tokens have been kept long enough."""
+    return day < _day_of(counted_until_ms) and day <= _day_of(now_ms - _DAYS_KEPT * _DAY_MS)
+
+
+def _day_of(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y%m%d")
+
+
+class Sweep:
+    """The rounds for one ClickHouse. One at a time looks after it; two do no harm."""
+
+    def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
+        self._engine = engine
+        self._clock_ms = clock_ms
+        self._dead: dict[Key, Dead] = {}
+        self._waiting_since_ms: dict[str, int] = {}  # by day, and for the minutes
+        self._deleting: list[tuple[Key, str, int]] = []  # rows of a day, by statements under way
+        self._visible: dict[str, tuple[str, int]] = {}  # by day: signature of its parts, and rows
+
+    async def round(self) -> None:
+        """Begin what is due. Raises `EngineError`: then some of it is left for the next round."""
+        names: dict[UUID, str] = {}
+        dead_topics: set[UUID] = set()
+        for topic_id, name, state in await self._engine.rows(_TOPICS):
+            if state == "live":
+                names[UUID(str(topic_id))] = str(name)
+            else:
+                dead_topics.add(UUID(str(topic_id)))
+        starts = {
+            key: start
+            for key, (start, _) in (await read_checkpoints(self._engine)).items()
+            if start > 0 and key[0] in names
+        }
+        is_idle = await self._engine.rows(_UNFINISHED) == [[0]]
+        if is_idle:
+            self._deletions_are_done()
+        await self._count(starts, names)
+        now_ms = self._clock_ms()
+        ((counted_s,),) = await self._engine.rows(_COUNTED_UNTIL)
+        days = [
+            Day(str(name), int(str(rows)), bool(mask), str(signature))
+            for name, rows, mask, signature in await self._engine.rows(_DAYS)
+        ]
+        self._visible = {
+            day.name: self._visible[day.name] for day in days if day.name in self._visible
+        }
+        dead: Counter[str] = Counter()
+        for one in self._dead.values():
+            dead.update(one.by_day)
+        for day in days:
+            over = is_over(day.name, int(str(counted_s)) * 1000, now_ms)
+            if over and await self._is_dead(day, dead[day.name], starts, dead_topics):
+                await self._drop(day)
+            elif is_idle and self._is_due(day.name, dead[day.name], day.rows, now_ms):
+                await self._delete(day, starts, names)
+            elif is_idle and day.has_mask and day.name < _day_of(now_ms):
+                await self._write_anew(day)
+        if is_idle:
+            await self._forget_minutes(starts, now_ms)
+            await self._forget_checkpoints()
+
+    def _deletions_are_done(self) -> None:
+        for key, day, rows in self._deleting:
+            dead = self._dead.get(key)
+            if dead is not None and day in dead.by_day:
+                dead.by_day[day] -= rows
+        self._deleting.clear()
+
+    async def _count(self, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
+        """What has come below a log start since the last round."""
+        self._dead = {key: self._dead.get(key, Dead()) for key in starts}
+        news: defaultdict[UUID, list[tuple[int, int, int]]] = defaultdict(list)
+        for (topic_id, partition), start in starts.items():
+            counted_to = self._dead[topic_id, partition].counted_to
+            if counted_to < start:
+                news[topic_id].append((partition, counted_to, start))
+        for topic_id, ranges in news.items():
+            for some in _batched(ranges, _PARTITIONS_IN_A_QUESTION):
+                which = " OR ".join(
+                    f"partition = {partition} AND offset >= {first} AND offset < {end}"
+                    for partition, first, end in some
+                )
+                rows = await self._engine.rows(
+                    f"{_DEAD_BY_DAY} AND ({which}) GROUP BY 1, 2",
+                    {"topic": names[topic_id], "topic_id": str(topic_id)},
+                )
+                for day, number, count in rows:
+                    by_day = self._dead[topic_id, int(str(number))].by_day
+                    by_day[str(day)] = by_day.get(str(day), 0) + int(str(count))
+                for partition, _, end in some:
+                    self._dead[topic_id, partition].counted_to = end
+
+    async def _is_dead(
+        self, day: Day, dead: int, starts: Mapping[Key, int], dead_topics: Collection[UUID]
+    ) -> bool:
+        """Whether nothing in a day that is over can be served to anybody."""
+        if await self._rows_to_see(day) > dead:
+            return False
+        for topic_id, partition, last in await self._engine.rows(_LAST_OFFSETS, {"day": day.name}):
+            key = UUID(str(topic_id)), int(str(partition))
+            if key[0] not in dead_topics and int(str(last)) >= starts.get(key, 0):
+                return False
+        return True
+
+    async def _rows_to_see(self, day: Day) -> int:
+        known = self._visible.get(day.name)
+        if known is None or known[0] != day.signature:
+            ((count,),) = await self._engine.rows(_VISIBLE, {"day": day.name})
+            known = self._visible[day.name] = day.signature, int(str(count))
+        return known[1]
+
+    async def _drop(self, day: Day) -> None:
+        await self._engine.execute(f"ALTER TABLE messages DROP PARTITION ID '{day.name}'")
+        for dead in self._dead.values():
+            dead.by_day.pop(day.name, None)
+        self._waiting_since_ms.pop(day.name, None)
+        log.info("%s is dropped: %d rows that nobody is served any more", day.iso, day.rows)
+
+    async def _delete(self, day: Day, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
+        dead = {
+            key: one.by_day[day.name]
+            for key, one in self._dead.items()
+            if one.by_day.get(day.name, 0) > 0
+        }
+        for which, params in _below({key: starts[key] for key in dead}, names, "offset"):
+            await self._engine.execute(
+                f"DELETE FROM messages IN PARTITION '{day.iso}' WHERE {which}"
+                " SETTINGS lightweight_deletes_sync = 0",
+                params,
+            )
+        self._deleting += ((key, day.name, rows) for key, rows in dead.items())
+        log.info("%s: %d of %d rows are being deleted", day.iso, sum(dead.values()), day.rows)
+
+    async def _write_anew(self, day: Day) -> None:
+        visible = await self._rows_to_see(day)
+        if day.rows < 2 * visible:
+            return
+        await self._engine.execute(
+            f"ALTER TABLE messages APPLY DELETED MASK IN PARTITION '{day.iso}'"
+            " SETTINGS mutations_sync = 0"
+        )
+        log.info("%s is written anew: %d of %d rows stay", day.iso, visible, day.rows)
+
+    def _is_due(self, what: str, dead: int, rows: int, now_ms: int) -> bool:
+        if dead == 0:
+            self._waiting_since_ms.pop(what, None)
+            return False
+        since_ms = self._waiting_since_ms.setdefault(what, now_ms)
+        if not is_worth_it(dead, rows, now_ms - since_ms):
+            return False
+        del self._waiting_since_ms[what]
+        return True
+
+    async def _forget_minutes(self, starts: Mapping[Key, int], now_ms: int) -> None:
+        ((rows,),) = await self._engine.rows(_MINUTES)
+        dead = {
+            (UUID(str(topic_id)), int(str(partition))): int(str(count))
+            for topic_id, partition, count in await self._engine.rows(_DEAD_MINUTES)
+        }
+        if self._is_due("minutes", sum(dead.values()), int(str(rows)), now_ms):
+            logs = {key: starts[key] for key in dead if key in starts}
+            for which, _ in _below(logs, None, "max_offset"):
+                await self._engine.execute(
+                    f"ALTER TABLE partition_minutes DELETE WHERE topic != '' AND ({which})"
+                    " SETTINGS mutations_sync = 0"
+                )
+
+    async def _forget_checkpoints(self) -> None:
+        gone = [str(topic_id) for (topic_id,) in await self._engine.rows(_DEAD_CHECKPOINTS)]
+        if gone:
+            await self._engine.execute(
+                "DELETE FROM partition_checkpoints WHERE has({gone:Array(UUID)}, topic_id)"
+                " SETTINGS lightweight_deletes_sync = 0",
+                {"gone": gone},
+            )
+
+
+def _below(
+    logs: Mapping[Key, int], names: Mapping[UUID, str] | None, offset: str
+) -> Iterator[tuple[str, dict[str, Parameter]]]:
+    """Conditions for rows below these log starts, each of a size that the engine takes.
+
+    `names`: of the topics, where the table is in order of them.
+    """
+    for some in _batched(sorted(logs.items()), _PARTITIONS_IN_A_STATEMENT):
+        by_topic: defaultdict[UUID, list[tuple[int, int]]] = defaultdict(list)
+        for (topic_id, partition), start in some:
+            by_topic[topic_id].append((partition, start))
+        params: dict[str, Parameter] = {}
+        terms = []
+        for topic_id, found in by_topic.items():
+            partitions = ", ".join(str(partition) for partition, _ in found)
+            starts = ", ".join(str(start) for _, start in found)
+            term = (
+                f"topic_id = toUUID('{topic_id}') AND {offset} < transform(partition,"
+                f" [{partitions}]::Array(Int32), [{starts}]::Array(Int64), 0::Int64)"
+            )
+            if names is not None:
+                name = f"topic{len(params)}"
+                params[name] = names[topic_id]
+                term = f"topic = {{{name}:String}} AND {term}"
+            terms.append(f"({term})")
+        yield " OR ".join(terms), params
+
+
+def _batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some

@@ -11,6 +11,8 @@ from tests.server_process import ServerProcess
 from tests.sql_rows import bound, sql_rows
 
 READY = "ready "
+NEVER_MS = str(10 * 86_400_000)
+"""For a setting that says how often: no test runs for so long."""
 
 started: list["BrokerProcess"] = []
 """Every broker of this test session, for a look into its log when a test fails."""
@@ -19,13 +21,14 @@ started: list["BrokerProcess"] = []
 class BrokerProcess(ServerProcess):
     """One data directory and the process that serves it.
 
-    `settings` are the broker's own setting names, given to it through its environment.
+    `settings` are the broker's own setting names, given to it through its environment. Nothing is
+    deleted by age unless they say so: the records of many tests are of 2023.
     """
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(data_dir.with_name(data_dir.name + ".log"))
         self.data_dir = data_dir
-        self.settings = dict(settings or {})
+        self.settings = {"retention_check_interval_ms": NEVER_MS, **(settings or {})}
         self.kafka = "127.0.0.1:0"
         self.http = "127.0.0.1:0"
         self.start_s = 0.0

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.broker_process import NEVER_MS
 from tests.cluster_network import Host, Loopback, Network
 from tests.server_process import PROJECT, ServerProcess, ServerProcessError, free_port
 from tests.sql_rows import bound, sql_rows
@@ -148,6 +149,7 @@ class Cluster:
             "broker_session_timeout_ms": str(session_timeout_ms),
             "group_min_session_timeout_ms": "500",
             "group_initial_rebalance_delay_ms": "0",
+            "retention_check_interval_ms": NEVER_MS,  # the records of many tests are of 2023
             **(settings or {}),
         }
         self.keeper = self._keeper()

@@ -57,7 +57,7 @@ _DAYS = (
     "SELECT partition_id, sum(rows), max(has_lightweight_delete),"
     " toString(groupBitXor(cityHash64(name))) AS signature FROM system.parts"
     " WHERE database = currentDatabase() AND table = 'messages' AND active"
-    " GROUP BY partition_id ORDER BY partition_id"
+    " GROUP BY partition_id HAVING sum(rows) > 0 ORDER BY partition_id"
 )
 _TOPICS = "SELECT topic_id, name, state FROM topic_versions FINAL"
 _DEAD_BY_DAY = (

@@ -250,6 +250,13 @@ class Meaning:
         if self.version >= 5:
             assert first.committed_leader_epoch == second.committed_leader_epoch == -1
 
+    def delete_records(self, answer: Any) -> None:
+        (topic,) = answer.topics
+        (partition,) = topic.partitions
+        assert topic.name == self.target.name
+        assert (partition.partition_index, partition.error_code) == (0, 0)
+        assert partition.low_watermark == 0
+
     def offset_delete(self, answer: Any) -> None:
         assert answer.error_code == 0
         (topic,) = answer.topics
@@ -443,6 +450,7 @@ _MEANINGS: Mapping[ApiKey, Callable[[Meaning, Any], None]] = {
     ApiKey.ListGroups: Meaning.list_groups,
     ApiKey.CreateTopics: Meaning.create_topics,
     ApiKey.DeleteTopics: Meaning.delete_topics,
+    ApiKey.DeleteRecords: Meaning.delete_records,
     ApiKey.InitProducerId: Meaning.init_producer_id,
     ApiKey.OffsetForLeaderEpoch: Meaning.epochs,
     ApiKey.DescribeConfigs: Meaning.describe_configs,
@@ -470,6 +478,7 @@ _THROTTLE_SINCE = {
     ApiKey.ListGroups: 1,
     ApiKey.ApiVersions: 1,
     ApiKey.DeleteGroups: 0,
+    ApiKey.DeleteRecords: 0,
     ApiKey.OffsetDelete: 0,
 }
 EVERY_VERSION = [
@@ -504,6 +513,7 @@ def test_every_version_says_what_is_wrong(wire: Wire, key: ApiKey, version: int)
         ApiKey.AlterConfigs,
         ApiKey.IncrementalAlterConfigs,
         ApiKey.CreatePartitions,
+        ApiKey.DeleteRecords,
         ApiKey.DescribeTopicPartitions,
     }
     if key in about_a_topic:

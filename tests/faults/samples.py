@@ -18,6 +18,7 @@ from kafka.protocol.admin import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
+    DeleteRecordsRequest,
     DeleteTopicsRequest,
     DescribeClusterRequest,
     DescribeConfigsRequest,
@@ -491,6 +492,25 @@ def _topic_partitions(target: Target, version: int) -> ApiMessage:
     )
 
 
+def delete_records(
+    target: Target, offset: int, partition: int = 0, *more: tuple[int, int]
+) -> DeleteRecordsRequest:
+    """`more`: further (partition, offset) of the topic."""
+    topic = DeleteRecordsRequest.DeleteRecordsTopic
+    return DeleteRecordsRequest(
+        topics=[
+            topic(
+                name=target.name,
+                partitions=[
+                    topic.DeleteRecordsPartition(partition_index=index, offset=to)
+                    for index, to in ((partition, offset), *more)
+                ],
+            )
+        ],
+        timeout_ms=10_000,
+    )
+
+
 def small_batch() -> bytes:
     return batch_of(
         Record(0, b"key", b"value", ((b"name", b"content"), (b"empty", None))), Record(5, None, b"")
@@ -526,6 +546,7 @@ _SAMPLES: Mapping[ApiKey, Callable[[Target, int], ApiMessage]] = {
     ),
     ApiKey.CreateTopics: _create_topics,
     ApiKey.DeleteTopics: _delete_topics,
+    ApiKey.DeleteRecords: lambda target, version: delete_records(target, 0),
     ApiKey.InitProducerId: lambda target, version: InitProducerIdRequest(
         transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     ),

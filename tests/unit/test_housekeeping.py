@@ -113,6 +113,20 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(house: H
     assert await house.counted() == 1
 
 
+async def test_rows_below_the_start_of_their_log_are_removed(house: House) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    for offset in range(5):
+        await house.record(topic, offset, NOW_MS - 30_000)
+    await house.keeping.round()  # the shard is told of the topic
+    await house.engine.execute(
+        "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, 3, 5", {"id": str(topic.topic_id)}
+    )
+    await house.keeping.round()
+    async with asyncio.timeout(30.0):
+        while await house.engine.rows("SELECT count() FROM messages") != [[2]]:  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.02)
+
+
 async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(
     house: House,
 ) -> None:

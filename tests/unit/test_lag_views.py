@@ -193,6 +193,30 @@ async def test_where_the_record_is_gone_the_next_one_tells_the_time(
     assert await log.engine.rows(LAG) == [["billing", "orders", 0, 9, 20, 11]]
 
 
+async def test_where_nothing_is_left_to_read_nobody_is_late(log: Log, rollup: Rollup) -> None:
+    log.now_ms -= log.now_ms % MINUTE
+    orders = await log.topic("orders")
+    await log.append("orders", 10)
+    log.now_ms += MINUTE
+    await rollup.count()
+    await commit(log, "billing", "orders", orders, 4)
+    await log.engine.execute(
+        "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, 10, 10", {"id": str(orders)}
+    )
+    for statement in (
+        "TRUNCATE TABLE messages",
+        "ALTER TABLE partition_minutes DELETE WHERE topic != '' SETTINGS mutations_sync = 1",
+    ):
+        await log.engine.execute(statement)
+        assert await lag_seconds(log) == 0
+        assert await log.engine.rows(LAG) == [["billing", "orders", 0, 4, 10, 6]]
+    await log.append("orders", 1)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await lag_seconds(log) == pytest.approx(await age_of_record(log, 10), abs=5)
+    assert await log.engine.rows(LAG) == [["billing", "orders", 0, 4, 11, 7]]
+
+
 async def test_who_reads_a_partition_or_who_committed_it(log: Log) -> None:
     orders = await log.topic("orders", 2)
     for partition in range(2):

@@ -84,6 +84,8 @@ def _find(ctx: RequestContext, name: str, index: int) -> PartitionLog:
 
 
 async def _raise(ctx: RequestContext, partition: PartitionLog, offset: int) -> None:
+    if partition.closed is not None:
+        raise partition.closed
     if offset == _HIGH_WATERMARK:
         offset = partition.high_watermark
     if not 0 <= offset <= partition.high_watermark:

@@ -45,6 +45,7 @@ _DAYS_KEPT = 2  # today and yesterday
 _SMALL_ROWS = 1_000_000  # a deletion in so many is no load worth waiting for
 _SHARE = 8
 _PATIENCE_MS = _DAY_MS // 4
+_MINUTES_EVERY_MS = _DAY_MS // 24  # that many are read, where they are many
 _PARTITIONS_IN_A_STATEMENT = 500
 _PARTITIONS_IN_A_QUESTION = 50
 
@@ -132,6 +133,7 @@ class Sweep:
         self._dead: dict[Key, Dead] = {}
         self._waiting_since_ms: dict[str, int] = {}  # by day, and for the minutes
         self._deleting: list[tuple[Key, str, int]] = []  # rows of a day, by statements under way
+        self._minutes_read_ms = 0
         self._visible: dict[str, tuple[str, int]] = {}  # by day: signature of its parts, and rows
 
     async def round(self) -> None:
@@ -227,7 +229,10 @@ class Sweep:
         return known[1]
 
     async def _drop(self, day: Day) -> None:
-        await self._engine.execute(f"ALTER TABLE messages DROP PARTITION ID '{day.name}'")
+        await self._engine.execute(
+            f"ALTER TABLE messages DROP PARTITION ID '{day.name}'"
+            " SETTINGS max_partition_size_to_drop = 0"
+        )
         for dead in self._dead.values():
             dead.by_day.pop(day.name, None)
         self._waiting_since_ms.pop(day.name, None)
@@ -269,12 +274,16 @@ class Sweep:
         return True
 
     async def _forget_minutes(self, starts: Mapping[Key, int], now_ms: int) -> None:
-        ((rows,),) = await self._engine.rows(_MINUTES)
+        ((found,),) = await self._engine.rows(_MINUTES)
+        rows = int(str(found))
+        if rows > _SMALL_ROWS and now_ms - self._minutes_read_ms < _MINUTES_EVERY_MS:
+            return
+        self._minutes_read_ms = now_ms
         dead = {
             (UUID(str(topic_id)), int(str(partition))): int(str(count))
             for topic_id, partition, count in await self._engine.rows(_DEAD_MINUTES)
         }
-        if self._is_due("minutes", sum(dead.values()), int(str(rows)), now_ms):
+        if self._is_due("minutes", sum(dead.values()), rows, now_ms):
             logs = {key: starts[key] for key in dead if key in starts}
             for which, _ in _below(logs, None, "max_offset"):
                 await self._engine.execute(

@@ -90,6 +90,7 @@ REFUSED_PARTITIONS: dict[ApiKey, Callable[[Target], ApiMessage]] = {
     ApiKey.Fetch: lambda target: samples.fetch(target, 0),
     ApiKey.ListOffsets: lambda target: samples.list_offsets(target, -1),
     ApiKey.OffsetForLeaderEpoch: lambda target: epoch_end(target, 0),
+    ApiKey.DeleteRecords: lambda target: samples.delete_records(target, 0),
 }
 
 

@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from protocol.errors import NotLeaderOrFollower
+from tests.clients.cluster_view import await_true
 from tests.cluster_processes import SLOTS, Cluster, Engine
 from tests.server_process import PROJECT
 
@@ -22,7 +24,11 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("moving"), brokers=2)
+    made = Cluster(
+        tmp_path_factory.mktemp("moving"),
+        brokers=2,
+        settings={"retention_check_interval_ms": "1000"},
+    )
     try:
         made.start()
         yield made
@@ -33,7 +39,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Sender:
     """One idempotent producer over the whole test: its ids and sequences go on."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._topic = topic
         self._producer = Producer(
             {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 2}
         )
@@ -47,7 +54,7 @@ class Sender:
         for _ in range(count):
             partition, value = self._count % PARTITIONS, b"%d" % self._count
             self._producer.produce(
-                TOPIC, value, partition=partition, timestamp=1_000 + self._count,
+                self._topic, value, partition=partition, timestamp=1_000 + self._count,
                 on_delivery=self._delivered,
             )  # fmt: skip
             self._producer.poll(0)
@@ -89,13 +96,19 @@ def read_all(cluster: Cluster, count: int) -> dict[int, list[tuple[int, bytes]]]
     return found
 
 
-def rows(engine: Engine) -> dict[int, tuple[int, int]]:
+def create(admin: AdminClient, topic: str) -> None:
+    """A topic that keeps its records, however old their timestamps are."""
+    made = NewTopic(topic, PARTITIONS, 1, config={"retention.ms": "-1"})
+    admin.create_topics([made])[topic].result(LIMIT_S)
+
+
+def rows(engine: Engine, topic: str = TOPIC) -> dict[int, tuple[int, int]]:
     """First and last offset of each partition that a shard has rows of."""
     return {
         row["partition"]: (row["first"], row["last"])
         for row in engine.sql(
             "SELECT partition, min(offset) AS first, max(offset) AS last FROM messages"
-            f" WHERE topic = '{TOPIC}' GROUP BY partition"
+            f" WHERE topic = '{topic}' GROUP BY partition"
         )
     }
 
@@ -123,8 +136,8 @@ def test_a_slot_moves_while_it_is_written_to_and_nothing_is_lost_or_twice(
 ) -> None:
     one, two = cluster.engines
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(LIMIT_S)
-    sender = Sender(cluster)
+    create(admin, TOPIC)
+    sender = Sender(cluster, TOPIC)
     sender.send(2_000)
     sender.flush()
     before = rows(one)
@@ -172,3 +185,80 @@ def test_a_slot_moves_while_it_is_written_to_and_nothing_is_lost_or_twice(
     for partition, (_, last) in rows(one).items():
         assert last == len(sender.sent[partition]) - 1
     check_whole(cluster, sender)
+
+
+def delete_records(admin: AdminClient, topic: str, to: int) -> dict[int, int]:
+    """The low watermark of each partition."""
+    found: dict[int, int] = {}
+
+    def is_done() -> bool:
+        left = sorted(set(range(PARTITIONS)) - found.keys())
+        asked = [TopicPartition(topic, number, to) for number in left]
+        for one, done in admin.delete_records(asked).items():
+            try:
+                found[one.partition] = done.result(LIMIT_S).low_watermark
+            except KafkaException as error:  # slots change hands when brokers have just begun
+                if error.args[0].code() != NotLeaderOrFollower.code:
+                    raise
+        return len(found) == PARTITIONS
+
+    await_true(is_done, f"the log starts at {to}")
+    return found
+
+
+def bounds(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
+    """First and next offset of each partition, as clients are told."""
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "of nobody"})
+    try:
+        return [
+            consumer.get_watermark_offsets(TopicPartition(topic, number), LIMIT_S)
+            for number in range(PARTITIONS)
+        ]
+    finally:
+        consumer.close()
+
+
+def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_go_on(
+    cluster: Cluster,
+) -> None:
+    one, two = cluster.engines
+    topic = "given-up"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    create(admin, topic)
+    sender = Sender(cluster, topic)
+    sender.send(100 * PARTITIONS)
+    sender.flush()
+    half = f"0-{SLOTS // 2 - 1}"
+    to = "shard2" if len(rows(one, topic)) > 0 else "shard1"
+    command(cluster, "slots", "move", "--slots", half, "--to", to)
+    sender.send(100 * PARTITIONS)
+    sender.flush()
+    both = rows(one, topic).keys() & rows(two, topic).keys()
+    assert both, "no partition has rows on both shards"
+
+    assert delete_records(admin, topic, 50) == dict.fromkeys(range(PARTITIONS), 50)
+    assert bounds(cluster, topic) == [(50, 200)] * PARTITIONS
+    await_true(
+        lambda: (
+            {first for some in (one, two) for first, _ in rows(some, topic).values()} <= {50, 100}
+        ),
+        "what lies below 50 is gone from both shards",
+    )
+    assert delete_records(admin, topic, 150) == dict.fromkeys(range(PARTITIONS), 150)
+    await_true(
+        lambda: all(first == 150 for some in (one, two) for first, _ in rows(some, topic).values()),
+        "what lies below 150 is gone from both shards",
+    )
+    assert delete_records(admin, topic, -1) == dict.fromkeys(range(PARTITIONS), 200)
+    await_true(lambda: not rows(one, topic) and not rows(two, topic), "no row is left")
+
+    for broker in cluster.brokers:
+        broker.kill()
+    for broker in cluster.brokers:
+        broker.launch()
+    for broker in cluster.brokers:
+        broker.await_ready()
+    sender.send(10 * PARTITIONS)
+    sender.flush()
+    assert all(offsets[-10:] == list(range(200, 210)) for offsets in sender.offsets.values())
+    assert bounds(cluster, topic) == [(200, 210)] * PARTITIONS

@@ -193,6 +193,7 @@ async def told(engine: EmbeddedEngine, database: str, query: str) -> list[Row]:
 
 SAME = {
     "messages": "SELECT topic, partition, offset, value FROM messages",
+    "messages_committed": "SELECT topic, partition, offset, timestamp FROM messages_committed",
     "topics": "SELECT * FROM topics",
     "consumer_groups": "SELECT * FROM consumer_groups",
     "group_members": "SELECT * FROM group_members",

@@ -1,0 +1,106 @@
+"""Spark sessions for jobs, docs and tests: quiet, on a Java and a Python that will do.
+
+Nothing here imports pyspark before it is asked for a session, so that what is missing is said in
+one sentence, whoever asks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+OLDEST_PYSPARK = (4, 2)
+"""The first whose streams can be told how much to read."""
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Without it Spark refuses every data source that takes filters.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+
+class SparkMissing(Exception):
+    """What Spark needs is not there; the message is one sentence that says what to install."""
+
+
+def session(
+    app_name: str, master: str | None = "local[*]", **conf: str | int | bool
+) -> SparkSession:
+    """A session, or the one there is already.
+
+    `master=None` leaves it to spark-submit. In `conf`, `__` stands for the dots of Spark's names:
+    `spark__sql__shuffle__partitions=4`. Raises SparkMissing.
+    """
+    check_installed()
+    from pyspark.sql import SparkSession
+
+    # Python workers are otherwise whatever `python3` is on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    given = {name.replace("__", "."): _text(value) for name, value in conf.items()}
+    for name, value in {**QUIET, **given}.items():
+        builder = builder.config(name, value)
+    with warnings.catch_warnings():
+        # It does not yet know pandas 3, which nothing here hands it.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def check_installed() -> None:
+    """Raises SparkMissing unless pyspark with all it needs, and a Java that runs it, are there."""
+    try:
+        import pandas
+        import pyarrow
+        import pyspark
+    except ImportError as error:
+        raise SparkMissing(
+            f"{error.name} is missing: pip install 'brokerhouse[spark]', and Java {OLDEST_JAVA}"
+        ) from error
+    del pandas, pyarrow
+    if tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2]) < OLDEST_PYSPARK:
+        raise SparkMissing(
+            f"pyspark is {pyspark.__version__}, and 4.2 is the oldest that will do:"
+            " pip install --upgrade 'brokerhouse[spark]'"
+        )
+    version = java_version()
+    wanted = f"install Java {OLDEST_JAVA} (apt-get install openjdk-{OLDEST_JAVA}-jre-headless)"
+    if version is None:
+        raise SparkMissing(f"Spark needs Java: {wanted}")
+    if version < OLDEST_JAVA:
+        raise SparkMissing(f"Spark needs Java {OLDEST_JAVA} and this is Java {version}: {wanted}")
+
+
+def java_version() -> int | None:
+    """The major version of the Java that Spark would start; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    return int(match[1]) if match else None
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -77,6 +77,8 @@ WHOLE_CLUSTER = {
     "group_state": Whole.UNION,
     "consumer_lag": Whole.AGAIN,
     "messages_committed": Whole.UNION,
+    "lag_history": Whole.UNION,
+    "lag_alerts": Whole.UNION,
 }
 
 _HEADER = re.compile(

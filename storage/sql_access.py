@@ -11,6 +11,9 @@ Three walls, each of which holds alone against most attempts:
    escapes are gone: the function `file`, table functions and table engines that reach outside,
    views that run with another's rights.
 
+What a writer may add to the broker's own database is rows of JOB_TABLES, by INSERT and by nothing
+else that the right to INSERT opens: parts moved in, views that write there.
+
 Measured against chdb-core 26.9: `file('/etc/passwd')`, `arrayMap(file, [...])`, `* APPLY(file)` and
 an identifier parameter that names `file` all read any file although the role has no right to files.
 """
@@ -128,6 +131,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
     _refuse_file_function(words, params)
     if role is Role.WRITER and action is not Action.READ:
         _refuse_borrowed_rights(words)
+        _refuse_other_ways_in(words, database, params)
     if action is not Action.SESSION or words[0].is_word(b"CREATE"):
         tree = _syntax_tree(handle, sql, params)
         _refuse_outside(tree)
@@ -224,6 +228,40 @@ def _refuse_borrowed_rights(words: list[Token]) -> None:
             raise _denied("INFILE would read a file of the server: send the data instead.")
         if unquote(one) == b"disk" and two.is_sign(b"("):
             raise _denied("A disk cannot be defined here.")
+
+
+# Tables of database `brokerhouse` that jobs add rows to. storage/sql_access.xml grants the same.
+JOB_TABLES = frozenset({"lag_history", "lag_alerts", "compaction_removals"})
+
+
+def _refuse_other_ways_in(words: list[Token], database: str, params: Mapping[str, str]) -> None:
+    """INSERT is also what the engine asks of who moves or attaches a partition, or hangs a
+    materialized view on another table (InterpreterAlterQuery, InterpreterCreateQuery).
+    """
+    if words[0].is_word(b"INSERT"):
+        return
+    for index, word in enumerate(words):
+        if word.is_word(b"TABLE", b"TO"):
+            name = _compound_name(words[index + 1 :], params)
+            table = name.removeprefix("brokerhouse.")
+            if table in JOB_TABLES and (table != name or database == "brokerhouse"):
+                raise _denied(f"Rows come into {table} by INSERT alone.")
+
+
+def _compound_name(words: list[Token], params: Mapping[str, str]) -> str:
+    """The name that these words begin with, without quotes, and with its parameters filled in."""
+    parts = []
+    while words:
+        if words[0].is_sign(b"{"):
+            parts.append(params.get(unquote(words[1]).decode("utf-8", "replace"), ""))
+            words = words[5:]
+        else:
+            parts.append(unquote(words[0]).decode("utf-8", "replace"))
+            words = words[1:]
+        if not (words and words[0].is_sign(b".")):
+            break
+        words = words[1:]
+    return ".".join(parts)
 
 
 # Table functions that read nothing but the engine's own tables, or nothing at all.

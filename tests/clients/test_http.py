@@ -1322,6 +1322,75 @@ def test_even_who_may_write_cannot_touch_the_log(server: BrokerProcess, sql: str
     assert read(server, "SELECT count(), sum(offset) FROM messages") == "10\t45\n"
 
 
+ALERT = (
+    "(kind, group_id, began_at, evaluated_until)"
+    " SELECT 'records', 'g', '2026-11-21 12:00:00', '2026-11-21 12:00:00'"
+)
+ALERTS = "SELECT count() FROM lag_alerts FINAL WHERE group_id = 'g'"
+
+
+def test_who_may_write_adds_rows_to_the_tables_of_jobs(server: BrokerProcess) -> None:
+    for name in ("lag_alerts", "brokerhouse.lag_alerts"):
+        write(server, f"INSERT INTO {name} {ALERT}")
+    assert read(server, ALERTS) == "1\n"
+    assert ask(server, f"INSERT INTO lag_alerts {ALERT}").code == 497
+    write(server, "CREATE TABLE default.lag_history (a Int8) ENGINE = MergeTree ORDER BY a")
+    write(server, "ALTER TABLE default.lag_history ADD COLUMN b Int8")
+
+
+OTHER_WAYS_IN = [
+    "DELETE FROM lag_alerts WHERE 1",
+    "ALTER TABLE lag_alerts DELETE WHERE 1",
+    "ALTER TABLE lag_alerts UPDATE value = 1 WHERE 1",
+    "UPDATE lag_alerts SET value = 1 WHERE 1",
+    "ALTER TABLE lag_alerts ADD COLUMN x Int8",
+    "ALTER TABLE lag_alerts MODIFY TTL began_at + INTERVAL 1 DAY",
+    "ALTER TABLE lag_alerts MODIFY SETTING old_parts_lifetime = 1",
+    "ALTER TABLE lag_alerts DROP PARTITION 202611",
+    "ALTER TABLE lag_alerts DETACH PARTITION 202611",
+    "ALTER TABLE lag_alerts ATTACH PARTITION 202611",
+    "ALTER TABLE brokerhouse.lag_alerts ATTACH PARTITION 202611 FROM default.alike",
+    "ALTER TABLE `lag_alerts` REPLACE PARTITION 202611 FROM default.alike",
+    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE brokerhouse.lag_alerts",
+    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE `lag\\x5falerts`",
+    "ALTER TABLE {name:Identifier} ATTACH PARTITION 202611",
+    "ALTER TABLE lag_alerts FREEZE",
+    "TRUNCATE TABLE lag_alerts",
+    "DROP TABLE lag_alerts",
+    "DETACH TABLE lag_alerts",
+    "OPTIMIZE TABLE lag_alerts FINAL",
+    "RENAME TABLE lag_alerts TO default.lag_alerts",
+    "EXCHANGE TABLES default.alike AND brokerhouse.lag_alerts",
+    "CREATE OR REPLACE TABLE lag_alerts (a Int8) ENGINE = Memory",
+    "CREATE TABLE brokerhouse.compaction_removals_2 (a Int8) ENGINE = Memory",
+    "CREATE MATERIALIZED VIEW default.alerts_mv TO brokerhouse.lag_alerts AS SELECT 'x' AS group_id"
+    " FROM brokerhouse.messages",
+    "CREATE MATERIALIZED VIEW default.alerts_mv TO lag_alerts AS SELECT group_id FROM"
+    " default.alike",
+    "CREATE MATERIALIZED VIEW default.alerts_mv REFRESH EVERY 1 HOUR APPEND TO lag_alerts AS SELECT"
+    " 'x' AS group_id",
+    "CREATE TABLE default.alerts_buffer AS lag_alerts ENGINE = Buffer('brokerhouse', 'lag_alerts',"
+    " 1, 0, 0, 0, 0, 0, 0)",
+    f"INSERT INTO lag_alerts (group_id) SELECT file('{FILE}')",
+    f"INSERT INTO lag_alerts (group_id) SELECT * FROM file('{FILE}', LineAsString, 'a String')",
+    "INSERT INTO lag_alerts (group_id) SELECT * FROM url('http://127.0.0.1:1/', LineAsString)",
+    f"INSERT INTO lag_alerts (group_id) FROM INFILE '{FILE}' FORMAT LineAsString",
+    "INSERT INTO FUNCTION merge('brokerhouse', 'lag_alerts') (group_id) SELECT 'x'",
+    "INSERT INTO partition_checkpoints SELECT generateUUIDv4(), 0, 9, 9",
+    "INSERT INTO consumer_offsets (group_id) SELECT 'x'",
+    "INSERT INTO partition_minutes (topic) SELECT 'x'",
+]
+
+
+@pytest.mark.parametrize("sql", OTHER_WAYS_IN)
+def test_nothing_but_insert_reaches_the_tables_of_jobs(server: BrokerProcess, sql: str) -> None:
+    write(server, "CREATE TABLE IF NOT EXISTS default.alike AS brokerhouse.lag_alerts")
+    write(server, f"INSERT INTO lag_alerts {ALERT}")
+    answer = ask(server, sql, headers=WRITER, param_name="lag_alerts")
+    assert (answer.status, answer.code) == (403, 497), answer.text
+    assert read(server, "SELECT count() FROM lag_alerts FINAL") == "1\n"
+
+
 @pytest.mark.parametrize(
     "sql",
     [

@@ -47,7 +47,7 @@ def rendered(
 ) -> list[str]:
     """One file more than there are, for the shard and for people."""
     known = migrations()
-    new = Migration(len(known) + 1, "new", statement)
+    new = Migration(known[-1].number + 1, "new", statement)
     monkeypatch.setattr(cluster_sql, "migrations", lambda: [*known, new])
     made = [*shard_migrations(layout), *people_migrations(layout)]
     return [one.statement for one in made if one.number == new.number]
@@ -220,7 +220,7 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
     assert {row["name"] for row in rows} == {
         "messages", "topic_versions", "partition_checkpoints", "cluster_state",
         "consumer_group_versions", "group_member_versions", "group_heartbeats",
-        "consumer_offsets", "partition_minutes",
+        "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
     }  # fmt: skip
 
 

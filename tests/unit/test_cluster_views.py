@@ -221,6 +221,7 @@ async def test_every_view_says_what_it_says_where_all_rows_are_together(
     tables = {
         "partition_checkpoints", "consumer_group_versions", "group_member_versions",
         "group_heartbeats", "consumer_offsets", "partition_minutes",
+        "lag_history", "lag_alerts",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from broker import cli_cluster, cli_engine, cli_groups, cli_kafka, cli_sql, config
+from broker import cli_cluster, cli_engine, cli_groups, cli_jobs, cli_kafka, cli_sql, config
 from broker.cluster_config import load_cluster
 from broker.config import ConfigError, Configuration, SettingRow, Settings
 
@@ -163,6 +163,7 @@ main.add_command(cli_cluster.slots)
 main.add_command(cli_engine.engine)
 main.add_command(cli_kafka.topics)
 main.add_command(cli_groups.groups)
+main.add_command(cli_jobs.jobs)
 main.add_command(cli_kafka.tail)
 main.add_command(cli_sql.sql)
 

@@ -1,0 +1,58 @@
+"""`brokerhouse jobs`: work over the whole log, done by Spark.
+
+The jobs themselves are in spark_jobs/, which is imported when one is run and not before: the
+broker needs neither Spark nor Java.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from broker.cli_kafka import console, new_table
+
+JOBS: dict[str, str] = {}
+"""What there is, and its module in spark_jobs/."""
+
+
+@click.group()
+def jobs() -> None:
+    """Run Spark jobs over the whole log."""
+
+
+@jobs.command("list")
+def list_jobs() -> None:
+    """Print every job and what it is for."""
+    table = new_table("job", "what it does")
+    for name, purpose in JOBS.items():
+        table.add_row(name, purpose)
+    console().print(table)
+
+
+class _Jobs(click.Group):
+    """Finds a job's command in its module, which imports pyspark."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(JOBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in JOBS:
+            return None
+        from spark_jobs.session import SparkMissing, check_installed
+
+        try:
+            check_installed()
+        except SparkMissing as error:
+            raise click.ClickException(str(error)) from error
+        found: click.Command = import_module(f"spark_jobs.{cmd_name}").command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Jobs"):
+            formatter.write_dl(list(JOBS.items()))
+
+
+@jobs.command("run", cls=_Jobs, subcommand_metavar="NAME [OPTIONS]")
+def run() -> None:
+    """Run the job NAME; `brokerhouse jobs run NAME --help` has its options."""

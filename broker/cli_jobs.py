@@ -12,7 +12,9 @@ import click
 
 from broker.cli_kafka import console, new_table
 
-JOBS: dict[str, str] = {}
+JOBS = {
+    "lag": "How far groups are behind, window by window, into lag_history; alerts; a plot.",
+}
 """What there is, and its module in spark_jobs/."""
 
 

@@ -4,7 +4,7 @@ What must hold:
 * What people chose (group ids, topics, patterns) goes as bound parameters.
 * A question is asked again, of the next server, when a server does not answer. So is an insert:
   every one has a deduplication token, and the engine stores the block of a token once.
-* An `Endpoint` travels to Spark's workers with the tasks; connections are made where they are used.
+* An `Endpoint` travels to Spark's workers with the tasks; clients are made where they are used.
 
 Works with a broker's SQL interface and with the ClickHouse servers of a cluster, where database
 `brokerhouse` is made of Distributed tables: an insert names the shard that it is for.
@@ -16,9 +16,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -117,8 +116,7 @@ class Endpoint:
         for attempt in range(ATTEMPTS):
             url = self.urls[attempt % len(self.urls)]
             try:
-                with closing(self._connect(url)) as client:
-                    return work(client)
+                return work(_client(self, url))
             except ClickHouseError as error:
                 if attempt + 1 == ATTEMPTS or not _may_pass(error):
                     raise SqlFailure(_explained(error, url, self.user)) from error
@@ -126,22 +124,24 @@ class Endpoint:
                 time.sleep(PAUSE_S * 2**attempt)
         raise AssertionError("the last attempt returns or raises")
 
-    def _connect(self, url: str) -> Client:
-        parts = urlsplit(url)
-        secure = parts.scheme == "https"
-        return clickhouse_connect.get_client(
-            interface=parts.scheme,
-            host=parts.hostname,
-            port=parts.port or (8443 if secure else 8123),
-            proxy_path=parts.path,
-            username=self.user,
-            password=self.password or "",
-            database=DATABASE,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            send_receive_timeout=ANSWER_TIMEOUT_S,
-            autogenerate_session_id=False,
-            query_retries=0,
-        )
+
+@lru_cache(maxsize=16)
+def _client(endpoint: Endpoint, url: str) -> Client:
+    """One for each process: to connect takes several questions."""
+    parts = urlsplit(url)
+    return clickhouse_connect.get_client(
+        interface=parts.scheme,
+        host=parts.hostname,
+        port=parts.port or (8443 if parts.scheme == "https" else 8123),
+        proxy_path=parts.path,
+        username=endpoint.user,
+        password=endpoint.password or "",
+        database=DATABASE,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        send_receive_timeout=ANSWER_TIMEOUT_S,
+        autogenerate_session_id=False,
+        query_retries=0,
+    )
 
 
 def _insert(client: Client, table: str, block: pa.Table, settings: dict[str, Any]) -> None:

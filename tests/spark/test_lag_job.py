@@ -1,0 +1,242 @@
+"""The job `lag` on a broker whose history was written by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import lag
+from spark_jobs.job import Run
+from spark_jobs.lag_steps import Windows
+from spark_jobs.sql import Endpoint, glob_pattern
+from tests.broker_process import BrokerProcess
+from tests.clients.sql_client import PASSWORD, USER
+from tests.server_process import PROJECT
+from tests.spark.history import MINUTE, History, run_job
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+ODD = "o'dd \\ {g}\t\"`%\N{SNOWMAN}"
+MINUTES = 12
+"""Of records in `orders`: 600 a minute, of which the odd group commits half until the eighth."""
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    made = History(tmp_path_factory.mktemp("lag"))
+    start = made.base - MINUTES * MINUTE
+    orders, gone = made.topic("orders", 2), made.topic("gone")
+    made.minutes(
+        "orders", orders, [(start + n * MINUTE, n * 600, n * 600 + 599) for n in range(12)]
+    )
+    made.minutes("orders", orders, [(start, 0, 9)], partition=1)
+    made.minutes("gone", gone, [(start, 0, 9)])
+    made.commits(ODD, "orders", orders, [(start + n * MINUTE + 30, n * 300) for n in range(8)])
+    made.commits("keeps up", "orders", orders, [(start + 20, 10)], partition=1)
+    made.commits("keeps up", "gone", gone, [(start + 20, 5)])
+    made.commits("keeps up", "gone", gone, [(start + 5 * MINUTE + 1, 5)], deleted=True)
+    made.counted_until(made.base)
+    made.done()
+    yield made
+    made.broker.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_computed(history: History) -> None:
+    if _rows(history.broker):
+        tables = ("lag_history", "lag_alerts")
+        history.change(*(f"TRUNCATE TABLE brokerhouse.{name}" for name in tables))
+
+
+def _rows(broker: BrokerProcess) -> list[dict[str, Any]]:
+    """Without FINAL: what is stored twice shows."""
+    return broker.sql(
+        "SELECT group_id, topic, partition, toUnixTimestamp(window_start) AS start,"
+        " committed_offset, end_offset, lag, lag_seconds, rate_in, rate_out,"
+        " catch_up_seconds, trend FROM lag_history ORDER BY group_id, topic, partition, start"
+    )
+
+
+def _of(rows: list[dict[str, Any]], group: str, topic: str = "orders") -> list[dict[str, Any]]:
+    return [row for row in rows if (row["group_id"], row["topic"]) == (group, topic)]
+
+
+def test_every_window_since_the_first_commit_is_caught_up_on(history: History) -> None:
+    ended = run_job(
+        lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
+        "--trend-windows", "3", "--format", "json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.stderr
+    rows = _of(_rows(history.broker), ODD)
+    start = history.base - MINUTES * MINUTE
+    assert [row["start"] for row in rows] == [start + n * MINUTE for n in range(len(rows))]
+    assert len(rows) >= MINUTES
+    rows = rows[:MINUTES]
+    committed = [min(n, 7) * 300 for n in range(MINUTES)]
+    assert [row["committed_offset"] for row in rows] == committed
+    assert [row["end_offset"] for row in rows] == [600 * (n + 1) for n in range(MINUTES)]
+    assert [row["lag"] for row in rows] == [600 * (n + 1) - committed[n] for n in range(MINUTES)]
+    assert [row["rate_in"] for row in rows] == [10] * MINUTES
+    assert [row["rate_out"] for row in rows] == [None] + [5] * 7 + [0] * 4
+    assert [row["catch_up_seconds"] for row in rows] == [None] * MINUTES
+    assert [row["trend"] for row in rows] == pytest.approx([0] + [5] * 7 + [7.5] + [10] * 3)
+    waited = [start + (offset // 600) * MINUTE + (offset % 600) / 599 * 59 for offset in committed]
+    ends = [start + (n + 1) * MINUTE for n in range(MINUTES)]
+    expected = [end - at for end, at in zip(ends, waited, strict=True)]
+    assert [row["lag_seconds"] for row in rows] == pytest.approx(expected, abs=0.01)
+    one, = [row for row in ended.told["rows"] if row["group"] == ODD]  # fmt: skip
+    assert (one["lag"], one["end"]) == (600 * 12 - 2100, 7200)
+    alerts = history.broker.sql("SELECT * FROM lag_alerts ORDER BY kind")
+    assert [
+        (one["kind"], one["group_id"], one["began_at"][-8:], one["value"]) for one in alerts
+    ] == [
+        ("records", ODD, _clock(ends[5]), 2100),
+        ("stalled", ODD, _clock(ends[9]), 3900),
+    ]
+    # Nothing came in after that, so it is stalled no more; still it is as far behind.
+    assert alerts[0]["ended_at"] is None
+
+
+def _clock(second: int) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(second))
+
+
+def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) -> None:
+    assert run_job(lag.command, history.broker.http, "--topic", "gon?").code == 0
+    rows = _rows(history.broker)
+    start = history.base - MINUTES * MINUTE
+    assert {row["topic"] for row in rows} == {"gone"}
+    assert [row["start"] for row in rows] == [start + n * MINUTE for n in range(5)]
+    assert [row["lag"] for row in rows] == [5] * 5
+
+
+def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(
+    history: History,
+) -> None:
+    pattern = ODD.replace("\\", "?")
+    assert run_job(lag.command, history.broker.http, "--group", pattern).code == 0
+    rows = _rows(history.broker)
+    assert {row["group_id"] for row in rows} == {ODD}
+    until = rows[-1]["start"]
+    for arguments in ([], ["--group", pattern], []):
+        assert run_job(lag.command, history.broker.http, *arguments).code == 0
+    wider = _rows(history.broker)
+    keys = [(row["group_id"], row["topic"], row["partition"], row["start"]) for row in wider]
+    assert len(set(keys)) == len(keys)
+    assert [row for row in _of(wider, ODD) if row["start"] <= until] == rows
+    assert [row["start"] for row in _of(wider, "keeps up")] == [
+        row["start"] for row in _of(wider, ODD)
+    ]
+
+
+def test_runs_that_meet_store_each_row_once(history: History, spark: SparkSession) -> None:
+    """Both have looked at what is missing before either writes."""
+    endpoint = Endpoint.parse(history.broker.http, USER, PASSWORD)
+    run = Run(endpoint, groups=glob_pattern(["keeps*"]))
+    end = lag.closed_until(endpoint, MINUTE)
+    assert end is not None
+    windows = Windows(MINUTE, end - 8 * MINUTE, 8, 3)
+    both = [lag.measured(run, windows, 3).cache() for _ in range(2)]
+    assert both[0].count() == both[1].count()
+    written = [sorted(lag._write_windows(found, endpoint, MINUTE)) for found in both]
+    assert written[0] == written[1]
+    assert len(_rows(history.broker)) == sum(count for _, count in written[0]) == 5
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would_write(
+    history: History, tmp_path: Path
+) -> None:
+    plot = tmp_path / "lag.png"
+    ended = run_job(
+        lag.command, history.broker.http, "--dry-run", "--alert-records", "0", "--plot", str(plot),
+        "--group", "keeps*", "--topic", "gone", user=None,
+    )  # fmt: skip
+    assert ended.code == 0, ended.stderr
+    assert (
+        "would write 5 rows of 5 windows to lag_history, 1 to lag_alerts (1 ended)" in ended.stdout
+    )
+    assert f"would draw {plot}" in ended.stdout
+    assert not plot.exists()
+    assert _rows(history.broker) == []
+    assert history.broker.sql("SELECT * FROM lag_alerts") == []
+
+
+@pytest.mark.parametrize("name", ["lag.png", "lag.HTML"])
+def test_a_plot_is_a_picture(history: History, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    ended = run_job(lag.command, history.broker.http, "--backfill", "5m", "--plot", str(path))
+    assert ended.code == 0, ended.stderr
+    picture = path.read_bytes()
+    if name.endswith("HTML"):
+        import base64
+
+        picture = base64.b64decode(picture.split(b"base64,")[1].split(b'"')[0])
+    from matplotlib.image import imread
+
+    (tmp_path / "again.png").write_bytes(picture)
+    height, width, _ = imread(tmp_path / "again.png").shape
+    assert (width, height) == (1320, 600)
+
+
+def test_without_credentials_it_says_who_may_write(history: History) -> None:
+    ended = run_job(lag.command, history.broker.http, "--backfill", "2m", user=None)
+    assert ended.code == 1
+    assert "Error: only the sql_user of" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--window", "90s"], "a window is whole minutes"),
+        (["--window", "7m"], "a day is a number of windows"),
+        (["--window", "soon"], "write a time such as 90s"),
+        (["--plot", "lag.gif"], "the name ends with .png or .html"),
+        (["--alert-growing", "0"], "range"),
+        (["--servers", "ftp://x"], "write a URL or HOST:PORT"),
+    ],
+)
+def test_wrong_options_are_told(history: History, arguments: list[str], complaint: str) -> None:
+    ended = run_job(lag.command, history.broker.http, *arguments)
+    assert ended.code == 2
+    assert complaint in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_midway_and_run_again_every_window_is_there_once(history: History) -> None:
+    """As a process of its own, which spark-submit would start as well."""
+    broker = history.broker
+    command = [sys.executable, "-m", "broker.cli", "jobs", "run", "lag", "--master", "local[2]"]
+    command += ["--servers", broker.http, "--user", USER, "--backfill", "6h"]
+    command += ["--alert-records", "2000"]
+    environment = {**os.environ, "BROKERHOUSE_SQL_PASSWORD": PASSWORD}
+    # Enough windows to be met in the middle.
+    process = subprocess.Popen(command, cwd=PROJECT, env=environment, start_new_session=True)
+    deadline = time.monotonic() + LIMIT_S
+    while not _rows(broker):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    some = _rows(broker)
+    assert _of(some, ODD) != [] or _of(some, "keeps up") != []
+    subprocess.run(command, cwd=PROJECT, env=environment, check=True, timeout=LIMIT_S)
+    rows = _rows(broker)
+    keys = [(row["group_id"], row["topic"], row["partition"], row["start"]) for row in rows]
+    assert len(set(keys)) == len(keys) > len(some)
+    starts = [row["start"] for row in _of(rows, ODD)]
+    assert starts == list(range(starts[0], starts[0] + len(starts) * MINUTE, MINUTE))
+    assert starts[0] == history.base - MINUTES * MINUTE
+    alerts = broker.sql("SELECT group_id, began_at FROM lag_alerts FINAL")
+    assert [one["group_id"] for one in alerts] == [ODD]

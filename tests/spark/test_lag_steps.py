@@ -1,0 +1,257 @@
+"""How lag is computed from histories that were written down by hand, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.lag import ALERTS, COMMITS, ENDS, MINUTES
+from spark_jobs.lag_steps import (
+    Thresholds,
+    Windows,
+    ages,
+    alerts,
+    conditions,
+    ends,
+    measures,
+    positions,
+)
+
+W = Windows(seconds=60, origin=6000, count=4, first=0)
+KEY = ("g", "t", "id", 0)
+
+
+def commits(spark: SparkSession, rows: Sequence[tuple[int, int, bool]]) -> DataFrame:
+    """(window, offset, deleted)."""
+    return spark.createDataFrame(
+        [(*KEY, w, offset, w * 1000, deleted) for w, offset, deleted in rows], COMMITS
+    )
+
+
+def minutes(spark: SparkSession, rows: Sequence[tuple[int, int, int]]) -> DataFrame:
+    """(window, first offset, last offset)."""
+    return spark.createDataFrame(
+        [
+            ("id", 0, W.origin + w * 60, first, last, (W.origin + w * 60) * 1000,
+             (W.origin + w * 60 + 50) * 1000)
+            for w, first, last in rows
+        ],
+        MINUTES,
+    )  # fmt: skip
+
+
+def before(spark: SparkSession, end: int, log_start: int = 0) -> DataFrame:
+    return spark.createDataFrame([("id", 0, end, log_start)], ENDS)
+
+
+def lag_of(
+    spark: SparkSession,
+    committed: Sequence[tuple[int, int, bool]],
+    came: Sequence[tuple[int, int, int]],
+    end: int = 0,
+    log_start: int = 0,
+    trend: int = 3,
+) -> list[dict[str, Any]]:
+    log = minutes(spark, came)
+    found = measures(
+        positions(commits(spark, committed), W), ends(log, before(spark, end, log_start), W),
+        log, W, trend,
+    )  # fmt: skip
+    return [row.asDict() for row in found.orderBy("w").collect()]
+
+
+def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_what_is_committed_holds_until_the_next_commit(spark: SparkSession) -> None:
+    found = positions(commits(spark, [(-1, 5, False), (1, 7, False)]), W).orderBy("w").collect()
+    assert [(row["w"], row["offset"]) for row in found] == [(-1, 5), (0, 5), (1, 7), (2, 7), (3, 7)]
+
+
+def test_before_the_first_commit_and_after_a_deletion_there_is_nothing(spark: SparkSession) -> None:
+    found = positions(commits(spark, [(0, 5, False), (2, 5, True)]), W).orderBy("w").collect()
+    assert [row["offset"] for row in found] == [None, 5, 5, None, None]
+
+
+def test_an_end_holds_until_more_comes(spark: SparkSession) -> None:
+    log = minutes(spark, [(-3, 0, 9), (1, 10, 19), (3, 20, 24)])
+    found = ends(log, before(spark, 10), W).orderBy("w").collect()
+    assert [row["end_offset"] for row in found] == [10, 10, 20, 20, 25]
+
+
+def test_a_partition_that_came_later_ends_at_0_before(spark: SparkSession) -> None:
+    found = ends(minutes(spark, [(2, 0, 4)]), before(spark, 0).limit(0), W).orderBy("w").collect()
+    assert [row["end_offset"] for row in found] == [0, 0, 0, 5, 5]
+
+
+def test_several_minutes_make_one_window(spark: SparkSession) -> None:
+    two = Windows(seconds=120, origin=6000, count=2, first=0)
+    log = minutes(spark, [(0, 0, 4), (1, 5, 9), (2, 10, 11)])
+    found = ends(log, before(spark, 0), two).orderBy("w").collect()
+    assert [row["end_offset"] for row in found] == [0, 10, 12]
+
+
+def test_the_age_of_a_record_is_told_from_its_place_in_its_minute(spark: SparkSession) -> None:
+    log = minutes(spark, [(0, 0, 10), (2, 20, 30)])
+    wanted = spark.createDataFrame(
+        [("id", 0, position) for position in (0, 5, 10, 11, 20, 31, 5)],
+        "topic_id string, partition int, position bigint",
+    )
+    found = ages(wanted, log).orderBy("position").collect()
+    start = W.origin * 1000
+    assert [(row["position"], row["oldest_ms"]) for row in found] == [
+        (0, start),
+        (5, start + 25_000),
+        (10, start + 50_000),
+        (11, start + 120_000),  # it is gone, or never was: the next one's
+        (20, start + 120_000),
+        (31, None),
+    ]
+
+
+def test_lag_rates_and_the_time_to_catch_up(spark: SparkSession) -> None:
+    rows = lag_of(
+        spark,
+        [(-1, 100, False), (0, 160, False), (1, 460, False), (2, 700, False)],
+        [(-1, 0, 399), (0, 400, 519), (1, 520, 579), (2, 580, 699)],
+        end=400,
+    )
+    assert column(rows, "end_offset") == [520, 580, 700, 700]
+    assert column(rows, "lag") == [360, 120, 0, 0]
+    assert column(rows, "rate_in") == [2, 1, 2, 0]
+    assert column(rows, "rate_out") == [1, 5, 4, 0]
+    assert column(rows, "catch_up_seconds") == [None, 30, 0, 0]
+    assert column(rows, "trend") == [pytest.approx(x) for x in (0, -4, -3, -1)]
+
+
+def test_seconds_behind_are_those_of_the_oldest_record_that_waits(spark: SparkSession) -> None:
+    rows = lag_of(spark, [(-1, 0, False), (2, 5, False)], [(0, 0, 10), (3, 11, 11)])
+    # From the beginning of window 0; then half of its 50 s later; at the end of each window.
+    assert column(rows, "lag_seconds") == [60, 120, 155, 215]
+
+
+def test_what_the_log_has_lost_is_not_waited_for(spark: SparkSession) -> None:
+    rows = lag_of(spark, [(-1, 0, False)], [(0, 0, 9), (1, 10, 19)], log_start=10)
+    assert column(rows, "lag") == [10, 20, 20, 20]
+    # In window 0 the log cannot have begun at 10 yet.
+    assert column(rows, "lag_seconds") == [60, 60, 120, 180]
+
+
+def test_a_group_ahead_of_the_log_or_below_0_has_a_lag_that_makes_sense(
+    spark: SparkSession,
+) -> None:
+    ahead = lag_of(spark, [(-1, 50, False)], [(0, 0, 9)])
+    assert column(ahead, "lag") == [0, 0, 0, 0]
+    assert column(ahead, "lag_seconds") == [0, 0, 0, 0]
+    below = lag_of(spark, [(-1, -7, False)], [(0, 0, 9)])
+    assert column(below, "lag") == [10, 10, 10, 10]
+
+
+def test_going_back_is_no_rate_out_and_a_first_commit_has_none(spark: SparkSession) -> None:
+    rows = lag_of(spark, [(1, 60, False), (2, 30, False)], [(0, 0, 99)])
+    assert column(rows, "lag") == [None, 40, 70, 70]
+    assert column(rows, "rate_out") == [None, None, 0, 0]
+
+
+# --- alerts
+
+
+def news(
+    spark: SparkSession,
+    lags: Sequence[int | None],
+    thresholds: Thresholds,
+    stored: Sequence[tuple[Any, ...]] = (),
+    new_from: int = 0,
+    rates: tuple[float, float] = (1, 1),
+) -> list[tuple[Any, ...]]:
+    """(kind, began, ended, value, peak) in numbers of windows."""
+    windows = Windows(60, W.origin, len(lags), new_from)
+    measured = spark.createDataFrame(
+        [
+            (*KEY, w, lag, None if lag is None else float(lag), *map(float, rates), w >= new_from)
+            for w, lag in enumerate(lags)
+        ],
+        "group_id string, topic string, topic_id string, partition int, w int, lag bigint,"
+        " lag_seconds double, rate_in double, rate_out double, new boolean",
+    )
+    known = spark.createDataFrame(
+        [(kind, *KEY, _end(began), None if ended is None else _end(ended), 10.0, value, peak)
+         for kind, began, ended, value, peak in stored],
+        ALERTS,
+    )  # fmt: skip
+    found = alerts(conditions(measured, thresholds), known, windows)
+    return [
+        (row["kind"], _number(row["began_at"]), _number(row["ended_at"]), row["value"], row["peak"])
+        for row in found.orderBy("kind", "began_at").collect()
+    ]
+
+
+def _end(window: int) -> int:
+    return W.origin + (window + 1) * 60
+
+
+def _number(end: int | None) -> int | None:
+    return None if end is None else (end - W.origin) // 60 - 1
+
+
+TEN = Thresholds(records=10)
+
+
+def test_an_alert_begins_with_the_first_window_and_ends_with_the_first_without(
+    spark: SparkSession,
+) -> None:
+    found = news(spark, [10, 11, 30, 12, 10, 50, None], TEN)
+    assert found == [("records", 1, 4, 11, 30), ("records", 5, 6, 50, 50)]
+
+
+def test_an_alert_that_lasts_has_no_end(spark: SparkSession) -> None:
+    assert news(spark, [3, 11, 12], TEN) == [("records", 1, None, 11, 12)]
+    assert news(spark, [3, 4, 5], TEN) == []
+
+
+def test_an_alert_that_is_known_goes_on_and_is_told_once_more_when_it_ends(
+    spark: SparkSession,
+) -> None:
+    known = [("records", -5, None, 20.0, 70.0)]
+    assert news(spark, [11, 12, 13], TEN, known) == []
+    assert news(spark, [11, 12, 3], TEN, known) == [("records", -5, 2, 20, 70)]
+    assert news(spark, [3, 3, 80], TEN, known) == [
+        ("records", -5, 0, 20, 70),
+        ("records", 2, None, 80, 80),
+    ]
+
+
+def test_windows_that_were_looked_at_before_say_nothing_new(spark: SparkSession) -> None:
+    known = [("records", 1, None, 11.0, 11.0)]
+    assert news(spark, [3, 11, 12, 3], TEN, known, new_from=2) == [("records", 1, 3, 11, 12)]
+    # A threshold that was not asked for before: what holds already begins where it is first seen.
+    assert news(spark, [3, 11, 12, 3], TEN, new_from=2) == [("records", 2, 3, 12, 12)]
+
+
+def test_a_run_that_is_repeated_tells_the_same(spark: SparkSession) -> None:
+    lags = [3, 11, 30, 3, 3, 12, 3, 40]
+    first = news(spark, lags, TEN)
+    assert news(spark, lags, TEN, [(*one,) for one in first]) in ([], first)
+    # Windows 0 to 1 of it were written before it was ended: the alert that reaches into 2 goes on.
+    again = news(spark, lags, TEN, first, new_from=2)
+    assert {one[:3] for one in again} <= {one[:3] for one in first}
+
+
+def test_seconds_growing_and_stalled(spark: SparkSession) -> None:
+    grown = news(spark, [5, 6, 7, 8, 8, 9], Thresholds(growing=3))
+    assert grown == [("growing", 3, 4, 8, 8)]
+    late = news(spark, [5, 60, 5], Thresholds(seconds=59.5))
+    assert late == [("seconds", 1, 2, 60, 60)]
+    stood = news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(1, 0))
+    assert stood == [("stalled", 1, None, 6, 7)]
+    assert news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(1, 0.5)) == []
+    assert news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(0, 0)) == []
+
+
+def test_kinds_do_not_mix(spark: SparkSession) -> None:
+    found = news(spark, [1, 20, 30], Thresholds(records=10, seconds=25))
+    assert found == [("records", 1, None, 20, 30), ("seconds", 2, None, 30, 30)]

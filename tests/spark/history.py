@@ -27,6 +27,8 @@ class History:
     `base` is the beginning of the minute in which the history ends: a while ago.
     """
 
+    database = "brokerhouse"
+
     def __init__(self, directory: Path) -> None:
         self.broker = BrokerProcess(
             directory / "data", {"sql_user": USER, "sql_password": PASSWORD}
@@ -101,7 +103,7 @@ class History:
         partition: int = 0,
     ) -> None:  # fmt: skip
         self.engine.sql(
-            "INSERT INTO brokerhouse.messages (topic, topic_id, partition, offset, value,"
+            f"INSERT INTO {self.database}.messages (topic, topic_id, partition, offset, value,"
             " leader_epoch, append_time)"
             f" SELECT {_text(topic)}, '{topic_id}', {partition}, {first} + number, 'v', {epoch},"
             f" toDateTime64({_moment(at)}, 3, 'UTC') FROM numbers({last - first + 1})"
@@ -113,7 +115,7 @@ class History:
     def _put(self, table: str, rows: Sequence[str]) -> None:
         for start in range(0, len(rows), 500):
             values = ", ".join(f"({row})" for row in rows[start : start + 500])
-            self.engine.sql(f"INSERT INTO brokerhouse.{table} VALUES {values}")
+            self.engine.sql(f"INSERT INTO {self.database}.{table} VALUES {values}")
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,72 @@
+"""Jobs on the Distributed tables of a cluster.
+
+Both of its shards are one engine, so what is read is there twice; a real one is in docker-compose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_jobs import audit, lag
+from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations, shard_migrations
+from tests.engine_process import EngineProcess
+from tests.spark.history import MINUTE, History, run_job
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
+SHARD = "<shard><replica><host>127.0.0.1</host><port>9000</port></replica></shard>"
+SERVERS = f"""<clickhouse>
+    <tcp_port>9000</tcp_port>
+    <remote_servers><test>{SHARD}{SHARD}</test></remote_servers>
+</clickhouse>"""
+
+
+class ClusterHistory(History):
+    database = SHARD_DATABASE
+
+    def __init__(self, directory: Path) -> None:
+        self.engine = EngineProcess(directory / "data", config={"servers.xml": SERVERS})
+        self.engine.start()
+        for database in ("brokerhouse", SHARD_DATABASE):
+            self.engine.sql(f"CREATE DATABASE IF NOT EXISTS {database}")
+        for one in [*shard_migrations(LAYOUT), *people_migrations(LAYOUT)]:
+            self.engine.sql(one.statement)
+        self.base = 0
+        self.version = 0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHistory]:
+    made = ClusterHistory(tmp_path_factory.mktemp("cluster"))
+    ((now,),) = (row.values() for row in made.engine.sql("SELECT toUnixTimestamp(now()) AS now"))
+    made.base = now // MINUTE * MINUTE - MINUTE
+    topic_id = made.topic("orders")
+    made.minutes("orders", topic_id, [(made.base - 2 * MINUTE, 0, 9)])
+    made.counted_until(made.base)
+    made.block("orders", topic_id, 0, 9, made.base - 2 * MINUTE)
+    made.commits("g", "orders", topic_id, [(made.base - 2 * MINUTE + 5, 4)])
+    yield made
+    made.engine.stop()
+
+
+def test_lag_is_written_to_one_shard_once(cluster: ClusterHistory) -> None:
+    for _ in range(2):
+        ended = run_job(
+            lag.command, cluster.engine.http, "--alert-records", "5", "--backfill", "10m", user=None
+        )
+        assert ended.code == 0, ended.stderr
+    rows = cluster.engine.sql(f"SELECT lag, window_start FROM {SHARD_DATABASE}.lag_history")
+    assert [row["lag"] for row in rows] == [6, 6]
+    alerts = cluster.engine.sql(f"SELECT kind, ended_at FROM {SHARD_DATABASE}.lag_alerts")
+    assert alerts == [{"kind": "records", "ended_at": None}]
+
+
+def test_audit_reads_the_rows_of_all_shards(cluster: ClusterHistory) -> None:
+    ended = run_job(audit.command, cluster.engine.http, "--format", "json", user=None)
+    assert [(row["kind"], row["first"], row["last"]) for row in ended.told["rows"]] == [
+        ("duplicate", 0, 9)
+    ]

@@ -1,4 +1,4 @@
-"""Spark sessions for jobs, docs and tests: quiet, on a Java and a Python that will do.
+"""Spark sessions for jobs, docs and tests: quiet, and with the data source registered.
 
 Nothing here imports pyspark before it is asked for a session, so that what is missing is said in
 one sentence, whoever asks.
@@ -40,13 +40,15 @@ class SparkMissing(Exception):
 def session(
     app_name: str, master: str | None = "local[*]", **conf: str | int | bool
 ) -> SparkSession:
-    """A session, or the one there is already.
+    """A session in which `spark.read.format("brokerhouse")` works, or the one there is already.
 
     `master=None` leaves it to spark-submit. In `conf`, `__` stands for the dots of Spark's names:
     `spark__sql__shuffle__partitions=4`. Raises SparkMissing.
     """
     check_installed()
     from pyspark.sql import SparkSession
+
+    from spark_jobs.datasource import BrokerhouseDataSource
 
     # Python workers are otherwise whatever `python3` is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -61,6 +63,7 @@ def session(
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(BrokerhouseDataSource)
     return spark
 
 

@@ -1,0 +1,360 @@
+"""`spark.read.format("brokerhouse")`, and streams: the log, as Spark's Kafka source shows it.
+
+`BrokerhouseDataSource` is what Spark makes from options; the readers run on its driver and, to read
+a slice each, in its tasks. What must hold:
+
+* A slice is read in the order of offsets. So a task that loses its server goes on behind the last
+  record that it has handed to Spark, at another server, and no record comes twice.
+* A stream's offsets are all that it knows, and they mean the same whenever they are read:
+  `{"topic": {"0": 23}}`, the next offset of each partition.
+* Records that are gone before they could be read are an error, unless failOnDataLoss is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_jobs.filters import FITS, Filters
+from spark_jobs.log import (
+    WHERE,
+    DataLoss,
+    Log,
+    Offsets,
+    Partition,
+    Range,
+    Slice,
+    shown,
+    slice_params,
+    source,
+)
+from spark_jobs.options import Login, ReadOptions, TopicPartition, check_schema, schema
+from spark_jobs.servers import Failures, Unreachable, arrow, rows_of_any
+
+JsonOffsets = dict[str, dict[str, int]]
+
+BATCH_MAX_BYTES = 64 * 1024 * 1024
+"""Larger ones, of large records, are cut before they go to the JVM."""
+
+# Topic and partition are the same for a whole slice, and are put in here.
+_SELECTED = {
+    "key": "key",
+    "value": "value",
+    "timestamp": f"if({FITS}, timestamp_ms * 1000, NULL) AS microseconds",
+    "timestampType": "CAST(timestamp_type, 'Int32') AS type",
+    "headers": "arrayMap(header -> (toValidUTF8(header.1), header.2), headers) AS valid_headers",
+}
+
+
+class BrokerhouseDataSource(DataSource):
+    """Give it to `spark.dataSource.register`; the options are in docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "brokerhouse"
+
+    def schema(self) -> StructType:
+        return schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_schema(schema)
+        return BatchReader(ReadOptions.parse(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        check_schema(schema)
+        return StreamReader(ReadOptions.parse(self.options, streaming=True), schema)
+
+
+class BatchReader(DataSourceReader):
+    """From the starting to the ending offsets, as they are when the query is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters = Filters()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        return list(self._filters.take(filters))
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        log = Log(options)
+        log.look()
+        starts = log.resolve(options.starting, starting=True)
+        ends = log.resolve(options.ending, starting=False)
+        ranges = _available(log, starts, ends, options.fail_on_data_loss)
+        return list(log.slices(ranges, self._filters))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options, self._schema, self._filters)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Batch after batch, each from where the one before it ended."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._log = Log(options)
+        self._topic_ids: dict[str, str] = {}
+        self._moving_start: JsonOffsets | None = None
+        self._last: dict[TopicPartition, Partition] | None = None
+
+    def initialOffset(self) -> JsonOffsets:  # noqa: N802
+        self._look()
+        starting = self._options.starting
+        initial = to_json(self._log.resolve(starting, starting=True))
+        if starting.by_time or starting.is_latest_somewhere:
+            self._moving_start = initial
+        return initial
+
+    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:  # noqa: N802
+        if self._begins_here(start):
+            return start
+        known = dict(self._topic_ids)
+        if self._last is None:
+            self._look()
+        there = self._log.partitions if self._last is None else self._last
+        begin = from_json(start)
+        ends = {
+            # The end of a log never goes back: a server that says so has not heard of the rest.
+            key: max(found.end, begin.get(key, 0))
+            if known.get(key[0]) == found.topic_id
+            else found.end
+            for key, found in there.items()
+        }
+        if isinstance(limit, ReadMaxRows):
+            starts = {key: found.start for key, found in there.items()}
+            ends = rate_limited(limit.max_rows, starts | begin, ends)
+        return to_json(ends)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._look()
+        self._last = self._log.partitions
+
+    def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802
+        return to_json({key: found.end for key, found in self._log.partitions.items()}) or None
+
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        if start == end or self._begins_here(start):
+            return []
+        self._look()
+        starts, ends = from_json(start), from_json(end)
+        fail = self._options.fail_on_data_loss
+        for key in ends.keys() - starts.keys():
+            found = self._log.partitions.get(key)
+            starts[key] = found.start if found else 0
+            if fail and starts[key]:
+                raise DataLoss(f"partition {shown([key])} is new and begins at {starts[key]}")
+        if fail:
+            _check_still_there(self._log, starts, ends)
+        ranges = _available(self._log, starts, ends, fail)
+        return list(self._log.slices(ranges, Filters()))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options, self._schema, Filters())
+
+    def _begins_here(self, start: JsonOffsets) -> bool:
+        """Whether this is the first batch of a stream whose start is another one when asked again.
+
+        Spark stores where a batch ends, and not where the first one began: after a crash it would
+        begin at what is the latest offset then. So that first batch is empty, and its end is what
+        is stored.
+        """
+        begins = start == self._moving_start
+        self._moving_start = None
+        return begins
+
+    def _look(self) -> None:
+        self._log.look()
+        for (topic, _), found in self._log.partitions.items():
+            before = self._topic_ids.setdefault(topic, found.topic_id)
+            if before != found.topic_id and self._options.fail_on_data_loss:
+                raise DataLoss(f"topic {topic} was deleted and made again")
+            self._topic_ids[topic] = found.topic_id
+
+
+def rate_limited(limit: int, begin: Offsets, ends: Offsets) -> Offsets:
+    """At most about `limit` records, spread in proportion, and at least one where there are any."""
+    sizes = {key: end - begin[key] for key, end in ends.items() if end > begin[key]}
+    total = sum(sizes.values())
+    return {
+        key: min(end, begin[key] + max(1, limit * sizes[key] // total)) if key in sizes else end
+        for key, end in ends.items()
+    }
+
+
+def to_json(offsets: Offsets) -> JsonOffsets:
+    """In the order of topics and partitions, so that the same offsets are the same text."""
+    found: JsonOffsets = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def from_json(found: JsonOffsets) -> Offsets:
+    return {
+        (topic, int(partition)): offset
+        for topic, offsets in found.items()
+        for partition, offset in offsets.items()
+    }
+
+
+def _check_still_there(log: Log, starts: Offsets, ends: Offsets) -> None:
+    """Raises DataLoss for what a stream has read from and is no longer, or is shorter now."""
+    if gone := (starts.keys() - ends.keys()) | (ends.keys() - log.partitions.keys()):
+        raise DataLoss(f"partitions are gone: {shown(gone)}")
+    for key, until in ends.items():
+        if until < starts[key]:
+            raise DataLoss(f"{shown([key])} ends at {until} and was read up to {starts[key]}")
+
+
+def _available(log: Log, starts: Offsets, ends: Offsets, fail: bool) -> Iterator[Range]:
+    """What is there of what is asked for. Raises DataLoss if that is less."""
+    for key, until in ends.items():
+        found, start = log.partitions.get(key), starts[key]
+        if found is None or start >= until:
+            continue
+        if fail and not found.start <= start < until <= found.end:
+            raise DataLoss(
+                f"{shown([key])} has offsets {found.start} to {found.end},"
+                f" and {start} to {until} were asked for"
+            )
+        yield Range(*key, found, max(start, found.start), min(until, found.end))
+
+
+def _read(
+    one: InputPartition, options: ReadOptions, schema: StructType, filters: Filters
+) -> Iterator[pa.RecordBatch]:
+    """The records of a slice, in the order of offsets, each once."""
+    if not isinstance(one, Slice):  # Spark's own, where there is nothing to read
+        return
+    to_spark = _Converter(one, schema)
+    table, condition = source(options)
+    place = one.places[one.place]
+    selected = ", ".join(["offset", *(_SELECTED[name] for name in to_spark.selected)])
+    sql = (
+        f"SELECT {selected} FROM {place.database}.{table} WHERE {WHERE}{condition}{filters.sql}"
+        " ORDER BY topic, partition, offset"
+    )
+    position, failures, told = one.start, Failures(place.urls), False
+    while not told:
+        params = slice_params(one, position) | filters.params
+        answer = arrow(failures.next_url, options.login, sql, params)
+        begun = False
+        while True:
+            try:
+                batch = next(answer, None)
+            except Unreachable as error:
+                failures.add(error)
+                break
+            if batch is not None and batch.num_rows == 0:
+                continue
+            first = None if batch is None else batch.column(0)[0].as_py()
+            if not begun and first != position and options.fail_on_data_loss:
+                _check_not_lost(one, position, options.login)
+            if batch is None:
+                told = True
+                break
+            yield from to_spark(batch)
+            begun, position = True, batch.column(0)[-1].as_py() + 1
+            failures.forget()
+
+
+def _check_not_lost(one: Slice, position: int, login: Login) -> None:
+    """Raises DataLoss if the log begins behind `position` by now.
+
+    Asked only where the record at `position` is not the first that comes: it may be a control
+    record, compacted away, or somewhere else, and nothing is wrong then.
+    """
+    name = shown([(one.topic, one.partition)])
+    params = slice_params(one, position)
+    start = 0
+    for place in one.places:
+        sql = (
+            f"SELECT (SELECT count() FROM {place.database}.topics"
+            " WHERE topic_id = {topic_id:UUID}),"
+            f" (SELECT max(log_start_offset) FROM {place.database}.partition_checkpoints"
+            " WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32})"
+        )
+        ((topics, place_start),) = rows_of_any(place.urls, login, sql, params)
+        if not int(topics):
+            raise DataLoss(f"the topic of {name} was deleted while it was read")
+        start = max(start, int(place_start))
+    if start > position:
+        raise DataLoss(f"{name} begins at {start}, and {position} was to be read")
+
+
+class _Converter:
+    """What ClickHouse sends, as Spark wants it. Nothing is copied that can be looked at anew."""
+
+    def __init__(self, one: Slice, schema: StructType) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._constants = {
+            "topic": pa.scalar(one.topic, pa.string()),
+            "partition": pa.scalar(one.partition, pa.int32()),
+        }
+        self.selected = [name for name in self._schema.names if name in _SELECTED]
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        found = dict(zip(["offset", *self.selected], batch.columns, strict=True))
+        columns = [
+            pa.repeat(self._constants[field.name], batch.num_rows)
+            if field.name in self._constants
+            else _as(found[field.name], field.type)
+            for field in self._schema
+        ]
+        yield from _pieces(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+
+def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(wanted):
+        return column.view(wanted)
+    if pa.types.is_list(wanted):
+        return _headers(column, wanted)
+    return column.cast(wanted)
+
+
+def _headers(column: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
+    """Null where there are none, as in Spark's Kafka source."""
+    empty = pc.equal(pc.list_value_length(column), 0)
+    if pc.all(empty).as_py():
+        return pa.nulls(len(column), wanted)
+    entry = wanted.value_type
+    keys, values = column.values.flatten()
+    # Valid text, whatever the type says: ClickHouse has seen to it.
+    keys = keys.cast(pa.binary()).view(entry.field(0).type)
+    entries = pa.StructArray.from_arrays(
+        [keys, values.cast(entry.field(1).type)], fields=[entry.field(0), entry.field(1)]
+    )
+    return pa.ListArray.from_arrays(column.offsets, entries, type=wanted, mask=empty)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= BATCH_MAX_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, half))
+    yield from _pieces(batch.slice(half))

@@ -249,9 +249,13 @@ class HttpInterface:
         settings = self._settings
         if settings.sql_user is None or settings.sql_password is None:
             return False
-        right = hmac.compare_digest(user.encode(), settings.sql_user.encode())
+        # Bytes of a header that are no UTF-8 come as surrogates; they are nobody's name.
+        right = hmac.compare_digest(
+            user.encode(errors="surrogateescape"), settings.sql_user.encode()
+        )
         return right & hmac.compare_digest(
-            password.encode(), settings.sql_password.get_secret_value().encode()
+            password.encode(errors="surrogateescape"),
+            settings.sql_password.get_secret_value().encode(),
         )
 
     async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:

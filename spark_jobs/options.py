@@ -222,6 +222,8 @@ class _Given:
             password = os.environ.get("BROKERHOUSE_SQL_PASSWORD", "")
         if user is None and "password" in self:
             raise OptionError("password is given without user")
+        if ":" in (user or ""):
+            raise OptionError(f"user cannot have a colon: {user!r}")
         return Login(user, password if user is not None else "")
 
     def names(self, name: str) -> tuple[str, ...] | None:

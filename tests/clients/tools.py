@@ -20,6 +20,9 @@ JS = PROJECT / "tests" / "clients" / "js"
 JAVA = PROJECT / "tests" / "clients" / "java"
 TOOLS = PROJECT / ".tools"
 JAVA_BUILD = TOOLS / "java"
+JAVA_BUILD = PROJECT / ".tools" / "java"
+SPARK_SOURCE = PROJECT / "tests" / "spark" / "kafka_source"
+SPARK_BUILD = PROJECT / ".tools" / "spark"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
@@ -61,6 +64,8 @@ def java_command() -> list[str]:
     with _alone():
         _install_jars(libraries)
         _compile_helper(java, libraries, classes)
+    _install_jars(JAVA, libraries)
+    _compile_helper(java, libraries, classes)
     return [
         java,
         # Short lives: start fast rather than run fast.
@@ -84,12 +89,22 @@ def _alone() -> Iterator[None]:
 
 
 def _install_jars(libraries: Path) -> None:
+@cache
+def spark_source_jars() -> list[str]:
+    """Spark's own Kafka source."""
+    libraries = SPARK_BUILD / "lib"
+    _install_jars(SPARK_SOURCE, libraries)
+    return [str(jar) for jar in sorted(libraries.glob("*.jar"))]
+
+
+def _install_jars(project: Path, libraries: Path) -> None:
+    """What the pom of a project puts there."""
     stamp = libraries / ".installed"
-    wanted = _digest([JAVA / "pom.xml"])
+    wanted = _digest([project / "pom.xml"])
     if not _is(stamp, wanted):
         shutil.rmtree(libraries, ignore_errors=True)
         build = [program("mvn"), "--quiet", "--batch-mode", "package"]
-        run(build, directory=JAVA, limit_s=INSTALL_LIMIT_S)
+        run(build, directory=project, limit_s=INSTALL_LIMIT_S)
         stamp.write_text(wanted)
 
 

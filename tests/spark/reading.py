@@ -1,0 +1,53 @@
+"""Reading with the data source, with and without a Spark around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, Filter
+
+from spark_jobs.datasource import BrokerhouseDataSource
+from spark_jobs.log import Slice
+from tests.clients.records import Record
+
+FORMAT = "brokerhouse"
+
+
+def frame(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    """What Spark reads; True and numbers become text, as Spark has them."""
+    return spark.read.format(FORMAT).options(servers=url, **options).load()
+
+
+class Reading:
+    """The reader as Spark uses it: filters, then slices, then each slice by itself."""
+
+    def __init__(self, url: str, filters: Iterable[Filter] = (), **options: str) -> None:
+        source = BrokerhouseDataSource({"servers": url, **options})
+        self.reader: DataSourceReader = source.reader(source.schema())
+        self.left = list(self.reader.pushFilters(list(filters)))
+        self.slices = [one for one in self.reader.partitions() if isinstance(one, Slice)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for one in self.slices for row in self.rows_of(one)]
+
+    def rows_of(self, one: Slice) -> list[dict[str, Any]]:
+        return [row for batch in self.reader.read(one) for row in batch.to_pylist()]  # type: ignore[union-attr]
+
+
+def record(row: Any) -> Record:
+    """A row of Spark as the other tests have records. Its timestamp has to fit."""
+    headers = tuple((header["key"], _bytes(header["value"])) for header in row["headers"] or ())
+    timestamp = row["timestamp"]
+    return Record(
+        key=_bytes(row["key"]),
+        value=_bytes(row["value"]),
+        headers=headers,
+        timestamp_ms=None if timestamp is None else round(timestamp.timestamp() * 1000),
+        offset=row["offset"],
+    )
+
+
+def _bytes(value: bytes | bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)

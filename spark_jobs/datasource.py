@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._log = Log(options)
-        self._topic_ids: dict[str, str] = {}
+        self._seen: dict[TopicPartition, Partition] = {}
         self._moving_start: JsonOffsets | None = None
         self._last: dict[TopicPartition, Partition] | None = None
 
@@ -128,18 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:  # noqa: N802
         if self._begins_here(start):
             return start
-        known = dict(self._topic_ids)
         if self._last is None:
             self._look()
-        there = self._log.partitions if self._last is None else self._last
+        there = self._known() if self._last is None else self._last
         begin = from_json(start)
-        ends = {
-            # The end of a log never goes back: a server that says so has not heard of the rest.
-            key: max(found.end, begin.get(key, 0))
-            if known.get(key[0]) == found.topic_id
-            else found.end
-            for key, found in there.items()
-        }
+        ends = {key: found.end for key, found in there.items()}
         if isinstance(limit, ReadMaxRows):
             starts = {key: found.start for key, found in there.items()}
             ends = rate_limited(limit.max_rows, starts | begin, ends)
@@ -151,10 +144,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._look()
-        self._last = self._log.partitions
+        self._last = self._known()
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802
-        return to_json({key: found.end for key, found in self._log.partitions.items()}) or None
+        return to_json({key: found.end for key, found in self._known().items()}) or None
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if start == end or self._begins_here(start):
@@ -186,13 +179,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moving_start = None
         return begins
 
+    def _known(self) -> dict[TopicPartition, Partition]:
+        """What there was at the last look."""
+        return {key: self._seen[key] for key in self._log.partitions}
+
     def _look(self) -> None:
         self._log.look()
-        for (topic, _), found in self._log.partitions.items():
-            before = self._topic_ids.setdefault(topic, found.topic_id)
-            if before != found.topic_id and self._options.fail_on_data_loss:
-                raise DataLoss(f"topic {topic} was deleted and made again")
-            self._topic_ids[topic] = found.topic_id
+        for key, found in self._log.partitions.items():
+            before = self._seen.get(key, found)
+            if before.topic_id == found.topic_id:
+                # The end of a log never goes back: who says so has not heard of the rest.
+                found = max(before, found, key=lambda one: one.end)
+            elif self._options.fail_on_data_loss:
+                raise DataLoss(f"topic {key[0]} was deleted and made again")
+            self._seen[key] = found
 
 
 def rate_limited(limit: int, begin: Offsets, ends: Offsets) -> Offsets:

@@ -149,11 +149,19 @@ def strange_times(broker: BrokerProcess) -> tuple[str, list[int]]:
     return topic, times
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        pytest.param(FILTERS[::4], id="some"),
+        pytest.param(FILTERS, id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_every_filter_means_what_it_means_to_spark(
     spark: SparkSession,
     broker: BrokerProcess,
     sample: str,
     strange_times: tuple[str, list[int]],
+    filters: tuple[str, ...],
 ) -> None:
     """Spark filters the same rows by itself once they are cached, and has to agree."""
     everything = frame(spark, broker.http_url, subscribe=f"{sample},{strange_times[0]}")
@@ -162,10 +170,10 @@ def test_every_filter_means_what_it_means_to_spark(
     places = ("topic", "partition", "offset")
     differs = {}
     try:
-        expected = {text: sorted(cached.where(text).select(*places).collect()) for text in FILTERS}
+        expected = {text: sorted(cached.where(text).select(*places).collect()) for text in filters}
     finally:
         cached.unpersist()
-    for text in FILTERS:
+    for text in filters:
         found = frame(spark, broker.http_url, subscribe=f"{sample},{strange_times[0]}").where(text)
         rows = sorted(found.select(*places).collect())
         if rows != expected[text]:

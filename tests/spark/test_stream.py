@@ -1,0 +1,310 @@
+"""Streams: every record once, whatever happens to topics, and to Spark itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.admin import KafkaAdminClient, NewPartitions, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
+from spark_jobs.log import DataLoss, Slice
+from tests.broker_process import PROJECT, BrokerProcess
+from tests.clients.adapters import ConfluentKafka
+from tests.clients.records import Record
+from tests.spark.reading import FORMAT
+
+LIMIT_S = 60
+KILL_LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def admin(broker: BrokerProcess) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=broker.kafka)
+    yield client
+    client.close()
+
+
+def produce(broker: BrokerProcess, topic: str, values: range, partition: int = 0) -> None:
+    records = [Record(None, b"%d" % n) for n in values]
+    ConfluentKafka().produce(broker.kafka, topic, records, partition=partition)
+
+
+class Sink:
+    """What a query has handed over, by batch, as (topic, partition, value)."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[str, int, int]]] = {}
+        self._more = threading.Condition()
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        rows = batch.select("topic", "partition", "value").collect()
+        with self._more:
+            self.batches[batch_id] = [(one[0], one[1], int(one[2])) for one in rows]
+            self._more.notify_all()
+
+    @property
+    def rows(self) -> list[tuple[str, int, int]]:
+        return [row for batch in self.batches.values() for row in batch]
+
+    def await_rows(self, count: int) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.rows) >= count, LIMIT_S), self.batches
+
+
+def stream(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    options.setdefault("startingOffsets", "earliest")
+    return spark.readStream.format(FORMAT).options(servers=url, **options).load()
+
+
+def run(
+    frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path
+) -> StreamingQuery:
+    """A query that runs on."""
+    writer = frame.writeStream.foreachBatch(sink)
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def run_out(frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
+    """Until all that is there now is read."""
+    writer = frame.writeStream.foreachBatch(sink).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        assert query.awaitTermination(LIMIT_S)
+    finally:
+        query.stop()
+
+
+def offsets(checkpoint: Path) -> dict[str, Any]:
+    """What the last batch has written into the checkpoint."""
+    files = [path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit()]
+    last = max(files, key=lambda path: int(path.name))
+    found: dict[str, Any] = json.loads(last.read_text().splitlines()[2])
+    return found
+
+
+def test_a_stream_goes_on_where_its_checkpoint_says(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 2, 1)])
+    produce(broker, topic, range(30))
+    sink = Sink()
+    run_out(stream(spark, broker.http_url, subscribe=topic), sink, tmp_path)
+    assert [value for _, _, value in sink.rows] == list(range(30))
+    assert offsets(tmp_path) == {topic: {"0": 30, "1": 0}}
+
+    produce(broker, topic, range(30, 40))
+    more = Sink()
+    run_out(stream(spark, broker.http_url, subscribe=topic), more, tmp_path)
+    assert [value for _, _, value in more.rows] == list(range(30, 40))
+
+
+def test_the_limit_holds_and_is_shared_by_partitions(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 2, 1)])
+    produce(broker, topic, range(90))
+    produce(broker, topic, range(90, 120), partition=1)
+    sink = Sink()
+    limited = stream(spark, broker.http_url, subscribe=topic, maxOffsetsPerTrigger=40)
+    run_out(limited, sink, tmp_path)
+    sizes = [Counter(row[1] for row in batch) for batch in sink.batches.values()]
+    assert sizes == [{0: 30, 1: 10}] * 3
+    assert sorted(value for _, _, value in sink.rows) == list(range(120))
+
+
+def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(3))
+    sink = Sink()
+    query = run(stream(spark, broker.http_url, subscribePattern=f"^{topic}"), sink, tmp_path)
+    try:
+        sink.await_rows(3)
+        admin.create_partitions({topic: NewPartitions(2)})
+        produce(broker, topic, range(3, 6), partition=1)
+        admin.create_topics([NewTopic(f"{topic}-2", 1, 1)])
+        produce(broker, f"{topic}-2", range(6, 9))
+        sink.await_rows(9)
+    finally:
+        query.stop()
+    assert Counter(sink.rows) == Counter(
+        [
+            *((topic, 0, n) for n in range(3)),
+            *((topic, 1, n) for n in range(3, 6)),
+            *((f"{topic}-2", 0, n) for n in range(6, 9)),
+        ]
+    )
+
+
+def test_a_topic_made_again_under_a_stream_is_loss(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(5))
+    run_out(stream(spark, broker.http_url, subscribe=topic), Sink(), tmp_path)
+    admin.delete_topics([topic])
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(2))
+    with pytest.raises(Exception, match="ends at 2 and was read up to 5: set failOnDataLoss"):
+        run_out(stream(spark, broker.http_url, subscribe=topic), Sink(), tmp_path)
+
+
+def reader(url: str, **options: str) -> StreamReader:
+    source = BrokerhouseDataSource({"servers": url, **options})
+    made = source.streamReader(source.schema())
+    assert isinstance(made, StreamReader)
+    return made
+
+
+def values(made: StreamReader, start: Any, end: Any) -> list[int]:
+    rows = []
+    for one in made.partitions(start, end):
+        assert isinstance(one, Slice)
+        for batch in made.read(one):
+            rows += [int(row["value"]) for row in batch.to_pylist()]
+    return rows
+
+
+def test_latest_means_one_place_also_after_a_crash(
+    broker: BrokerProcess, topic: str, admin: KafkaAdminClient
+) -> None:
+    """Spark stores ends of batches: the first one ends where the stream begins, and is empty."""
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(10))
+    first = reader(broker.http_url, subscribe=topic)
+    initial = first.initialOffset()
+    assert initial == {topic: {"0": 10}}
+    produce(broker, topic, range(10, 20))
+    stored = first.latestOffset(initial, ReadAllAvailable())
+    assert stored == initial
+    assert values(first, initial, stored) == []
+
+    produce(broker, topic, range(20, 30))
+    again = reader(broker.http_url, subscribe=topic)  # the batch was not committed
+    assert values(again, again.initialOffset(), stored) == []
+    end = again.latestOffset(stored, ReadAllAvailable())
+    assert values(again, stored, end) == list(range(10, 30))
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_what_a_stream_says_of_offsets(
+    broker: BrokerProcess, topic: str, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(10))
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    made = reader(broker.http_url, **options, maxOffsetsPerTrigger="4")
+    start = made.initialOffset()
+    assert start == {topic: {"0": 0}}
+    limit = made.getDefaultReadLimit()
+    assert limit == ReadMaxRows(4)
+    assert made.latestOffset(start, limit) == {topic: {"0": 4}}
+    assert made.latestOffset(start, ReadAllAvailable()) == {topic: {"0": 10}}
+    assert made.reportLatestOffset() == {topic: {"0": 10}}
+    made.prepareForTriggerAvailableNow()
+    produce(broker, topic, range(10, 20))
+    assert made.latestOffset(start, ReadAllAvailable()) == {topic: {"0": 10}}
+    assert values(made, start, {topic: {"0": 10}}) == list(range(10))
+    assert made.latestOffset(start, ReadAllAvailable()) == {topic: {"0": 10}}
+    made = reader(broker.http_url, **options)
+    assert made.latestOffset(start, ReadAllAvailable()) == {topic: {"0": 20}}
+    admin.delete_topics([topic])
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    with pytest.raises(DataLoss, match="was deleted and made again"):
+        made.latestOffset({topic: {"0": 20}}, ReadAllAvailable())
+    assert reader(broker.http_url, **options).getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_partitions_that_are_gone_or_begin_late_are_loss(
+    broker: BrokerProcess, topic: str, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(4))
+    pattern = {"subscribePattern": f"^{topic}$"}
+    strict = reader(broker.http_url, **pattern)
+    careless = reader(broker.http_url, **pattern, failOnDataLoss="false")
+    gone: list[tuple[dict[str, Any], dict[str, Any], str, list[int]]] = [
+        ({topic: {"0": 0}, "other": {"0": 5}}, {topic: {"0": 4}}, "other-0", [0, 1, 2, 3]),
+        ({topic: {"0": 0}}, {topic: {"0": 4, "1": 4}}, f"{topic}-1", [0, 1, 2, 3]),
+        ({topic: {"0": 5}}, {topic: {"0": 4}}, "ends at 4 and was read up to 5", []),
+        ({topic: {"0": 1}}, {topic: {"0": 9}}, "has offsets 0 to 4, and 1 to 9", [1, 2, 3]),
+    ]
+    for start, end, message, found in gone:
+        with pytest.raises(DataLoss, match=message):
+            strict.partitions(start, end)
+        assert values(careless, start, end) == found
+
+
+class Spark:
+    """`stream_process.py`, under way."""
+
+    def __init__(self, url: str, topic: str, directory: Path, where: str, starting: str) -> None:
+        self._log = (directory / "log").open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.stream_process", url, topic, str(directory), where],
+            cwd=PROJECT,
+            env={**os.environ, "STARTING_OFFSETS": starting},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,  # with its JVM and its workers
+        )
+        self._timer = threading.Timer(KILL_LIMIT_S, self.kill)
+        self._timer.start()
+
+    def await_line(self, line: str) -> None:
+        assert self._process.stdout is not None
+        for found in self._process.stdout:
+            if found.strip() == line:
+                return
+        raise AssertionError(f"it ended without {line!r}: {Path(self._log.name).read_text()}")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._timer.cancel()
+        self._process.wait(LIMIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["inside", "between"])
+def test_a_spark_that_is_killed_reads_every_record_once(
+    broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient, where: str
+) -> None:
+    admin.create_topics([NewTopic(topic, 2, 1)])
+    produce(broker, topic, range(200))
+    produce(broker, topic, range(200), partition=1)
+    for life in (where, where, "nowhere"):
+        spark = Spark(broker.http_url, topic, tmp_path, life, "earliest")
+        try:
+            spark.await_line("done" if life == "nowhere" else "here")
+        finally:
+            spark.close()
+    lines = [
+        tuple(map(int, line.split()))
+        for path in (tmp_path / "files").iterdir()
+        if path.name.isdigit()
+        for line in path.read_text().splitlines()
+    ]
+    assert Counter(lines) == Counter((p, n) for p in (0, 1) for n in range(200))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -163,6 +164,5 @@ def _first_line(body: bytes) -> str:
 
 
 def _told(error: Exception) -> str:
-    """Without the addresses of objects that urllib3 puts before its reasons."""
-    text = str(error).rpartition("object at 0x")[2].partition(">: ")[2] or str(error)
-    return text or type(error).__name__
+    """Without what urllib3 puts before its reasons."""
+    return re.sub(r"^(?:<.*?>|\w+\(.*?\)): ", "", str(error)) or type(error).__name__

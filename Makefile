@@ -4,6 +4,8 @@
 # make bench  throughput and latency beside the bare engine
 # make bench-groups  consumer groups: time to join, latency of commits
 # make bench-scaling  what a cluster would take, by simulation
+# make bench-spark  rows into Spark, by the data source and by Spark's Kafka source
+# make test-spark   the long tests of Spark: 10 million records, Spark killed midway
 # make fuzz   the long run with random input
 # make history  clients while parts of a cluster are lost, at random: SEED=7 MINUTES=10
 # make cluster       2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
@@ -30,7 +32,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test lint format bench bench-groups bench-scaling fuzz history cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-spark lint format bench bench-groups bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -39,6 +41,10 @@ run: $(INSTALLED)
 test: $(INSTALLED_DEV)
 	@tools/require tests
 	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+
+test-spark: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/pytest -m slow tests/spark $(ARGS)
 
 test-clients-cluster: $(INSTALLED_DEV)
 	@tools/require tests
@@ -62,6 +68,10 @@ bench-groups: $(INSTALLED_DEV)
 
 bench-scaling: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.scaling $(ARGS)
+
+bench-spark: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/python -m bench.spark $(ARGS)
 
 history: $(INSTALLED_DEV)
 	@tools/require tests

@@ -57,7 +57,6 @@ class Whole(Enum):
 # mixes counted minutes with rows of the log is worked out on the shards.
 WHOLE_CLUSTER = {
     "messages": Whole.UNION,
-    "messages_committed": Whole.UNION,
     "topic_versions": Whole.NOTHING,
     "topics": Whole.LOCAL,
     "partition_checkpoints": Whole.UNION,

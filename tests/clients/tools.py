@@ -20,9 +20,8 @@ JS = PROJECT / "tests" / "clients" / "js"
 JAVA = PROJECT / "tests" / "clients" / "java"
 TOOLS = PROJECT / ".tools"
 JAVA_BUILD = TOOLS / "java"
-JAVA_BUILD = PROJECT / ".tools" / "java"
 SPARK_SOURCE = PROJECT / "tests" / "spark" / "kafka_source"
-SPARK_BUILD = PROJECT / ".tools" / "spark"
+SPARK_BUILD = TOOLS / "spark"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
@@ -62,10 +61,8 @@ def java_command() -> list[str]:
     libraries = JAVA_BUILD / "lib"
     classes = JAVA_BUILD / "classes"
     with _alone():
-        _install_jars(libraries)
+        _install_jars(JAVA, libraries)
         _compile_helper(java, libraries, classes)
-    _install_jars(JAVA, libraries)
-    _compile_helper(java, libraries, classes)
     return [
         java,
         # Short lives: start fast rather than run fast.
@@ -88,12 +85,12 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _install_jars(libraries: Path) -> None:
 @cache
 def spark_source_jars() -> list[str]:
     """Spark's own Kafka source."""
     libraries = SPARK_BUILD / "lib"
-    _install_jars(SPARK_SOURCE, libraries)
+    with _alone():
+        _install_jars(SPARK_SOURCE, libraries)
     return [str(jar) for jar in sorted(libraries.glob("*.jar"))]
 
 

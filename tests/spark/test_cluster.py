@@ -22,12 +22,11 @@ from storage.cluster_sql import (
     people_migrations,
     shard_migrations,
 )
-from tests.broker_process import PROJECT
 from tests.clients.adapters import ConfluentKafka
 from tests.clients.records import Record
 from tests.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
 from tests.engine_process import EngineProcess
-from tests.server_process import free_port
+from tests.server_process import PROJECT, free_port
 from tests.spark.reading import Reading, frame
 
 TOPIC, PARTITIONS, EACH = "spread", 8, 40

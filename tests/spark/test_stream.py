@@ -22,9 +22,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
 from spark_jobs.log import DataLoss, Slice
-from tests.broker_process import PROJECT, BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.clients.adapters import ConfluentKafka
 from tests.clients.records import Record
+from tests.server_process import PROJECT
 from tests.spark.reading import FORMAT
 
 LIMIT_S = 60

@@ -34,11 +34,13 @@ _ABSENT_FOR_S = 60.0
 
 
 def keeper_of(slot_map: SlotMap, shard: str) -> int | None:
-    """The session that keeps house for a shard: the owner of its first slot."""
-    for slot in slot_map.slots:
-        if slot.shards[-1] == shard:
-            return slot.owner
-    return None
+    """The session that keeps house for a shard: the owner of its first slot.
+
+    Where all slots were moved away, the first that has been there: it has old rows all the same.
+    """
+    here = [slot for slot in slot_map.slots if slot.shards[-1] == shard]
+    been = [slot for slot in slot_map.slots if shard in slot.shards]
+    return next((slot.owner for slot in here or been), None)
 
 
 class Reachable(Protocol):

@@ -187,4 +187,5 @@ def test_the_owner_of_the_first_slot_of_a_shard_keeps_its_house() -> None:
     assert keeper_of(slots, "a") == 7
     assert keeper_of(slots, "b") == 8
     assert keeper_of(slots.move([0, 1], "b"), "b") == 7
-    assert keeper_of(slots.move([0, 1], "b"), "a") is None
+    assert keeper_of(slots.move([0, 1], "b"), "a") == 7, "it has old rows all the same"
+    assert keeper_of(slots, "c") is None

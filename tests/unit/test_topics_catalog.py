@@ -347,6 +347,26 @@ async def test_rows_that_could_not_be_removed_are_removed_after_the_next_start(
     await appender.close()
 
 
+async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    appender = make_appender(engine)
+    catalog = catalog_on(scripted)
+    topic = await catalog.create("t", 1, {})
+    log = catalog.log(topic, 0)
+    await append(appender, catalog, topic, b"x")
+    scripted.failing_rows.append("DELETE FROM messages")
+    await catalog.delete(topic)
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleting"]
+    await catalog.remove_left_over()
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleted"]
+    assert await stored_values(engine, log) == []
+    await appender.close()
+
+
 async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
     engine: EmbeddedEngine,
 ) -> None:

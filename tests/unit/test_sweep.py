@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from broker.log import sweep as sweep_module
 from broker.log.fence import burn, fence
 from broker.log.sweep import Sweep, is_over, is_worth_it
 from broker.topics import remove_rows
@@ -195,6 +196,25 @@ async def test_a_new_process_finds_what_the_last_one_left(house: House) -> None:
     house.sweep = Sweep(house.engine, house.clock)  # nothing of the first one is known
     await house.swept()
     assert await house.left() == [["events", 0, 7, 9, 3]]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["until it is more", "for six hours"])
+async def test_a_little_of_a_large_day_waits(
+    house: House, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
+    events = await house.topic("events")
+    await house.rows("events", events, 0, 100)
+    await house.start_at(events, 10)
+    await house.swept(3)
+    assert await house.left() == [["events", 0, 0, 99, 100]]
+    assert house.sweep._dead[events, 0].by_day == {"20261120": 10}
+    if waits:
+        house.clock.now_ms += DAY // 4
+    else:
+        await house.start_at(events, 13)
+    await house.swept(1)
+    assert await house.left() == [["events", 0, 10 if waits else 13, 99, 90 if waits else 87]]
 
 
 def test_large_days_wait_for_an_eighth_or_a_quarter_of_a_day() -> None:

@@ -202,6 +202,13 @@ class Settings(BaseSettings):
         "Subscriptions and assignments of all groups; past it no member is taken",
         ge=1024,
     )
+    retention_ms: int = _setting(
+        604_800_000,
+        "ms",
+        "Age at which records are deleted, unless a topic says otherwise; -1 for never",
+        ge=-1,
+        le=2**63 - 1,
+    )
     retention_check_interval_ms: int = _setting(
         300_000,
         "ms",

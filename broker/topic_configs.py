@@ -468,9 +468,11 @@ TOPIC_CONFIGS: Mapping[str, TopicConfig] = MappingProxyType({row.name: row for r
 
 def default_text(config: TopicConfig, settings: Settings) -> str:
     """What a topic without an override has: the broker's setting, or Kafka's default."""
-    if config.name == "max.message.bytes":
-        return str(settings.message_max_bytes)
-    return config.default
+    of_settings = {
+        "max.message.bytes": settings.message_max_bytes,
+        "retention.ms": settings.retention_ms,
+    }
+    return str(of_settings.get(config.name, config.default))
 
 
 def effective_text(configs: Mapping[str, str], settings: Settings) -> dict[str, str]:
@@ -520,12 +522,15 @@ class EffectiveTopicConfig:
 
 def effective(configs: Mapping[str, str], settings: Settings) -> EffectiveTopicConfig:
     """The configs that apply to a topic with these overrides. Cached: cheap to call per request."""
-    return _effective(frozenset(configs.items()), settings.message_max_bytes)
+    return _effective(frozenset(configs.items()), settings.message_max_bytes, settings.retention_ms)
 
 
 @lru_cache(maxsize=1024)
-def _effective(overrides: frozenset[tuple[str, str]], message_max: int) -> EffectiveTopicConfig:
-    given = {"max.message.bytes": str(message_max)} | dict(overrides)
+def _effective(
+    overrides: frozenset[tuple[str, str]], message_max: int, retention_ms: int
+) -> EffectiveTopicConfig:
+    defaults = {"max.message.bytes": str(message_max), "retention.ms": str(retention_ms)}
+    given = defaults | dict(overrides)
 
     def value(name: str) -> Value:
         config = TOPIC_CONFIGS[name]

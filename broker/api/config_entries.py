@@ -71,6 +71,7 @@ _KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "connections_max_idle_ms": ("connections.max.idle.ms",),
     "fetch_max_bytes": ("fetch.max.bytes",),
     "fetch_sessions_max": ("max.incremental.fetch.session.cache.slots",),
+    "retention_ms": ("log.retention.ms",),
     "retention_check_interval_ms": ("log.retention.check.interval.ms",),
     "producer_id_expiration_ms": ("producer.id.expiration.ms",),
 }
@@ -81,6 +82,7 @@ _LONGS = frozenset(
     {
         "queued.max.request.bytes",
         "connections.max.idle.ms",
+        "log.retention.ms",
         "log.retention.check.interval.ms",
     }
 )

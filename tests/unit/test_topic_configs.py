@@ -95,7 +95,7 @@ def test_compaction_lags_that_contradict_each_other_are_refused() -> None:
 
 
 def test_a_topic_without_overrides_follows_the_defaults_and_the_settings() -> None:
-    applies = effective({}, Settings(message_max_bytes=5000))
+    applies = effective({}, Settings(message_max_bytes=5000, retention_ms=-1))
     assert applies == EffectiveTopicConfig(
         max_message_bytes=5000,
         message_timestamp_type="CreateTime",
@@ -104,7 +104,7 @@ def test_a_topic_without_overrides_follows_the_defaults_and_the_settings() -> No
         cleanup_policy=frozenset({"delete"}),
         compression_type="producer",
         min_insync_replicas=1,
-        retention_ms=604_800_000,
+        retention_ms=-1,
         retention_bytes=-1,
         delete_retention_ms=86_400_000,
         min_compaction_lag_ms=0,

@@ -6,8 +6,8 @@ so what a crash left behind is found again. What is done, from the cheapest:
 * Elsewhere rows are deleted: one statement per day for many partitions of topics, when an eighth of
   a large day has come together, or when it has waited for a quarter of a day. A deletion writes a
   mask for every part that it touches, so few large ones are better than many small ones.
-* Rows with a mask go from disk when the engine merges. It merges old days no more, so a day of
-  which half is masked is rewritten without them.
+* Rows with a mask go from disk when the engine merges. It merges old days and large parts no more,
+  so a day of which half is masked is rewritten without them: for each row that is written one goes.
 * Minutes that were counted of such rows go, too (broker/log/rollup.py), so that sizes and first
   times stay right; and the checkpoints of topics that are deleted.
 
@@ -172,11 +172,15 @@ class Sweep:
                 await self._drop(day)
             elif is_idle and self._is_due(day.name, dead[day.name], day.rows, now_ms):
                 await self._delete(day, starts, names)
-            elif is_idle and day.has_mask and day.name < _day_of(now_ms):
+            elif is_idle and day.has_mask and not self._merges_alone(day, now_ms):
                 await self._write_anew(day)
         if is_idle:
             await self._forget_minutes(starts, now_ms)
             await self._forget_checkpoints()
+
+    def _merges_alone(self, day: Day, now_ms: int) -> bool:
+        """Whether masked rows of a day go soon by themselves: small parts are merged all day."""
+        return day.name >= _day_of(now_ms) and day.rows <= _SMALL_ROWS
 
     def _deletions_are_done(self) -> None:
         for key, day, rows in self._deleting:

@@ -336,6 +336,21 @@ async def test_a_day_that_is_half_masked_is_written_anew(house: House) -> None:
     assert await house.left() == [["lasting", 0, 0, 39_999, 40_000]]
 
 
+async def test_a_large_day_is_written_anew_before_it_is_over(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
+    events = await house.topic("events")
+    await house.rows("events", events, 0, 100)
+    await house.start_at(events, 49)
+    await house.swept(3)
+    assert await house.days() == {"2026-11-20": 100}
+    await house.start_at(events, 62)
+    await house.swept(3)
+    assert await house.days() == {"2026-11-20": 38}
+    assert await house.left() == [["events", 0, 62, 99, 38]]
+
+
 async def test_what_was_dropped_frees_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from broker.housekeeping import Housekeeping, keeper_of
 from broker.leadership import Node as BrokerNode
 from broker.leadership import SlotLeadership
 from broker.log.log_starts import LogStarts
+from broker.log.removals import Removals
 from broker.log.retention import Retention
 from broker.log.retention import watch as watch_retention
 from broker.log.tail_cache import TailCache
@@ -126,6 +127,13 @@ class ClusterNode:
             ),
             self._address,
         )
+        self._removals = Removals(
+            self._shards,
+            self._topics,
+            self._slots,
+            self.broker.cold_reader,
+            lambda shard: self._stores[shard].keeps_house(),
+        )
         self._housekeeping: Housekeeping | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -174,6 +182,7 @@ class ClusterNode:
             ),
         ]
         self._housekeeping.start()
+        self._removals.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
@@ -182,6 +191,8 @@ class ClusterNode:
             tasks += self._ownership.background
         if self._housekeeping is not None and self._housekeeping.task is not None:
             tasks.append(self._housekeeping.task)
+        if self._removals.task is not None:
+            tasks.append(self._removals.task)
         for shard in self._shards.values():
             tasks += shard.background
         for store in self._stores.values():
@@ -217,6 +228,7 @@ class ClusterNode:
             for store in self._stores.values():
                 parts.push_async_callback(store.close)
             parts.push_async_callback(self._stop_tasks)
+            parts.push_async_callback(self._removals.close)
             if self._housekeeping is not None:
                 parts.push_async_callback(self._housekeeping.close)
             parts.push_async_callback(self.hand_over)

@@ -15,6 +15,7 @@ from broker.leadership import SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
 from broker.log.places import OnePlace
+from broker.log.removals import Removals
 from broker.log.retention import Retention, watch
 from broker.log.rollup import Rollup
 from broker.log.sweep import Sweep
@@ -72,6 +73,9 @@ class SingleNode:
             ),
             address,
         )
+        self.removals = Removals(
+            {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
+        )
         self.sql = make_app(engine, settings)
 
     async def open(self, progress: Callable[[str], None]) -> None:
@@ -87,6 +91,7 @@ class SingleNode:
 
     async def begin(self) -> None:
         self.rollup.start()
+        self.removals.start()
         self._upkeep = asyncio.create_task(
             watch(
                 self._retention_every_ms,
@@ -99,7 +104,7 @@ class SingleNode:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        begun = [task for task in (self.rollup.task, self._upkeep) if task is not None]
+        begun = [task for task in (self.rollup.task, self.removals.task, self._upkeep) if task is not None]
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:
@@ -111,6 +116,7 @@ class SingleNode:
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.push_async_callback(self.appender.close)
             parts.push_async_callback(self.rollup.close)
+            parts.push_async_callback(self.removals.close)
             parts.push_async_callback(self.rows.close)
             parts.push_async_callback(self.groups.close)
             parts.push_async_callback(self._stop_upkeep)

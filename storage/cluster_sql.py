@@ -79,6 +79,9 @@ WHOLE_CLUSTER = {
     "messages_committed": Whole.UNION,
     "lag_history": Whole.UNION,
     "lag_alerts": Whole.UNION,
+    "compaction_removals": Whole.UNION,
+    "compaction_applied": Whole.UNION,
+    "compaction_batches": Whole.UNION,
 }
 
 _HEADER = re.compile(

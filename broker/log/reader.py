@@ -68,6 +68,7 @@ class ColdReader:
         self._size = 0
         self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
         self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Segment]] = {}
+        self._outdated: set[asyncio.Task[_Segment]] = set()
         self._read_ahead_slots = _READ_AHEADS
 
     async def read(self, partition: PartitionLog, offset: int, max_bytes: int) -> list[bytes]:
@@ -82,8 +83,15 @@ class ColdReader:
         self._read_ahead(partition, segment, offset)
         return segment.read(offset, max_bytes)
 
+    def forget(self, partition: PartitionLog) -> None:
+        """Rows of the partition have been removed: keep nothing that was read before this."""
+        for key in [key for key in self._segments if key[0] is partition]:
+            self._size -= self._segments.pop(key).size
+        for key in [key for key in self._loads if key[0] is partition]:
+            self._outdated.add(self._loads.pop(key))
+
     async def close(self) -> None:
-        tasks = list(self._loads.values())
+        tasks = [*self._loads.values(), *self._outdated]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,8 +114,12 @@ class ColdReader:
         return await asyncio.shield(task)
 
     def _loaded(self, key: tuple[PartitionLog, int], task: asyncio.Task[_Segment]) -> None:
-        del self._loads[key]
-        if task.cancelled() or task.exception() is not None:
+        outdated = task in self._outdated
+        if outdated:
+            self._outdated.remove(task)
+        else:
+            del self._loads[key]
+        if task.cancelled() or task.exception() is not None or outdated:
             return
         segment = task.result()
         if not segment.batches:

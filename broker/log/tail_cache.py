@@ -23,16 +23,26 @@ class CachedBatch(NamedTuple):
 class PartitionTail:
     """The cached batches of one partition, in offset order, without gaps."""
 
-    __slots__ = ("_batches", "_head")
+    __slots__ = ("_batches", "_head", "_hidden_below")
 
     def __init__(self) -> None:
         self._batches: list[CachedBatch] = []
         self._head = 0
+        self._hidden_below = 0
 
     @property
     def start_offset(self) -> int | None:
-        """The first cached offset, or None when nothing is cached."""
-        return self._batches[self._head].base_offset if self._head < len(self._batches) else None
+        """The first offset that is served, or None when nothing is cached."""
+        if self._head == len(self._batches):
+            return None
+        return max(self._batches[self._head].base_offset, self._hidden_below)
+
+    def hide_below(self, offset: int) -> None:
+        """Rows have been removed below `offset`: what is left of them is for the engine to say.
+
+        `offset` lies below the end of the log.
+        """
+        self._hidden_below = max(self._hidden_below, offset)
 
     def read(self, offset: int, max_bytes: int, at_least_one: bool) -> list[bytes] | None:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` of them.

@@ -1,0 +1,26 @@
+-- What compaction took from the log, or is about to take. Written by `brokerhouse jobs run compaction`, the only
+-- writer among people's statements; the leader of each partition removes the rows and notes it in
+-- compaction_applied. Rows stay: offsets that are missing from a compacted log are accounted for here.
+--
+-- A batch is one row: ranges of offsets that had rows, each of which may go. A row without ranges says how far a
+-- run came once all its batches were applied: below log_end every superseded record is gone, and below
+-- tombstones_end no tombstone has an older record of its key before it. The time that a tombstone has to stay is
+-- counted from the first such row.
+CREATE TABLE IF NOT EXISTS compaction_removals
+(
+    run_id         UUID                   COMMENT 'the run of the job that decided this',
+    batch_id       UUID                   COMMENT 'unique to the batch',
+    topic          LowCardinality(String) COMMENT 'topic name',
+    topic_id       UUID                   COMMENT 'a topic made again has another',
+    partition      Int32                  COMMENT 'Kafka partition',
+    ranges         Array(Tuple(first Int64, last Int64)) COMMENT 'offsets to remove, both ends included; empty: how far a run came' CODEC(ZSTD(1)),
+    records        UInt64                 COMMENT 'rows in these ranges',
+    tombstones     UInt64                 COMMENT 'of them, those without a value',
+    bytes          UInt64                 COMMENT 'of their keys and values, before compression',
+    log_end        Int64                  COMMENT 'rows from here on were not looked at',
+    tombstones_end Int64                  COMMENT 'tombstones below this had no older record of their key',
+    created_at     DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when this was written' CODEC(Delta, ZSTD(1))
+)
+ENGINE = MergeTree
+ORDER BY (created_at, topic_id, partition)
+SETTINGS non_replicated_deduplication_window = 10000;

@@ -1,0 +1,14 @@
+-- The batches of compaction_removals that the broker has dealt with. One that was cut short by a crash is dealt
+-- with again, and the last row counts.
+CREATE TABLE IF NOT EXISTS compaction_applied
+(
+    batch_id   UUID   COMMENT 'as in compaction_removals',
+    run_id     UUID   COMMENT 'as in compaction_removals',
+    topic_id   UUID   COMMENT 'as in compaction_removals',
+    partition  Int32  COMMENT 'as in compaction_removals',
+    removed    UInt64 COMMENT 'rows that were there and were removed',
+    refused    String COMMENT 'why nothing was removed; empty when the batch was applied',
+    applied_at DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when the rows were gone'
+)
+ENGINE = ReplacingMergeTree(applied_at)
+ORDER BY batch_id;

@@ -15,6 +15,7 @@ from broker.cli_kafka import console, new_table
 JOBS = {
     "lag": "How far groups are behind, window by window, into lag_history; alerts; a plot.",
     "audit": "Offsets that are missing, doubled or out of order; commits that go back.",
+    "compaction": "Keeps the latest record of each key, where cleanup.policy has compact.",
 }
 """What there is, and its module in spark_jobs/."""
 

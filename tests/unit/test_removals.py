@@ -245,10 +245,10 @@ async def test_what_the_caches_held_of_a_log_is_read_again(house: House) -> None
     tail = kept.tail.read(6, ALL, at_least_one=True)
     assert tail is not None
     assert [row.offset for row in rows_of(tail)] == [6, 7, 8, 9]
-    for log in (log, kept):
-        assert [row.offset for row in rows_of(await read(house, log))] == [4, 6, 7, 8, 9]
+    for emptied in (log, kept):
+        assert [row.offset for row in rows_of(await read(house, emptied))] == [4, 6, 7, 8, 9]
         # A consumer inside a hole gets on.
-        assert [row.offset for row in rows_of(await read(house, log, 1))] == [4, 6, 7, 8, 9]
+        assert [row.offset for row in rows_of(await read(house, emptied, 1))] == [4, 6, 7, 8, 9]
 
 
 async def test_a_read_that_began_before_is_not_kept(house: House) -> None:

@@ -1,0 +1,187 @@
+"""What Spark decides about hundreds of random histories at once is what the model decides."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.compaction import LOGS, PRODUCERS, RECORDS, Log, Writer, decide, ranges_of
+from tests.spark.compaction_model import History, Row, Rules, decided, random_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HISTORIES = 300
+NOW_MS = 1_000_000
+TIMES = [NOW_MS - ago for ago in (900_000, 500_000, 50_000, 5_000, 500)]
+
+
+def random_history(seed: int) -> tuple[History, Rules]:
+    chance = random.Random(seed)
+    rows = random_rows(chance, chance.randint(1, 40), 0, TIMES, transactions=seed % 3 == 0)
+    kept = [row for row in rows[:-1] if chance.random() > 0.2]  # earlier runs left holes
+    marks = [(NOW_MS - chance.choice([10, 10_000, 100_000]), chance.randint(0, 40))]
+    return History([*kept, rows[-1]], marks), Rules(
+        NOW_MS,
+        min_lag_ms=chance.choice([0, 0, 1_000, 100_000]),
+        retention_ms=chance.choice([0, 1_000, 50_000]),
+        retry_ms=chance.choice([0, 1_000, 100_000]),
+        known_ms=chance.choice([0, 10_000, 10**6]),
+    )
+
+
+def records_of(number: int, history: History, rules: Rules) -> list[tuple[object, ...]]:
+    """As the job reads them: what stays for its age is told beside each."""
+    return [
+        (
+            number,
+            row.offset,
+            row.key,
+            row.value is None,
+            len(row.key or b"") + len(row.value or b""),
+            row == history.rows[-1]
+            or (row.producer >= 0 and row.at_ms > rules.now_ms - rules.retry_ms),
+            row.producer,
+            row.transactional,
+            row.marker,
+        )
+        for row in history.rows
+    ]
+
+
+def producers_of(number: int, history: History, rules: Rules) -> list[tuple[int, int]]:
+    last: dict[int, Row] = {}
+    newest: dict[int, int] = {}
+    for row in history.rows:
+        if row.producer >= 0 and row.marker is None:
+            last[row.producer] = row
+            newest[row.producer] = max(newest.get(row.producer, 0), row.at_ms)
+    return [
+        (number, last[one].offset) for one in last if newest[one] > rules.now_ms - rules.known_ms
+    ]
+
+
+def test_spark_decides_as_the_model_does(spark: SparkSession) -> None:
+    records: list[tuple[object, ...]] = []
+    producers: list[tuple[int, int]] = []
+    logs = []
+    expected = {}
+    for number in range(HISTORIES):
+        history, rules = random_history(number)
+        expected[number] = decided(history, rules)
+        records += records_of(number, history, rules)
+        producers += producers_of(number, history, rules)
+        due = [end for at_ms, end in history.marks if at_ms <= rules.now_ms - rules.retention_ms]
+        logs.append((number, expected[number].bound, max(due, default=0), 10))
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
+
+    rows = decide(
+        spark.createDataFrame(records, RECORDS),
+        spark.createDataFrame(producers, PRODUCERS),
+        spark.createDataFrame(logs, LOGS),
+    ).collect()
+
+    goes: dict[int, set[int]] = {number: set() for number in expected}
+    blocked: dict[int, list[int]] = {number: [] for number in expected}
+    for row in rows:
+        if row["blocked"]:
+            blocked[row["log"]].append(row["offset"])
+        else:
+            goes[row["log"]].add(row["offset"])
+    assert goes == {number: set(one.goes) for number, one in expected.items()}
+    assert {
+        number: min(found, default=expected[number].bound) for number, found in blocked.items()
+    } == {number: one.tombstones_end for number, one in expected.items()}
+    # The histories say something.
+    assert sum(map(len, goes.values())) > 1000
+    assert sum(map(len, blocked.values())) > 20
+
+
+class Writings:
+    """In place of the endpoint: keeps what is inserted."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, object]] = {}
+
+    def insert(self, table: str, rows: pa.Table, token: str) -> int:
+        assert table == "compaction_removals"
+        (row,) = rows.to_pylist()
+        assert self.rows.setdefault(token, row) == row, "a token stands for one batch"
+        return 1
+
+
+ROWS = pa.schema(
+    [
+        ("log", pa.int32()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("tombstone", pa.bool_()),
+        ("superseded", pa.bool_()),
+        ("blocked", pa.bool_()),
+        ("region", pa.int64()),
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200), st.booleans()), max_size=60),
+    st.integers(1, 7),
+)
+def test_batches_have_every_row_once_and_a_task_that_is_run_again_writes_the_same(
+    rows: list[tuple[int, int, bool]], chunk_rows: int
+) -> None:
+    unique = {(log, offset): blocked for log, offset, blocked in rows}
+    ordered = [(log, offset, blocked) for (log, offset), blocked in sorted(unique.items())]
+    logs = tuple(Log(f"t{n}", str(uuid.uuid4()), n, 0, 300, 300) for n in range(3))
+    writings = Writings()
+    write = Writer(str(uuid.uuid4()), logs, writings)  # type: ignore[arg-type]  # only insert
+    table = pa.table(
+        list(
+            zip(
+                *[(log, offset, 3, offset % 2 == 0, offset % 3 == 0, blocked, offset // 50)
+                  for log, offset, blocked in ordered],
+                strict=True,
+            )
+        )
+        or [[]] * len(ROWS),
+        schema=ROWS,
+    )  # fmt: skip
+    told = (
+        pa.Table.from_batches(
+            [*write(iter(table.to_batches(max_chunksize=chunk_rows))), *write(iter([]))],
+            schema=None if ordered else pa.schema([]),
+        )
+        if ordered
+        else None
+    )
+    list(write(iter(table.to_batches(max_chunksize=13))))  # again, cut otherwise
+
+    found = [
+        (row["partition"], offset)
+        for row in writings.rows.values()
+        for one in row["ranges"]  # type: ignore[attr-defined]
+        for offset in range(one["first"], one["last"] + 1)
+    ]
+    goes = [(log, offset) for log, offset, blocked in ordered if not blocked]
+    assert sorted(found) == goes
+    if told is not None:
+        columns = told.to_pydict()
+        assert sum(columns["superseded"]) == sum(offset % 3 == 0 for _, offset in goes)
+        assert sum(columns["tombstones"]) == sum(offset % 3 != 0 for _, offset in goes)
+        assert sum(columns["bytes"]) == 3 * len(goes)
+        first = [offset for offset in columns["first_blocked"] if offset is not None]
+        blocked_offsets = [offset for _, offset, blocked in ordered if blocked]
+        assert min(first, default=None) == min(blocked_offsets, default=None)
+
+
+@given(st.sets(st.integers(0, 50)))
+def test_ranges_are_runs_without_a_gap(offsets: set[int]) -> None:
+    ranges = ranges_of(np.array(sorted(offsets), np.int64)).tolist()
+    assert [o for first, last in ranges for o in range(first, last + 1)] == sorted(offsets)
+    assert all(b[0] > a[1] + 1 for a, b in zip(ranges, ranges[1:], strict=False))

@@ -223,8 +223,9 @@ _TABLE = (
         _LONG,
         _DAY_MS,
         _at_least(0),
-        "How long compaction keeps the record that deletes a key.",
+        "How long compaction keeps the record that deletes a key once those before it are gone.",
         "log.cleaner.delete.retention.ms",
+        acts=True,
     ),
     _config(
         "file.delete.delay.ms",
@@ -293,8 +294,9 @@ _TABLE = (
         _LONG,
         _INT64,
         _at_least(1),
-        "Longest time that a record escapes compaction.",
+        "Longest time that a record escapes compaction, which runs when its job is run.",
         "log.cleaner.max.compaction.lag.ms",
+        acts=True,
     ),
     _config(
         "max.message.bytes",
@@ -340,6 +342,7 @@ _TABLE = (
         _between(0, 1),
         "Share of a log that has to be uncompacted before compaction is worth its while.",
         "log.cleaner.min.cleanable.ratio",
+        acts=True,
     ),
     _config(
         "min.compaction.lag.ms",
@@ -348,6 +351,7 @@ _TABLE = (
         _at_least(0),
         "Shortest time that a record escapes compaction.",
         "log.cleaner.min.compaction.lag.ms",
+        acts=True,
     ),
     _config(
         "min.insync.replicas",

@@ -67,7 +67,7 @@ _START = """
     WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32}
 """
 _MARKS = """
-    SELECT toInt64(max(log_end)),
+    SELECT toInt64(max(log_end)), toInt64(max(tombstones_end)),
         toInt64(maxIf(tombstones_end, toUnixTimestamp64Milli(created_at) <= {due_ms:Int64}))
     FROM compaction_removals
     WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32} AND empty(ranges)
@@ -186,7 +186,8 @@ class Log:
     """One partition, as it was when the run looked at it.
 
     `start` <= what is looked at < `bound` <= `end`. Below `clean_end` an earlier run has been;
-    tombstones below `due_end` have stayed for long enough. `why`: the reason to compact it now, or
+    tombstones below `alone_end` have no older record of their key, and below `due_end` they have
+    not had one for long enough. `why`: the reason to compact it now, or
     none; `dirty`: share of its bytes that no run has seen.
     """
 
@@ -198,6 +199,7 @@ class Log:
     bound: int = 0
     records: int = 0
     clean_end: int = 0
+    alone_end: int = 0
     due_end: int = 0
     dirty: float = 0.0
     why: str = ""
@@ -334,10 +336,15 @@ def _look(endpoint: Endpoint, log: Log, limits: Limits, now_ms: int, force: bool
         ((first, count),) = endpoint.rows(_OPEN, {**log.place, "end": end})
         bound = min(bound, first) if count else bound
     due_ms = now_ms - limits.delete_retention_ms
-    ((clean_end, due_end),) = endpoint.rows(_MARKS, {**log.place, "due_ms": due_ms})
-    clean_end = max(clean_end, log.start)
+    ((clean_end, alone_end, due_end),) = endpoint.rows(_MARKS, {**log.place, "due_ms": due_ms})
     ((clean, dirty, oldest_ms, due),) = endpoint.rows(
-        _DIRT, {**log.place, "clean_end": clean_end, "due_end": due_end, "bound": bound}
+        _DIRT,
+        {
+            **log.place,
+            "clean_end": clean_end,
+            "due_end": min(due_end, end - 1),  # the last record stays
+            "bound": bound,
+        },
     )
     ratio = dirty / (clean + dirty) if dirty else 0.0
     why = ""
@@ -348,8 +355,8 @@ def _look(endpoint: Endpoint, log: Log, limits: Limits, now_ms: int, force: bool
     elif due or (force and bound > log.start):
         why = "tombstones are due" if due else "asked for"
     return replace(
-        log, end=end, bound=bound, records=records, clean_end=clean_end, due_end=due_end,
-        dirty=ratio, why=why,
+        log, end=end, bound=bound, records=records, clean_end=clean_end, alone_end=alone_end,
+        due_end=due_end, dirty=ratio, why=why,
     )  # fmt: skip
 
 
@@ -659,6 +666,8 @@ def _mark(
             continue
         blocked = written.get(number, Written()).first_blocked
         end = log.bound if blocked is None else blocked
+        if log.bound <= log.clean_end and end <= log.alone_end:
+            continue  # it came no further than the last
         marks.append(removal(run_id, str(uuid.uuid4()), log, [], tombstones_end=end))
     if marks:
         endpoint.insert("compaction_removals", pa.concat_tables(marks), f"{run_id}-marks")

@@ -79,7 +79,13 @@ def create(broker: BrokerProcess, topic: str, partitions: int = 1, **config: str
 
 def producer(address: str, **settings: object) -> confluent_kafka.Producer:
     return confluent_kafka.Producer(
-        {"bootstrap.servers": address, "linger.ms": 5, "log_level": 2, **settings}
+        {
+            "bootstrap.servers": address,
+            "linger.ms": 5,
+            "log_level": 2,
+            "queue.buffering.max.messages": 1_000_000,
+            **settings,
+        }
     )
 
 

@@ -157,6 +157,21 @@ class Rows:
             shard,
         )
 
+    async def compacted(self, shard: str, batch: int, noted: str | None) -> None:
+        """A batch of three records, and what the broker noted of it."""
+        batch_id = f"00000000-0000-0000-0000-00000000000{batch}"
+        await self.put(
+            "compaction_removals (batch_id, topic, topic_id, partition, ranges, records)",
+            f"SELECT '{batch_id}', 'orders', '{ORDERS}', 0, [({batch * 3}, {batch * 3 + 2})], 3",
+            shard,
+        )
+        if noted is not None:
+            await self.put(
+                "compaction_applied (batch_id, topic_id, removed, refused)",
+                f"SELECT '{batch_id}', '{ORDERS}', {0 if noted else 3}, '{noted}'",
+                shard,
+            )
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rows(engine: EmbeddedEngine) -> Rows:
@@ -173,6 +188,9 @@ async def rows(engine: EmbeddedEngine) -> Rows:
     await rows.log(SECOND, "orders", 0, range(15, 18), 0)
     await rows.log(SECOND, "orders", 1, range(5), 30)
     await rows.log(FIRST, "payments", 0, range(4), 4)
+    await rows.compacted(FIRST, 1, "")
+    await rows.compacted(SECOND, 2, "not compacted")
+    await rows.compacted(SECOND, 3, None)
     await rows.count(FIRST, 1)
     await rows.count(SECOND, 20)
     await rows.count(TOGETHER, 1)
@@ -206,6 +224,8 @@ SAME = {
     "topic_minutes": "SELECT topic, partition, minute, sum(records), sum(bytes), max(end_offset)"
     " FROM topic_minutes GROUP BY topic, partition, minute",
     "consumer_lag": "SELECT * EXCEPT (lag_seconds, commit_time) FROM consumer_lag",
+    "compaction_batches": "SELECT topic, partition, records, state, removed, refused"
+    " FROM compaction_batches",
 }
 
 
@@ -221,7 +241,7 @@ async def test_every_view_says_what_it_says_where_all_rows_are_together(
     tables = {
         "partition_checkpoints", "consumer_group_versions", "group_member_versions",
         "group_heartbeats", "consumer_offsets", "partition_minutes",
-        "lag_history", "lag_alerts",
+        "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

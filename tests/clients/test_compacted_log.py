@@ -1,0 +1,76 @@
+"""A log with holes, as compaction leaves it: every client reads what is there and gets on."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.broker_process import BrokerProcess
+from tests.clients.adapters import CLIENTS, GetClient
+from tests.clients.records import Record, rows
+
+WRITER = {"user": "writer", "password": "secret"}
+LIMIT_S = 60.0
+COUNT = 600
+RunBroker = Callable[..., AbstractContextManager[BrokerProcess]]
+
+
+@pytest.fixture(scope="module")
+def compacted(run_broker: RunBroker) -> Iterator[BrokerProcess]:
+    with run_broker("compacted", sql_user="writer", sql_password="secret") as process:
+        yield process
+
+
+def remove(broker: BrokerProcess, topic: str, ranges: list[tuple[int, int]]) -> None:
+    """As the job does: it writes what is to go, and the broker removes it."""
+    broker.sql(
+        "INSERT INTO compaction_removals (run_id, batch_id, topic_id, partition, ranges)"
+        " SELECT generateUUIDv4(), generateUUIDv4(), topic_id, 0,"
+        f" [{','.join(map(str, ranges))}]::Array(Tuple(first Int64, last Int64))"
+        " FROM topics WHERE name = {topic:String}",
+        {"topic": topic},
+        **WRITER,
+    )
+    give_up = time.monotonic() + LIMIT_S
+    while broker.sql("SELECT 1 FROM compaction_batches WHERE state = 'pending'"):
+        assert time.monotonic() < give_up, "the broker does not remove"
+        time.sleep(0.05)
+    assert broker.sql("SELECT DISTINCT state FROM compaction_batches") == [{"state": "applied"}]
+
+
+@pytest.mark.one_broker("removals are written through the broker's own SQL")
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_reads_over_holes_and_from_within_them(
+    compacted: BrokerProcess, client: GetClient, topic: str, name: str
+) -> None:
+    broker = compacted
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    made = NewTopic(topic, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([made])[topic].result(20)
+    records = [Record(b"%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(COUNT)]
+    client(name).produce(broker.kafka, topic, records)
+    chance = random.Random(name)
+    holes = [(0, 20), (100, 399), *((n, n) for n in range(401, COUNT - 1) if chance.random() < 0.7)]
+    remove(broker, topic, holes)
+
+    left = rows(broker, topic)
+    gone = {offset for first, last in holes for offset in range(first, last + 1)}
+    assert [record.offset for record in left] == [n for n in range(COUNT) if n not in gone]
+    for start in (0, 10, 21, 250, 399, 400, *chance.sample(range(COUNT), 3)):
+        from_there = [client(name).as_shown(one) for one in left if one.offset >= start]
+        read = client(name).read_from_offset(broker.kafka, topic, start, len(from_there))
+        assert read == from_there, f"from {start}"
+    (one,) = client(name).read_from_timestamp(broker.kafka, topic, 1_700_000_000_150, 1)
+    assert one.offset == 400
+
+    client(name).produce(broker.kafka, topic, [Record(b"new", b"value")])
+    last = client(name).read_from_offset(broker.kafka, topic, COUNT - 1, 2)
+    assert [(record.offset, record.key) for record in last] == [
+        (COUNT - 1, b"%d" % (COUNT - 1)),
+        (COUNT, b"new"),
+    ]

@@ -128,7 +128,7 @@ class ClusterNode:
             self._address,
         )
         self._removals = Removals(
-            self._shards,
+            lambda: {name: one for name, one in self._shards.items() if not one.away},
             self._topics,
             self._slots,
             self.broker.cold_reader,

@@ -74,7 +74,7 @@ class SingleNode:
             address,
         )
         self.removals = Removals(
-            {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
+            lambda: {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
         )
         self.sql = make_app(engine, settings)
 

@@ -202,13 +202,13 @@ class Removals:
 
     def __init__(
         self,
-        engines: Mapping[str, Engine],
+        engines: Callable[[], Mapping[str, Engine]],
         topics: TopicCatalog,
         places: Places,
         reader: ColdReader,
         answers_for: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """`engines`, by shard: where batches are written, and noted.
+        """`engines`: by shard, those that can be asked now; batches are written and noted there.
 
         `answers_for`: whether this broker refuses what was written to that shard for topics that
         do not exist, which nobody leads.
@@ -238,7 +238,7 @@ class Removals:
 
     async def round(self) -> None:
         """Apply all that is pending here."""
-        for shard, engine in self._engines.items():
+        for shard, engine in self._engines().items():
             try:
                 await self._round(shard, engine)
             except EngineError as error:

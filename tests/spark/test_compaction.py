@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 import pytest
 from click.testing import CliRunner
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from spark_jobs import compaction
 from tests.broker_process import BrokerProcess
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OwnBroker = Callable[..., BrokerProcess]
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 MINUTE_MS = 60_000
 WRITER = {"sql_user": "writer", "sql_password": "secret"}
 HUGE_MS = 2**40
@@ -122,7 +123,9 @@ def read(address: str, topic: str, end: int, **settings: object) -> list[Row]:
             assert time.monotonic() < give_up, f"read up to {rows[-1:]} of {end}"
             for message in consumer.consume(1000, 0.5):
                 assert message.error() is None, message.error()
-                rows.append(Row(message.offset(), message.key(), message.value()))
+                offset = message.offset()
+                assert offset is not None
+                rows.append(Row(offset, message.key(), message.value()))
     finally:
         consumer.close()
     return rows
@@ -243,7 +246,7 @@ async def test_an_idempotent_producer_goes_on_after_compaction_and_kill(
             proxy.address,
             **{"enable.idempotence": True, "retry.backoff.ms": 50, "reconnect.backoff.max.ms": 100},
         )
-        delivered: list[int] = []
+        delivered: list[int | None] = []
 
         def send(number: int) -> None:
             sending.produce(
@@ -389,12 +392,12 @@ def test_random_histories_become_what_the_model_says(
                 start = starts[kind][number]
                 below = [row for row in log.rows if row.offset < start]
                 shown = [row for row in log.rows if row.offset >= start]
-                found = decided(History(shown, log.marks), rules)
-                kept = [row for row in shown if row.offset not in found.goes]
+                decision = decided(History(shown, log.marks), rules)
+                kept = [row for row in shown if row.offset not in decision.goes]
                 log.rows = [*below, *kept]
                 if shown:
-                    log.marks.append((now_ms, found.tombstones_end))
-                removed += len(found.goes)
+                    log.marks.append((now_ms, decision.tombstones_end))
+                removed += len(decision.goes)
                 assert offsets(broker, kind, number) == [row.offset for row in log.rows], (
                     f"{kind}-{number} in turn {turn}"
                 )

@@ -142,17 +142,10 @@ def test_batches_have_every_row_once_and_a_task_that_is_run_again_writes_the_sam
     logs = tuple(Log(f"t{n}", str(uuid.uuid4()), n, 0, 300, 300) for n in range(3))
     writings = Writings()
     write = Writer(str(uuid.uuid4()), logs, writings)  # type: ignore[arg-type]  # only insert
-    table = pa.table(
-        list(
-            zip(
-                *[(log, offset, 3, offset % 2 == 0, offset % 3 == 0, blocked, offset // 50)
-                  for log, offset, blocked in ordered],
-                strict=True,
-            )
-        )
-        or [[]] * len(ROWS),
-        schema=ROWS,
-    )  # fmt: skip
+    columns = zip(*[(log, offset, 3, offset % 2 == 0, offset % 3 == 0, blocked, offset // 50)
+                    for log, offset, blocked in ordered], strict=True)  # fmt: skip
+    arrays = [list(column) for column in columns] or [[] for _ in ROWS]
+    table = pa.table(arrays, schema=ROWS)
     told = [row for one in write(iter(table.to_batches(max_chunksize=chunk_rows)))
             for row in one.to_pylist()]  # fmt: skip
     list(write(iter(table.to_batches(max_chunksize=13))))  # again, cut otherwise

@@ -41,7 +41,11 @@ class House:
         self.catalog = LocalCatalog(engine, Settings())
         self.reader = ColdReader(OnePlace(self.scripted), 64 << 20)
         self.removals = Removals(
-            {"": engine}, self.catalog, OnePlace(engine), self.reader, lambda _: self.answers
+            lambda: {"": engine},
+            self.catalog,
+            OnePlace(engine),
+            self.reader,
+            lambda _: self.answers,
         )
         self.answers = True
 

@@ -66,8 +66,9 @@ def test_a_client_reads_over_holes_and_from_within_them(
         from_there = [client(name).as_shown(one) for one in left if one.offset >= start]
         read = client(name).read_from_offset(broker.kafka, topic, start, len(from_there))
         assert read == from_there, f"from {start}"
-    (one,) = client(name).read_from_timestamp(broker.kafka, topic, 1_700_000_000_150, 1)
-    assert one.offset == 400
+    if name != "kcat":  # which gives its records no timestamps
+        (one,) = client(name).read_from_timestamp(broker.kafka, topic, 1_700_000_000_150, 1)
+        assert one.offset == 400
 
     client(name).produce(broker.kafka, topic, [Record(b"new", b"value")])
     last = client(name).read_from_offset(broker.kafka, topic, COUNT - 1, 2)

@@ -131,10 +131,12 @@ def read(address: str, topic: str, end: int, **settings: object) -> list[Row]:
     return rows
 
 
-def until(broker: BrokerProcess, query: str, parameters: Mapping[str, str | int]) -> None:
-    """Wait until a query has rows."""
+def until(broker: BrokerProcess, query: str, job: subprocess.Popen[str] | None = None) -> None:
+    """Wait until a query has rows, while the job runs."""
     give_up = time.monotonic() + LIMIT_S
-    while not broker.sql(query, parameters):
+    while not broker.sql(query):
+        if job is not None:
+            assert job.poll() is None, job.communicate()[0]
         assert time.monotonic() < give_up, query
         time.sleep(0.02)
 
@@ -260,7 +262,7 @@ async def test_an_idempotent_producer_goes_on_after_compaction_and_kill(
 
         proxy.lose_answers()
         send(100)
-        await in_thread(until, broker, "SELECT 1 FROM messages WHERE offset = 100", {})
+        await in_thread(until, broker, "SELECT 1 FROM messages WHERE offset = 100")
         await proxy.refuse()
         broker.kill()
         del broker.settings["advertised"]
@@ -444,7 +446,7 @@ def test_a_job_that_is_killed_is_run_again(compacting: BrokerProcess, topic: str
     ]
     for moment in moments:
         job = launch(broker, "--topic", topic, "--retry-window-ms", "0")
-        until(broker, moment, {})
+        until(broker, moment, job)
         kill_group(job)
     compact(broker, "--topic", topic, "--retry-window-ms", "0", "--force")
     found = read(broker.kafka, topic, 600_000)
@@ -461,7 +463,7 @@ def test_a_broker_that_is_killed_while_it_removes_goes_on_after_its_start(
     broker = compacting
     expected = big_topic(broker, topic)
     job = launch(broker, "--topic", topic, "--retry-window-ms", "0")
-    until(broker, "SELECT 1 FROM compaction_removals LIMIT 1", {})
+    until(broker, "SELECT 1 FROM compaction_removals LIMIT 1", job)
     for after_s in (0.0, 1.0, 2.5):
         broker.kill(after_s)
         assert job.poll() is None or after_s, "the job was to be at work still"

@@ -6,14 +6,17 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CLIENTS, GetClient
+from tests.clients.adapters import CLIENTS, ConfluentKafka, GetClient
 from tests.clients.records import Record, rows
+from tests.cluster_processes import Cluster
 
 WRITER = {"user": "writer", "password": "secret"}
 LIMIT_S = 60.0
@@ -76,3 +79,46 @@ def test_a_client_reads_over_holes_and_from_within_them(
         (COUNT - 1, b"%d" % (COUNT - 1)),
         (COUNT, b"new"),
     ]
+
+
+@pytest.mark.one_broker("has a cluster of its own accord")
+def test_in_a_cluster_the_leader_removes_whichever_shard_the_batch_is_on(
+    cluster: Cluster, topic: str
+) -> None:
+    partitions, count = 6, 50
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = NewTopic(topic, partitions, config={"cleanup.policy": "compact"})
+    admin.create_topics([made])[topic].result(20)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for n in range(partitions * count):
+        producer.produce(topic, b"%d" % n, b"key", partition=n % partitions)
+    assert producer.flush(LIMIT_S) == 0
+
+    def ask(query: str, shard: int | None = None) -> list[dict[str, Any]]:
+        engines = cluster.engines if shard is None else [cluster.engines[shard]]
+        return [row for engine in engines for row in engine.sql(query, {"topic": topic})]
+
+    on_shards = ask("SELECT count() AS n FROM messages WHERE topic = {topic:String}")
+    assert all(row["n"] for row in on_shards), "both shards have partitions"
+    ask(
+        "INSERT INTO compaction_removals (run_id, batch_id, topic_id, partition, ranges)"
+        " SELECT generateUUIDv4(), generateUUIDv4(number), topic_id, number,"
+        " [(0, 19), (21, 1000)]::Array(Tuple(first Int64, last Int64))"
+        " FROM numbers(7) AS n CROSS JOIN topics AS t WHERE name = {topic:String}",
+        shard=0,
+    )
+    noted = "SELECT partition, removed, refused FROM compaction_batches WHERE state != 'pending'"
+    give_up = time.monotonic() + LIMIT_S
+    while len(found := ask(f"{noted} ORDER BY partition")) < partitions + 1:
+        assert time.monotonic() < give_up, found
+        time.sleep(0.05)
+
+    assert [(row["removed"], row["refused"]) for row in found] == [
+        *[(count - 2, "")] * partitions,
+        (0, f"{topic} has no partition 6"),
+    ]
+    for partition in range(partitions):
+        read = ConfluentKafka().read_from_offset(
+            cluster.bootstrap, topic, 0, 2, partition=partition
+        )
+        assert [record.offset for record in read] == [20, count - 1]

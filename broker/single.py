@@ -104,7 +104,8 @@ class SingleNode:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        begun = [task for task in (self.rollup.task, self.removals.task, self._upkeep) if task is not None]
+        own = (self.rollup.task, self.removals.task, self._upkeep)
+        begun = [task for task in own if task is not None]
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:

@@ -14,9 +14,8 @@ applied again, which changes nothing more.
 
 A DELETE reads the key columns of every part that it changes and writes their row mask anew, however
 few rows go: 0.6 s for 10 M rows (measured, 2 cores). So batches share statements, up to the size of
-a query that every ClickHouse takes. The rows themselves go when parts are merged, which may be
-never for a day that is over; so parts are written anew once half of their rows are gone, which
-costs no more than was removed."""
+a query that every ClickHouse takes. The disk is given back when parts are merged, or by
+broker/log/sweep.py."""
 
 from __future__ import annotations
 
@@ -70,15 +69,6 @@ _FLOOR = (
 _UNDER_WAY = (
     "SELECT count(), max(latest_fail_reason) FROM system.mutations"
     " WHERE database = currentDatabase() AND table = 'messages' AND NOT is_done"
-)
-_MASKED = (
-    " FROM system.parts WHERE database = currentDatabase() AND table = 'messages' AND active"
-    " AND has_lightweight_delete"
-)
-_DAYS = f"SELECT partition_id, sum(rows){_MASKED} GROUP BY partition_id"
-_LEFT = (
-    "SELECT count() FROM messages WHERE _partition_id = {day:String}"
-    f" AND _part IN (SELECT name{_MASKED})"
 )
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
 
@@ -264,8 +254,6 @@ class Removals:
                 led.append((batch, partition))
         for start in range(0, len(led), _BATCHES_AT_ONCE):
             await self._apply(engine, led[start : start + _BATCHES_AT_ONCE])
-        for place in {place for _, log in led for place in self._places.engines(log)}:
-            await _reclaim(place)
 
     def _led(self, batch: _Batch) -> PartitionLog | None:
         """None where another broker leads the partition. Raises `Refused`."""
@@ -387,11 +375,6 @@ async def _delete(engine: Engine, work: _Work) -> None:
     await engine.execute(
         f"DELETE FROM messages WHERE {condition} SETTINGS lightweight_deletes_sync = 0", params
     )
-    await _done(engine)
-
-
-async def _done(engine: Engine) -> None:
-    """Wait until the engine has done all that it was told to change in the log."""
     pause_s = _POLL_FIRST_S
     told = ""
     while True:
@@ -403,18 +386,3 @@ async def _done(engine: Engine) -> None:
             log.warning("the engine cannot remove rows, and tries again: %s", told)
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, _POLL_MAX_S)
-
-
-async def _reclaim(engine: Engine) -> None:
-    """Have parts written anew without the rows that are gone, in days where those are the most.
-
-    The engine does it in the background. Raises `EngineError`.
-    """
-    for day, rows in await engine.rows(_DAYS):
-        left = int(str((await engine.rows(_LEFT, {"day": str(day)}))[0][0]))
-        if left * 2 <= int(str(rows)):
-            assert str(day).isalnum(), f"{day} is no name of a part's day"
-            await engine.execute(
-                f"ALTER TABLE messages APPLY DELETED MASK IN PARTITION ID '{day}'"
-                " SETTINGS mutations_sync = 0"
-            )

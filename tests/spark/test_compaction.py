@@ -504,6 +504,7 @@ def test_the_job_says_when_no_broker_removes(
     assert "the broker has removed nothing for 1 s" in done.output
 
 
+@pytest.mark.slow
 def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic)
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])

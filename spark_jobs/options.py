@@ -159,6 +159,11 @@ class ReadOptions:
         )
 
 
+def known_options() -> tuple[str, ...]:
+    """The names of all options, as the documentation has them."""
+    return tuple(_KNOWN.values())
+
+
 def schema(given: Mapping[str, str]) -> StructType:
     """The columns that are asked for: all of them, or `columns`, or without headers."""
     options = _Given(given)

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, Not, StringContains
 
 from spark_jobs import datasource
@@ -235,6 +237,35 @@ def test_a_topic_that_is_deleted_before_it_is_read_is_loss(
         reading.rows_of(replace(one, topic_id=another))
     careless = Reading(broker.http_url, subscribe=many, failOnDataLoss="false")
     assert careless.rows_of(replace(one, topic_id=another)) == []
+
+
+def test_a_log_that_begins_later_is_read_from_there(broker: BrokerProcess, topic: str) -> None:
+    """Rows below the start of the log may still be there, and are not shown."""
+    client = ConfluentKafka()
+    client.create_topic(broker.kafka, topic, 2)
+    for partition in (0, 1):
+        records = [Record(None, b"%d" % n) for n in range(50)]
+        client.produce(broker.kafka, topic, records, partition=partition)
+    planned = Reading(broker.http_url, subscribe=topic)
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    wanted = [TopicPartition(topic, 0, 20), TopicPartition(topic, 1, 50)]
+    for deleted in admin.delete_records(wanted).values():
+        deleted.result(30)
+    rows = Reading(broker.http_url, subscribe=topic).rows()
+    assert [(row["partition"], row["offset"]) for row in rows] == [(0, n) for n in range(20, 50)]
+
+    starts = json.dumps({topic: {"0": 5, "1": 5}})
+    with pytest.raises(DataLoss, match="-0 has offsets 20 to 50, and 5 to 50 were asked for"):
+        Reading(broker.http_url, subscribe=topic, startingOffsets=starts)
+    options = {"subscribe": topic, "failOnDataLoss": "false"}
+    careless = Reading(broker.http_url, (), **options, startingOffsets=starts)
+    assert [row["offset"] for row in careless.rows()] == list(range(20, 50))
+
+    # A task that comes too late: its first records are not there any more.
+    (one, _) = planned.slices
+    gone = replace(one, start=-5)
+    with pytest.raises(DataLoss, match="-0 begins at 20, and -5 was to be read"):
+        planned.rows_of(gone)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
-from spark_jobs.log import DataLoss, Slice
+from spark_jobs.log import DataLoss, Log, Slice
 from tests.broker_process import BrokerProcess
 from tests.clients.adapters import ConfluentKafka
 from tests.clients.records import Record
@@ -229,6 +230,27 @@ def test_what_a_stream_says_of_offsets(
     with pytest.raises(DataLoss, match="was deleted and made again"):
         made.latestOffset({topic: {"0": 20}}, ReadAllAvailable())
     assert reader(broker.http_url, **options).getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_an_end_never_goes_back(
+    broker: BrokerProcess, topic: str, admin: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a replica would say that has not got everything yet."""
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(10))
+    made = reader(broker.http_url, subscribe=topic, startingOffsets="earliest")
+    end = made.latestOffset(made.initialOffset(), ReadAllAvailable())
+    look = Log.look
+
+    def behind(log: Log) -> None:
+        look(log)
+        for key, found in log.partitions.items():
+            log.partitions[key] = replace(found, end=8, ends=(8,))
+
+    monkeypatch.setattr(Log, "look", behind)
+    assert made.latestOffset(end, ReadAllAvailable()) == end == {topic: {"0": 10}}
+    with pytest.raises(DataLoss, match="has offsets 0 to 8, and 7 to 10 were asked for"):
+        made.partitions({topic: {"0": 7}}, end)
 
 
 def test_partitions_that_are_gone_or_begin_late_are_loss(

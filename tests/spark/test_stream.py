@@ -30,7 +30,7 @@ from tests.server_process import PROJECT
 from tests.spark.reading import FORMAT
 
 LIMIT_S = 60
-KILL_LIMIT_S = 120
+KILL_LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +311,7 @@ class Spark:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["inside", "between"])
 def test_a_spark_that_is_killed_reads_every_record_once(
     broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient, where: str

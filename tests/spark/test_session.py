@@ -1,0 +1,65 @@
+"""What Spark needs and is not there is said in one sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.session import SparkMissing, check_installed, java_version, session
+
+
+def java(directory: Path, says: str) -> None:
+    """A JAVA_HOME whose Java says this of its version."""
+    program = directory / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("no version at all", None),
+    ],
+)
+def test_versions_of_java(
+    says: str, version: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java(tmp_path, says)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert java_version() == version
+
+
+def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SparkMissing, match=r"^Spark needs Java: install Java 17 \(apt-get inst"):
+        session("never")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    with pytest.raises(SparkMissing, match="Spark needs Java: install Java 17"):
+        check_installed()
+
+
+def test_with_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java(tmp_path, 'openjdk version "11.0.2"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkMissing, match="Spark needs Java 17 and this is Java 11: install"):
+        check_installed()
+
+
+@pytest.mark.parametrize("name", ["pyspark", "pyarrow", "pandas"])
+def test_without_what_pip_installs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SparkMissing, match=f"{name} is missing: pip install 'brokerhouse"):
+        check_installed()
+
+
+def test_with_an_old_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.0")
+    with pytest.raises(SparkMissing, match=r"pyspark is 4\.1\.0, and 4\.2 is the oldest"):
+        check_installed()

@@ -121,15 +121,7 @@ class Log:
                 )
         if limit.by_time:
             wanted = self._at_times(wanted, starting)
-        known = self.partitions
-        return {
-            key: known[key].end
-            if offset == LATEST
-            else known[key].start
-            if offset == EARLIEST
-            else offset
-            for key, offset in wanted.items()
-        }
+        return {key: _resolved(offset, self.partitions[key]) for key, offset in wanted.items()}
 
     def slices(self, ranges: Iterable[Range], filters: Filters) -> list[Slice]:
         """Tasks of about the same number of rows, however the rows lie over offsets."""
@@ -179,7 +171,7 @@ class Log:
             )
             for topic, topic_id, partition, start, end in self._rows(place, sql, params):
                 found[topic, int(partition)][number] = (topic_id, int(start), int(end))
-        self._check_named(named, {topic for topic, _ in found})
+        _check_named(options, found.keys())
         pattern = options.pattern
         return {
             key: _together(parts, len(self._places))
@@ -187,10 +179,6 @@ class Log:
             if (pattern is None or re.search(pattern, key[0]))
             and (options.assigned is None or key in options.assigned)
         }
-
-    def _check_named(self, named: tuple[str, ...] | None, there: set[str]) -> None:
-        if missing := sorted(set(named or ()) - there):
-            raise LogError(f"there is no topic {missing[0]}")
 
     def _at_times(self, times: Offsets, starting: bool) -> Offsets:
         """The first record that is not older, per partition; else the end, or an error."""
@@ -278,6 +266,23 @@ WHERE = (
 )
 
 
+def _resolved(offset: int, there: Partition) -> int:
+    if offset == LATEST:
+        return there.end
+    return there.start if offset == EARLIEST else offset
+
+
+def _check_named(options: ReadOptions, there: Iterable[TopicPartition]) -> None:
+    """Raises LogError for what was named and is not there."""
+    assigned = options.assigned or frozenset()
+    topics = {topic for topic, _ in there}
+    named = {*(options.topics or ()), *(topic for topic, _ in assigned)}
+    if missing := sorted(named - topics):
+        raise LogError(f"there is no topic {missing[0]}")
+    for topic, partition in sorted(assigned.difference(there)):
+        raise LogError(f"there is no partition {partition} of topic {topic}")
+
+
 def slice_params(one: Slice, start: int) -> dict[str, str | int]:
     """For WHERE, with another start."""
     return {
@@ -363,8 +368,11 @@ def _shards_there(
 
 
 def _together(parts: Mapping[int, tuple[str, int, int]], places: int) -> Partition:
-    """What the places say of one partition. A topic that was just made again is the new one."""
-    topic_id, _, _ = max(parts.values(), key=lambda one: one[0])
+    """What the places say of one partition.
+
+    Where a topic is being made again they may disagree for a moment: then it is one of the two.
+    """
+    topic_id = max(topic_id for topic_id, _, _ in parts.values())
     mine = {place: (start, end) for place, (one, start, end) in parts.items() if one == topic_id}
     return Partition(
         topic_id,

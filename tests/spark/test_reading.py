@@ -217,6 +217,15 @@ def test_offsets_have_to_be_given_for_all_partitions(broker: BrokerProcess, many
         Reading(broker.http_url, subscribe=many, startingOffsets=few)
 
 
+def test_what_is_named_has_to_be_there(broker: BrokerProcess, many: str) -> None:
+    with pytest.raises(LogError, match="there is no topic not-there"):
+        Reading(broker.http_url, subscribe=f"{many},not-there")
+    with pytest.raises(LogError, match="there is no topic '; DROP"):
+        Reading(broker.http_url, subscribe="'; DROP TABLE messages; --\t\\")
+    with pytest.raises(LogError, match="there is no partition 3 of topic spark-many"):
+        Reading(broker.http_url, assign=json.dumps({many: [0, 3]}))
+
+
 def test_what_is_not_there_is_loss_unless_it_is_allowed(broker: BrokerProcess, many: str) -> None:
     beyond = json.dumps({many: {"0": MANY + 5, "1": 12, "2": 0}})
     with pytest.raises(DataLoss, match=r"has offsets 0 to 10, and 0 to 12 were asked for"):

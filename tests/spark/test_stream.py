@@ -317,8 +317,8 @@ def test_a_spark_that_is_killed_reads_every_record_once(
     broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient, where: str
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])
-    produce(broker, topic, range(200))
-    produce(broker, topic, range(200), partition=1)
+    produce(broker, topic, range(400))
+    produce(broker, topic, range(400), partition=1)
     for life in (where, where, "nowhere"):
         spark = Spark(broker.http_url, topic, tmp_path, life, "earliest")
         try:
@@ -331,4 +331,4 @@ def test_a_spark_that_is_killed_reads_every_record_once(
         if path.name.isdigit()
         for line in path.read_text().splitlines()
     ]
-    assert Counter(lines) == Counter((p, n) for p in (0, 1) for n in range(200))
+    assert Counter(lines) == Counter((p, n) for p in (0, 1) for n in range(400))

@@ -149,19 +149,27 @@ _ALERTS_STORED = """
         AND (ended_at IS NULL OR toUnixTimestamp(assumeNotNull(ended_at)) >= {first:Int64})
 """
 # The first window that lag_history may lack rows of. A key is complete if it has every window from
-# its first commit on; one that had no offset for a while never is, and costs a longer look.
+# its first commit on, up to `until`, when its offset was deleted. One that had none for a while and
+# then committed again never is, and costs a longer look.
 _NEEDED = f"""
-    SELECT min(multiIf(
+    SELECT min(if(wanted < until, wanted, {{end:Int64}})) AS needed
+    FROM
+    (
+    SELECT until, multiIf(
         have.windows = 0, since,
         have.newest - have.oldest = (have.windows - 1) * {{seconds:Int64}} AND have.oldest <= since,
         have.newest + {{seconds:Int64}},
-        since)) AS needed
+        since) AS wanted
     FROM
     (
         SELECT
             group_id, topic_id, partition,
             greatest({{first:Int64}}, intDiv(toUnixTimestamp(minIf(commit_time, NOT deleted)),
-                {{seconds:Int64}}) * {{seconds:Int64}}) AS since
+                {{seconds:Int64}}) * {{seconds:Int64}}) AS since,
+            if(argMax(deleted, version),
+                intDiv(toUnixTimestamp(argMax(commit_time, version)), {{seconds:Int64}})
+                    * {{seconds:Int64}},
+                {{end:Int64}}) AS until
         FROM consumer_offsets
         WHERE {_SELECTED} AND {_STORED} AND toUnixTimestamp(commit_time) < {{end:Int64}}
         GROUP BY group_id, topic_id, partition
@@ -178,6 +186,7 @@ _NEEDED = f"""
             AND toUnixTimestamp(window_start) >= {{first:Int64}}
         GROUP BY group_id, topic_id, partition
     ) AS have USING (group_id, topic_id, partition)
+    )
     SETTINGS join_use_nulls = 0
 """
 _COUNTED = "SELECT toInt64(toUnixTimestamp(max(minute))) AS last FROM partition_minutes"

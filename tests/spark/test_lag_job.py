@@ -118,6 +118,10 @@ def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) ->
     assert {row["topic"] for row in rows} == {"gone"}
     assert [row["start"] for row in rows] == [start + n * MINUTE for n in range(5)]
     assert [row["lag"] for row in rows] == [5] * 5
+    run = Run(Endpoint.parse(history.broker.http), topics=glob_pattern(["gone"]))
+    end = lag.closed_until(run.endpoint, MINUTE)
+    assert end is not None
+    assert lag.missing(run, MINUTE, 86_400, end) == end - MINUTE
 
 
 def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(

@@ -37,6 +37,8 @@ class History:
         self.broker.stop()
         self.engine = EngineProcess(directory / "data")
         self.engine.start()
+        # The first start may have counted the minutes that the history is about to fill.
+        self.engine.sql("TRUNCATE TABLE brokerhouse.partition_minutes")
         self.base = int(time.time()) // MINUTE * MINUTE - 2 * MINUTE
         self.version = 0
 

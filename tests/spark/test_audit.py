@@ -249,6 +249,7 @@ def test_what_compaction_removed_is_no_gap(history: History) -> None:
     assert found(ended.told, "hole") == [("gap", "log", 10, 10), ("gap", "log", 18, 18)]
 
 
+@pytest.mark.slow
 def test_a_log_longer_than_a_slice(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are cut between two questions are whole."""
     monkeypatch.setattr(audit, "SLICE_ROWS", 4)

@@ -15,7 +15,7 @@ from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations
 from tests.engine_process import EngineProcess
 from tests.spark.history import MINUTE, History, run_job
 
-pytestmark = pytest.mark.usefixtures("spark")
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.slow]
 
 LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
 SHARD = "<shard><replica><host>127.0.0.1</host><port>9000</port></replica></shard>"

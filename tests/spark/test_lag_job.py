@@ -124,6 +124,7 @@ def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) ->
     assert lag.missing(run, MINUTE, 86_400, end) == end - MINUTE
 
 
+@pytest.mark.slow
 def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(
     history: History,
 ) -> None:
@@ -175,7 +176,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_write(
     assert history.broker.sql("SELECT * FROM lag_alerts") == []
 
 
-@pytest.mark.parametrize("name", ["lag.png", "lag.HTML"])
+@pytest.mark.parametrize("name", ["lag.png", pytest.param("lag.HTML", marks=pytest.mark.slow)])
 def test_a_plot_is_a_picture(history: History, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     ended = run_job(lag.command, history.broker.http, "--backfill", "5m", "--plot", str(path))

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -41,7 +42,14 @@ class OwnBrokers:
                     broker.kill()
 
 
-@pytest.fixture(scope="session")
+def _as_long_as_it_is_of_use(
+    fixture_name: str, config: pytest.Config
+) -> Literal["session", "module"]:
+    """A cluster that nobody uses takes a third of a core all the same."""
+    return "session" if config.getoption("--cluster") else "module"
+
+
+@pytest.fixture(scope=_as_long_as_it_is_of_use)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One cluster for all tests that leave it as it was."""
     made = Cluster(

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_jobs import compaction
+from spark_jobs import audit, compaction
 from tests.broker_process import BrokerProcess
 from tests.engine_process import EngineProcess
 from tests.server_process import PROJECT
@@ -518,3 +518,21 @@ def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert offsets(compacting, topic) == [1]
+
+
+def test_what_was_compacted_and_what_was_deleted_is_no_anomaly(
+    compacting: BrokerProcess, topic: str
+) -> None:
+    broker = compacting
+    create(broker, topic, cleanup_policy="compact,delete")
+    produce(broker.kafka, topic, [(b"key %d" % (n % 7), b"%d" % n) for n in range(500)])
+    assert compact(broker, "--topic", topic)["rows"][0]["removed"] > 0
+    produce(broker.kafka, topic, [(b"key %d" % (n % 7), b"%d" % n) for n in range(500)])
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
+    upto = confluent_kafka.TopicPartition(topic, 0, 600)
+    admin.delete_records([upto])[upto].result(30)
+
+    audited = CliRunner().invoke(audit.command, [*options(broker), "--format", "json"])
+
+    assert audited.exit_code == 0, audited.output
+    assert json.loads(audited.stdout)["rows"] == []

@@ -40,7 +40,7 @@ run: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	@tools/require tests
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-spark: $(INSTALLED_DEV)
 	@tools/require tests

@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from kafka.admin import KafkaAdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
 from spark_jobs.log import DataLoss, Log, Slice
@@ -46,48 +49,63 @@ def produce(broker: BrokerProcess, topic: str, values: range, partition: int = 0
 
 
 class Sink:
-    """What a query has handed over, by batch, as (topic, partition, value)."""
+    """Files that a query writes, and by its log of them what each batch has handed over.
 
-    def __init__(self) -> None:
-        self.batches: dict[int, list[tuple[str, int, int]]] = {}
-        self._more = threading.Condition()
+    Not foreachBatch: Spark would call this process back through py4j, whose server takes no
+    connection once a process has a thousand open files, as one that runs all tests may have.
+    """
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        rows = batch.select("topic", "partition", "value").collect()
-        with self._more:
-            self.batches[batch_id] = [(one[0], one[1], int(one[2])) for one in rows]
-            self._more.notify_all()
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self._spark = spark
+        self._path = directory / f"sink-{uuid4()}"
+        self._checkpoint = directory
+
+    def run(self, frame: DataFrame) -> StreamingQuery:
+        """A query that runs on."""
+        return self._writer(frame).start()
+
+    def run_out(self, frame: DataFrame) -> None:
+        """Until all that is there now is read."""
+        query = self._writer(frame).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(LIMIT_S)
+        finally:
+            query.stop()
+
+    def _writer(self, frame: DataFrame) -> DataStreamWriter:
+        return (
+            frame.selectExpr("topic", "partition", "CAST(CAST(value AS STRING) AS INT) AS value")
+            .writeStream.format("parquet")
+            .option("path", str(self._path))
+            .option("checkpointLocation", str(self._checkpoint))
+        )
+
+    @property
+    def batches(self) -> list[list[tuple[str, int, int]]]:
+        """As (topic, partition, value), batch after batch."""
+        logs = [one for one in self._path.glob("_spark_metadata/*") if one.name.isdigit()]
+        found = []
+        for log in sorted(logs, key=lambda one: int(one.name)):
+            entries = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+            files = [entry["path"] for entry in entries]
+            rows = self._spark.read.parquet(*files).collect() if files else []
+            found.append([(row.topic, row.partition, row.value) for row in rows])
+        return found
 
     @property
     def rows(self) -> list[tuple[str, int, int]]:
-        return [row for batch in self.batches.values() for row in batch]
+        return [row for batch in self.batches for row in batch]
 
     def await_rows(self, count: int) -> None:
-        with self._more:
-            assert self._more.wait_for(lambda: len(self.rows) >= count, LIMIT_S), self.batches
+        deadline = time.monotonic() + LIMIT_S
+        while len(self.rows) < count:
+            assert time.monotonic() < deadline, self.batches
+            time.sleep(0.1)
 
 
 def stream(spark: SparkSession, url: str, **options: Any) -> DataFrame:
     options.setdefault("startingOffsets", "earliest")
     return spark.readStream.format(FORMAT).options(servers=url, **options).load()
-
-
-def run(
-    frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path
-) -> StreamingQuery:
-    """A query that runs on."""
-    writer = frame.writeStream.foreachBatch(sink)
-    return writer.option("checkpointLocation", str(checkpoint)).start()
-
-
-def run_out(frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    """Until all that is there now is read."""
-    writer = frame.writeStream.foreachBatch(sink).trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(checkpoint)).start()
-    try:
-        assert query.awaitTermination(LIMIT_S)
-    finally:
-        query.stop()
 
 
 def offsets(checkpoint: Path) -> dict[str, Any]:
@@ -103,15 +121,15 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])
     produce(broker, topic, range(30))
-    sink = Sink()
-    run_out(stream(spark, broker.http_url, subscribe=topic), sink, tmp_path)
-    assert [value for _, _, value in sink.rows] == list(range(30))
+    sink = Sink(spark, tmp_path)
+    sink.run_out(stream(spark, broker.http_url, subscribe=topic))
+    assert sorted(value for _, _, value in sink.rows) == list(range(30))
     assert offsets(tmp_path) == {topic: {"0": 30, "1": 0}}
 
     produce(broker, topic, range(30, 40))
-    more = Sink()
-    run_out(stream(spark, broker.http_url, subscribe=topic), more, tmp_path)
-    assert [value for _, _, value in more.rows] == list(range(30, 40))
+    more = Sink(spark, tmp_path)
+    more.run_out(stream(spark, broker.http_url, subscribe=topic))
+    assert sorted(value for _, _, value in more.rows) == list(range(30, 40))
 
 
 def test_the_limit_holds_and_is_shared_by_partitions(
@@ -120,10 +138,9 @@ def test_the_limit_holds_and_is_shared_by_partitions(
     admin.create_topics([NewTopic(topic, 2, 1)])
     produce(broker, topic, range(90))
     produce(broker, topic, range(90, 120), partition=1)
-    sink = Sink()
-    limited = stream(spark, broker.http_url, subscribe=topic, maxOffsetsPerTrigger=40)
-    run_out(limited, sink, tmp_path)
-    sizes = [Counter(row[1] for row in batch) for batch in sink.batches.values()]
+    sink = Sink(spark, tmp_path)
+    sink.run_out(stream(spark, broker.http_url, subscribe=topic, maxOffsetsPerTrigger=40))
+    sizes = [Counter(row[1] for row in batch) for batch in sink.batches]
     assert sizes == [{0: 30, 1: 10}] * 3
     assert sorted(value for _, _, value in sink.rows) == list(range(120))
 
@@ -133,8 +150,8 @@ def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
     produce(broker, topic, range(3))
-    sink = Sink()
-    query = run(stream(spark, broker.http_url, subscribePattern=f"^{topic}"), sink, tmp_path)
+    sink = Sink(spark, tmp_path)
+    query = sink.run(stream(spark, broker.http_url, subscribePattern=f"^{topic}"))
     try:
         sink.await_rows(3)
         admin.create_partitions({topic: NewPartitions(2)})
@@ -158,12 +175,12 @@ def test_a_topic_made_again_under_a_stream_is_loss(
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
     produce(broker, topic, range(5))
-    run_out(stream(spark, broker.http_url, subscribe=topic), Sink(), tmp_path)
+    Sink(spark, tmp_path).run_out(stream(spark, broker.http_url, subscribe=topic))
     admin.delete_topics([topic])
     admin.create_topics([NewTopic(topic, 1, 1)])
     produce(broker, topic, range(2))
     with pytest.raises(Exception, match="ends at 2 and was read up to 5: set failOnDataLoss"):
-        run_out(stream(spark, broker.http_url, subscribe=topic), Sink(), tmp_path)
+        Sink(spark, tmp_path).run_out(stream(spark, broker.http_url, subscribe=topic))
 
 
 def reader(url: str, **options: str) -> StreamReader:

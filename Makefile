@@ -1,5 +1,5 @@
 # make run    makes .venv, installs, starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test   installs what the tests need and runs them, two files at a time; ARGS passes arguments to pytest
+# make test   installs what the tests need and runs them, in two lanes; ARGS passes arguments to one pytest
 # make lint   style and types
 # make bench  throughput and latency beside the bare engine
 # make bench-groups  consumer groups: time to join, latency of commits
@@ -40,7 +40,7 @@ run: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	@tools/require tests
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
 
 test-spark: $(INSTALLED_DEV)
 	@tools/require tests

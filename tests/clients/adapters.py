@@ -29,7 +29,7 @@ from tests.clients.records import Headers, Record, record_from_json, record_to_j
 
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "kcat", "kafkajs", "java")
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 LINGER_MS = 20
 """Long enough for several records to share a batch."""
 

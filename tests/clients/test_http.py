@@ -82,7 +82,7 @@ def running(server: BrokerProcess) -> list[str]:
     return text.splitlines()
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
     """Whether it becomes true; asking costs a request each time, so this spins slowly by itself."""
     end = time.monotonic() + limit_s
     while not condition():

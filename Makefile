@@ -11,7 +11,7 @@
 # make cluster       2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #                    CLUSTER=down takes it away, or any other command of Compose
 # make test-clients-cluster  the client tests through any of three brokers;
-#                    ARGS="-m each_change" runs those that CI runs
+#                    ARGS="-m each_change" runs a part that takes minutes
 # make test-cluster  the tests that need real replicas, against a cluster that is there:
 #                    URLS=HOST:PORT,... of its brokers, CLICKHOUSE=URL,... of all its servers
 #

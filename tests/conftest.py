@@ -140,7 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "one_broker(reason): says nothing of a cluster, so --cluster leaves it out"
     )
     config.addinivalue_line(
-        "markers", "each_change: the part of the client tests that CI runs with --cluster"
+        "markers", "each_change: the part of the client tests to run with --cluster at each change"
     )
 
 

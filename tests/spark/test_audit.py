@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import audit
 from tests.broker_process import BrokerProcess
+from tests.server_process import PROJECT
 from tests.spark.history import History, run_job
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -225,6 +231,23 @@ def test_nothing_else_is_found(told: dict[str, Any]) -> None:
     anomalies = sum(len(planted) for _, planted in PLANTED.values())
     assert told["summary"].startswith(f"{anomalies} anomalies (4 backward, 2 overlap, 1 duplicate,")
     assert not told["ok"]
+
+
+@pytest.mark.slow
+def test_killed_midway_and_run_again_it_says_the_same(
+    history: History, told: dict[str, Any]
+) -> None:
+    command = [sys.executable, "-m", "broker.cli", "jobs", "run", "audit", "--master", "local[2]"]
+    command += ["--servers", history.broker.http]
+    with subprocess.Popen(
+        command, cwd=PROJECT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        assert job.stderr is not None
+        assert any(line.startswith("audit: reading the blocks") for line in job.stderr)
+        os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode == -signal.SIGKILL
+    again = run_job(audit.command, history.broker.http, "--format", "json")
+    assert json.loads(again.stdout)["rows"] == told["rows"]
 
 
 def test_topics_that_are_well_are_exit_code_0(history: History) -> None:

@@ -52,8 +52,9 @@ CLOSE_LIMIT_S = 30.0
 SESSION_TIMEOUT_MS = 3000
 """Of group members; brokers have to allow it."""
 
-PASSING = frozenset((14, 15, 16, KafkaError._PARTITION_EOF))
-"""Errors that a consumer tells and overcomes: its coordinator loads, is away, or is another now.
+PASSING = frozenset((14, 15, 16, KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT))
+"""Errors that a consumer tells and overcomes: its coordinator loads, is away, is another now, or
+was paused with a request of it (librdkafka tells of an OffsetFetch that it asks again itself).
 
 What it does not overcome shows in the end, as records that it has not read."""
 

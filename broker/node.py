@@ -23,6 +23,7 @@ from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.places import Places
 from broker.log.reader import ColdReader
+from broker.log.refused import RefusedBatches
 from broker.producer_ids import ProducerIds
 from broker.sharded_groups import ShardedGroups
 from broker.topics import TopicCatalog
@@ -82,6 +83,7 @@ class Broker:
         self.data_dir = parts.data_dir
         self.cold_reader = ColdReader(parts.places, settings.cold_cache_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
+        self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()

@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(
         tmp_path_factory.mktemp("cluster"),
         # Not to be taken for dead on a busy machine: no test here waits for it.
-        session_timeout_ms=6000,
+        session_timeout_ms=20_000,
     )
     try:
         made.start()

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
@@ -33,6 +35,8 @@ from protocol.errors import (
     InvalidTimestamp,
     KafkaError,
     MessageTooLarge,
+    NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
     RecordsWithoutKey,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -70,7 +74,9 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
         ProduceResponse.TopicProduceResponse(
             name=topic.name,
             topic_id=topic.topic_id,
-            partition_responses=[await _answer(index, started) for index, started in partitions],
+            partition_responses=[
+                await _answer(ctx, index, started) for index, started in partitions
+            ],
         )
         for topic, partitions in pending
     ]
@@ -80,7 +86,16 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
     return ProduceResponse(responses=responses, throttle_time_ms=0)
 
 
-_Started = tuple[PartitionLog, asyncio.Future[Appended]] | KafkaError
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A batch that is queued."""
+
+    partition: PartitionLog
+    header: BatchHeader
+    done: asyncio.Future[Appended]
+
+
+_Started: TypeAlias = _Append | KafkaError
 
 
 def _start(
@@ -90,14 +105,23 @@ def _start(
     partition_data: ProduceRequest.TopicProduceData.PartitionProduceData,
 ) -> _Started:
     """Check one partition's batch and queue it."""
+    refused = ctx.broker.refused_batches
     try:
         if request.acks not in _ACKS:
             raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {request.acks}")
         topic = _topic(ctx, topic_data)
-        partition = ctx.broker.topics.log(topic, partition_data.index)
         records = bytes(partition_data.records or b"")
+        try:
+            partition = ctx.broker.topics.log(topic, partition_data.index)
+        except NotLeaderOrFollower as error:
+            with suppress(KafkaError):  # its leader tells what is wrong with a batch
+                for header in parse_headers(records):
+                    refused.note(topic.topic_id, partition_data.index, header, error)
+            raise
         header = _check_batch(records, topic, ctx.header.api_version)
-        return partition, ctx.broker.appender.append(partition, records, header)
+        done = ctx.broker.appender.append(partition, records, header)
+        refused.watch(topic.topic_id, partition_data.index, header, done)
+        return _Append(partition, header, done)
     except KafkaError as error:
         return error
 
@@ -174,14 +198,17 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
 
 
-async def _answer(index: int, started: _Started) -> _Partition:
+async def _answer(ctx: RequestContext, index: int, started: _Started) -> _Partition:
     if isinstance(started, KafkaError):
         return _failed(index, started)
-    partition, done = started
+    partition = started.partition
     try:
-        appended = await done
+        appended = await started.done
     except RecordsWithoutKey as error:
         return _failed(index, error, _record_errors(partition, error))
+    except OutOfOrderSequenceNumber as error:
+        before = ctx.broker.refused_batches.before(partition.topic_id, index, started.header)
+        return _failed(index, before or error)
     except KafkaError as error:
         return _failed(index, error)
     return _Partition(

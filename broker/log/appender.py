@@ -237,6 +237,7 @@ class _Lane:
         self._queue: deque[_Append] = deque()
         self._taken: list[_Append] = []
         self._append_time_ms: int | None = None  # of the block that is on its way
+        self._is_sent = False  # that block, to the engine
         self._away = False
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
@@ -303,7 +304,14 @@ class _Lane:
             return
         self._ended.set()
         self._wake.set()
-        for append in (*self._taken, *self._queue):
+        for append in self._taken:
+            _answer(
+                append,
+                RequestTimedOut(f"{why}; this may be stored")
+                if self._is_sent
+                else NotLeaderOrFollower(why),
+            )
+        for append in self._queue:
             _answer(append, NotLeaderOrFollower(why))
         self._queue.clear()
 
@@ -345,6 +353,7 @@ class _Lane:
                 if patience is not None:
                     patience.cancel()
                 self._away = False
+                self._is_sent = False
                 self._taken = []
                 self._append_time_ms = None
                 self._settled.set()
@@ -431,6 +440,7 @@ class _Lane:
         delay = _RETRY_FIRST_S
         while True:
             self._check_lease(block.append_time_ms)
+            self._is_sent = True
             try:
                 await self._engine.insert_block(
                     self._number, "messages", _COLUMNS, block.data, token

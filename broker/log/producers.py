@@ -36,6 +36,11 @@ class SequenceRange:
         return None
 
 
+def comes_after(sequence: int, other: int) -> bool:
+    """Whether a producer sends `sequence` after `other`; half of all sequences are before it."""
+    return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2
+
+
 def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> SequenceRange:
     """The range of rows that are neighbours; of one that wrapped all around, its end."""
     length = min(last_offset - first_offset, _SEQUENCES // 2)

@@ -147,7 +147,7 @@ class KafkaPython(CommittingClient):
             for acknowledgement in sent:
                 acknowledgement.get(LIMIT_S)
         finally:
-            producer.close()
+            producer.close(timeout=LIMIT_S)
 
     def read_from_offset(
         self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
@@ -414,6 +414,7 @@ class ConfluentKafka(CommittingClient):
             assert left == 0, f"{left} records without a delivery report"
             assert reports == ["delivered"] * len(records), set(reports)
         finally:
+            producer.purge()  # or a failure would wait for what is left
             producer.close()
 
     def read_from_offset(

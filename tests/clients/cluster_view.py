@@ -1,6 +1,7 @@
 """What the brokers of a cluster say of it, each asked by itself, as bytes."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from typing import Any
 
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from tests.cluster_processes import Broker, Cluster
+from coordinator.leases import slot_of_group
+from tests.cluster_processes import SLOTS, Broker, Cluster
 from tests.faults.wire import Wire
 
 LIMIT_S = 60.0
@@ -83,6 +85,23 @@ def await_leaders(
 
     await_true(settled, f"{topic} has leaders on which all agree, among them {sorted(among)}")
     return agreed
+
+
+def await_settled(cluster: Cluster) -> None:
+    """When every broker has its share of the slots, and all of them say the same of it."""
+    one_each = {slot_of_group(f"group-{n}", SLOTS): f"group-{n}" for n in range(20 * SLOTS)}
+    assert len(one_each) == SLOTS
+
+    def settled() -> bool:
+        first, *others = [coordinators(broker, one_each.values()) for broker in cluster.brokers]
+        shares = Counter(first.values())
+        return (
+            all(other == first for other in others)
+            and shares.keys() == {broker.node_id for broker in cluster.brokers}
+            and max(shares.values()) - min(shares.values()) <= 1
+        )
+
+    await_true(settled, "every broker has its share of the slots")
 
 
 def another(cluster: Cluster, node_id: int) -> Broker:

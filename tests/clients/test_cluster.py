@@ -31,6 +31,7 @@ from tests.clients.adapters import CLIENTS, GetClient
 from tests.clients.cluster_view import (
     another,
     await_leaders,
+    await_settled,
     await_true,
     coordinator,
     leaders,
@@ -52,6 +53,7 @@ RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
     """A topic of which every broker knows, and leads a part."""
+    await_settled(cluster)
     with Wire(cluster.brokers[0]) as wire:
         made = samples.create_topic(wire, topic, PARTITIONS)
     await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
@@ -76,6 +78,7 @@ def test_every_broker_names_the_same_leader_of_each_partition_and_each_leads_som
 
 
 def test_every_broker_names_the_same_brokers_and_one_controller(cluster: Cluster) -> None:
+    await_settled(cluster)
     answers = [metadata(broker) for broker in cluster.brokers]
 
     expected = {(broker.node_id, broker.kafka) for broker in cluster.brokers}
@@ -126,11 +129,13 @@ def test_a_broker_that_does_not_lead_a_partition_says_so_in_every_version(
 def test_what_a_broker_was_refused_is_nowhere_in_the_log(cluster: Cluster, target: Target) -> None:
     leader = leaders(cluster.brokers[0], target.name)[0].node_id
     with Wire(another(cluster, leader)) as wire:
-        wire.ask(samples.produce(target, samples.small_batch()), 9)
+        refused = wire.ask(samples.produce(target, samples.small_batch()), 9)
+        assert partition_error(refused) == NotLeaderOrFollower.code
 
     with Wire(node(cluster, leader)) as wire:
         answer = wire.ask(samples.list_offsets(target, -1), 7)
 
+    assert partition_error(answer) == 0
     assert answer.topics[0].partitions[0].offset == 0
 
 
@@ -140,6 +145,7 @@ def test_what_a_broker_was_refused_is_nowhere_in_the_log(cluster: Cluster, targe
 def test_groups_are_spread_and_every_broker_sends_members_to_the_same_one(
     cluster: Cluster,
 ) -> None:
+    await_settled(cluster)
     groups = [f"spread-{n}" for n in range(48)]
     first, *others = [
         {group: coordinator(broker, group, version) for group in groups}
@@ -193,8 +199,10 @@ def test_a_broker_that_does_not_coordinate_a_group_says_so_in_every_version(
 def joined(cluster: Cluster, group: str) -> None:
     """A member joins the group and is given its assignment."""
     with Wire(node(cluster, coordinator(cluster.brokers[0], group))) as wire:
-        asked = wire.ask(samples.join(group, rebalance_timeout_ms=1000), 5)
-        answer = wire.ask(samples.join(group, member_id=asked.member_id), 5)
+        asked = wire.ask(samples.join(group, session_timeout_ms=120_000), 5)
+        answer = wire.ask(
+            samples.join(group, member_id=asked.member_id, session_timeout_ms=120_000), 5
+        )
         assert answer.error_code == 0
         assignments = {answer.member_id: b"assignment"}
         synced = wire.ask(

@@ -88,8 +88,8 @@ def test_in_a_cluster_the_leader_removes_whichever_shard_the_batch_is_on(
     partitions, count = 6, 50
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     made = NewTopic(topic, partitions, config={"cleanup.policy": "compact"})
-    admin.create_topics([made])[topic].result(20)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    admin.create_topics([made])[topic].result(LIMIT_S)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True})
     for n in range(partitions * count):
         producer.produce(topic, b"%d" % n, b"key", partition=n % partitions)
     assert producer.flush(LIMIT_S) == 0

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from protocol.errors import NotLeaderOrFollower
+from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
 from tests.clients.cluster_view import await_true
 from tests.cluster_processes import SLOTS, Cluster, Engine
 from tests.server_process import PROJECT
@@ -20,6 +20,10 @@ from tests.server_process import PROJECT
 TOPIC = "moving"
 PARTITIONS = 8
 LIMIT_S = 60.0
+MOVE_LIMIT_S = 150.0
+"""More than `brokerhouse slots move` waits itself."""
+NO_LEADER = (LeaderNotAvailable.code, NotLeaderOrFollower.code)
+"""What is told while slots change hands, as they do when brokers have just begun."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +120,7 @@ def rows(engine: Engine, topic: str = TOPIC) -> dict[int, tuple[int, int]]:
 def command(cluster: Cluster, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "broker.cli", *words, "--config", str(cluster.config_path)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=LIMIT_S,
+        cwd=PROJECT, capture_output=True, text=True, timeout=MOVE_LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -162,7 +166,9 @@ def test_a_slot_moves_while_it_is_written_to_and_nothing_is_lost_or_twice(
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "times"})
     for partition in old:
         wanted = int(sender.sent[partition][5]) + 1_000
-        (found,) = consumer.offsets_for_times([TopicPartition(TOPIC, partition, wanted)])
+        (found,) = consumer.offsets_for_times(
+            [TopicPartition(TOPIC, partition, wanted)], timeout=LIMIT_S
+        )
         assert found.offset == 5, "a time that is found among the old rows"
     consumer.close()
 
@@ -197,8 +203,8 @@ def delete_records(admin: AdminClient, topic: str, to: int) -> dict[int, int]:
         for one, done in admin.delete_records(asked).items():
             try:
                 found[one.partition] = done.result(LIMIT_S).low_watermark
-            except KafkaException as error:  # slots change hands when brokers have just begun
-                if error.args[0].code() != NotLeaderOrFollower.code:
+            except KafkaException as error:
+                if error.args[0].code() not in NO_LEADER:
                     raise
         return len(found) == PARTITIONS
 
@@ -209,13 +215,23 @@ def delete_records(admin: AdminClient, topic: str, to: int) -> dict[int, int]:
 def bounds(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
     """First and next offset of each partition, as clients are told."""
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "of nobody"})
+    found: list[tuple[int, int]] = []
+
+    def is_done() -> bool:
+        try:
+            for number in range(len(found), PARTITIONS):
+                place = TopicPartition(topic, number)
+                found.append(consumer.get_watermark_offsets(place, LIMIT_S))
+        except KafkaException as error:
+            if error.args[0].code() not in NO_LEADER:
+                raise
+        return len(found) == PARTITIONS
+
     try:
-        return [
-            consumer.get_watermark_offsets(TopicPartition(topic, number), LIMIT_S)
-            for number in range(PARTITIONS)
-        ]
+        await_true(is_done, "every partition tells its bounds")
     finally:
         consumer.close()
+    return found
 
 
 def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_go_on(

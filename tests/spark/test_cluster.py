@@ -36,7 +36,7 @@ WHO = {"user": SQL_USER, "password": SQL_PASSWORD}
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two shards and a broker; half of the topic's records were written before its slots moved."""
-    made = Cluster(tmp_path_factory.mktemp("cluster"), brokers=1)
+    made = Cluster(tmp_path_factory.mktemp("cluster"), brokers=1, session_timeout_ms=30_000)
     try:
         made.start()
         client = ConfluentKafka()
@@ -59,7 +59,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def write(cluster: Cluster, numbers: range) -> None:
     for partition in range(PARTITIONS):
         records = [Record(None, b"%d" % n, (), 1_700_000_000_000 + n) for n in numbers]
-        ConfluentKafka().produce(cluster.bootstrap, TOPIC, records, partition=partition)
+        ConfluentKafka().produce(
+            cluster.bootstrap, TOPIC, records, partition=partition, idempotent=True
+        )
 
 
 def urls(cluster: Cluster, listener: int | None = None) -> str:

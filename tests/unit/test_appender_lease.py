@@ -169,7 +169,7 @@ async def test_an_insert_that_returns_after_the_lease_is_neither_published_nor_a
     futures += [append(appender, to, plain(b"queued")) for to in (log, other)]
     session.is_valid = False
     scripted.gate.set()
-    assert await outcomes(futures) == [NotLeaderOrFollower] * 3
+    assert await outcomes(futures) == [RequestTimedOut, NotLeaderOrFollower, NotLeaderOrFollower]
     assert nothing_is_published(log)
     assert len(scripted.inserts) == 1
     assert await stored_values(engine, log) == [(0, "x")]
@@ -185,7 +185,7 @@ async def test_a_block_of_unknown_outcome_is_not_sent_again_after_the_lease(
     await scripted.next_insert()
     session.is_valid = False
     scripted.gate.set()
-    assert await outcomes([done]) == [NotLeaderOrFollower]
+    assert await outcomes([done]) == [RequestTimedOut]
     assert (len(scripted.inserts), nothing_is_published(log)) == (1, True)
 
 
@@ -202,13 +202,17 @@ async def test_a_duplicate_is_not_acknowledged_after_the_lease(
 async def test_the_lease_is_asked_before_sending_and_before_publishing(
     scripted: ScriptedEngine, session: Session
 ) -> None:
-    for answers in ([], [True], [True, True]):
+    for answers, outcome in (
+        ([], NotLeaderOrFollower),
+        ([True], RequestTimedOut),
+        ([True, True], 0),
+    ):
         lease = Lease(len(answers), partial(next, iter(answers), False), lambda: session.days)
         appender = make_appender(scripted, owner=lease)
         log = make_log()
         found = await outcomes([append(appender, log, plain(b"x"))])
-        assert found == ([0] if len(answers) == 2 else [NotLeaderOrFollower])
-        assert nothing_is_published(log) == (len(answers) < 2)
+        assert found == [outcome]
+        assert nothing_is_published(log) == (outcome != 0)
         await ended(appender, scripted)
     assert len(scripted.inserts) == 2
 
@@ -224,7 +228,7 @@ async def test_abandoning_answers_everybody_while_an_insert_hangs(
     appender.abandon()
     assert all(future.done() for future in futures)
     futures.append(append(appender, log, plain(b"late")))
-    assert await outcomes(futures) == [NotLeaderOrFollower] * 4
+    assert await outcomes(futures) == [RequestTimedOut, *[NotLeaderOrFollower] * 3]
     assert scripted.inserting
     scripted.gate.set()
     async with asyncio.timeout(LIMIT_S):
@@ -246,7 +250,7 @@ async def test_abandoning_ends_the_wait_before_the_next_attempt(
     appender.abandon()
     async with asyncio.timeout(LIMIT_S):
         await appender.close()
-    assert await outcomes([done]) == [NotLeaderOrFollower]
+    assert await outcomes([done]) == [RequestTimedOut]
     assert len(scripted.inserts) == 1
 
 
@@ -263,7 +267,7 @@ async def test_an_owner_that_wakes_with_an_insert_in_flight_changes_nothing_afte
     session.is_valid = False
     await fence(engine, SESSION, counted, session.days[0])
     scripted.gate.set()
-    assert await outcomes([asleep]) == [NotLeaderOrFollower]
+    assert await outcomes([asleep]) == [RequestTimedOut]
     assert log.high_watermark == 4
     assert await stored_values(engine, log) == [(n, str(n)) for n in range(4)]
 
@@ -330,7 +334,7 @@ async def test_a_lease_that_ends_while_a_number_is_burnt_leaves_it_open(
     done = append(appender, log, plain(b"x"))
     await inserts_came(scripted, 2)
     session.is_valid = False
-    assert await outcomes([done]) == [NotLeaderOrFollower]
+    assert await outcomes([done]) == [RequestTimedOut]
     assert (len(scripted.inserts), sum(appender.resolved)) == (2, 0)
 
 
@@ -355,7 +359,7 @@ async def test_whatever_happens_a_successor_fences_what_was_in_flight(
                 appended = await append(appender, log, plain(value.encode()))
             except KafkaStorageError:
                 continue
-            except NotLeaderOrFollower:
+            except (NotLeaderOrFollower, RequestTimedOut):
                 return
             acknowledged[appended.base_offset] = value
             number += 1
@@ -405,7 +409,7 @@ async def test_a_block_of_another_day_than_the_sessions_is_not_sent_again(
     await scripted.next_insert()
     session.days = range(today() + 1, today() + 3)
     scripted.gate.set()
-    assert await outcomes([done]) == [NotLeaderOrFollower]
+    assert await outcomes([done]) == [RequestTimedOut]
     assert (len(scripted.inserts), appender.has_ended) == (1, True)
 
 
@@ -510,7 +514,7 @@ async def test_a_partition_with_a_block_in_flight_is_not_handed_over_when_the_se
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises(NotLeaderOrFollower):
             await releasing
-    assert await outcomes([done]) == [NotLeaderOrFollower]
+    assert await outcomes([done]) == [RequestTimedOut]
 
 
 # --- A shard that is away ---

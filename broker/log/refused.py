@@ -1,0 +1,103 @@
+"""Batches of idempotent producers that were refused for now, and what was sent behind them.
+
+A client has several batches of a partition on their way when it hears that the first of them was
+refused: NOT_LEADER_OR_FOLLOWER while a slot changes hands, for one. If the partition can be written
+again before the second one arrives, that one leaves a gap, and Kafka answers
+OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new epoch, under which it sends all again
+that nobody acknowledged, of every partition; and what is stored on one of them, with its answer
+lost together with the leader, is stored a second time. So a batch behind a refused one is refused
+as that one was, and the client sends both again in their order, under the epoch that finds copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+from uuid import UUID
+
+from broker.log.producers import comes_after
+from protocol._records import BatchHeader
+from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
+
+if TYPE_CHECKING:
+    from broker.log.appender import Appended
+
+KEPT = 100_000
+_FOR_NOW = (NotLeaderOrFollower, KafkaStorageError, RequestTimedOut)
+
+_Key: TypeAlias = tuple[UUID, int, int]
+"""Topic id, partition, producer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    epoch: int
+    sequence: int
+    error: KafkaError
+
+
+class RefusedBatches:
+    """The first batch that a producer has to send again, by partition."""
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[_Key, _Refused] = OrderedDict()
+
+    def watch(
+        self, topic_id: UUID, partition: int, header: BatchHeader, done: asyncio.Future[Appended]
+    ) -> None:
+        """Take note of what becomes of a batch, before anybody who waits for `done` goes on."""
+        if header.producer_id >= 0:
+            key = topic_id, partition, header.producer_id
+            done.add_done_callback(partial(self._ended, key, header))
+
+    def note(self, topic_id: UUID, partition: int, header: BatchHeader, error: KafkaError) -> None:
+        """This batch was refused."""
+        if header.producer_id >= 0 and isinstance(error, _FOR_NOW):
+            self._note((topic_id, partition, header.producer_id), header, error)
+
+    def before(self, topic_id: UUID, partition: int, header: BatchHeader) -> KafkaError | None:
+        """What a batch before this one was refused with, if that has to come again first."""
+        first = self._first.get((topic_id, partition, header.producer_id))
+        if (
+            first is None
+            or first.epoch != header.producer_epoch
+            or not comes_after(header.base_sequence, first.sequence)
+        ):
+            return None
+        return type(first.error)(
+            f"sequence {first.sequence} of producer {header.producer_id} has to come before"
+            f" {header.base_sequence}, and was refused: {first.error.message}"
+        )
+
+    def _ended(self, key: _Key, header: BatchHeader, done: asyncio.Future[Appended]) -> None:
+        error = done.exception()
+        if error is None:
+            self._forget(key, header)
+        elif isinstance(error, _FOR_NOW):
+            self._note(key, header, error)
+
+    def _note(self, key: _Key, header: BatchHeader, error: KafkaError) -> None:
+        first = self._first.get(key)
+        if (
+            first is not None
+            and first.epoch == header.producer_epoch
+            and not comes_after(first.sequence, header.base_sequence)
+        ):
+            return
+        # A copy: a traceback holds the batch.
+        copy = type(error)(*error.args)
+        self._first[key] = _Refused(header.producer_epoch, header.base_sequence, copy)
+        if len(self._first) > KEPT:
+            self._first.popitem(last=False)
+
+    def _forget(self, key: _Key, header: BatchHeader) -> None:
+        """A batch is stored; an earlier one that is sent again does not settle a later one."""
+        first = self._first.get(key)
+        if first is not None and not (
+            first.epoch == header.producer_epoch
+            and comes_after(first.sequence, header.base_sequence)
+        ):
+            del self._first[key]

@@ -69,6 +69,10 @@ _PRODUCER = (
     " GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)"
     " ORDER BY producer_epoch DESC, last DESC LIMIT {kept:UInt8}"
 )
+_COUNT = (
+    "SELECT count() FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+    " AND partition = {partition:Int32}"
+)
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 _REFUSED_KEPT = 10_000
 _RETRY_FIRST_S = 0.05
@@ -523,17 +527,22 @@ class _Lane:
             or producer_id in partition.producers
         ):
             return
-        params: dict[str, Parameter] = {
+        place: dict[str, Parameter] = {
             "topic": partition.topic.name,
             "topic_id": str(partition.topic_id),
             "partition": partition.partition,
-            "producer_id": producer_id,
-            "kept": BATCHES_KEPT,
         }
+        params = place | {"producer_id": producer_id, "kept": BATCHES_KEPT}
+        engines = (*partition.earlier, self._engine)
         rows: list[Row] = []
         try:
-            for engine in (*partition.earlier, self._engine):
+            for engine in engines:
                 rows += await engine.rows(_PRODUCER, params)
+            if not rows and append.header.base_sequence and not partition.has_forgotten:
+                # What an earlier leader knew, compaction may have removed since.
+                there = [await engine.rows(_COUNT, place) for engine in engines]
+                whole = partition.next_offset - partition.log_start_offset
+                partition.has_forgotten = sum(int(str(row[0][0])) for row in there) < whole
         except EngineError as error:
             _note_refused(partition, append.header)
             if not append.done.done():

@@ -65,7 +65,7 @@ class PartitionLog:
         self.refused: dict[int, tuple[int, int]] = {}
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
-        self.has_forgotten = False  # any producer, for its long silence
+        self.has_forgotten = False  # any producer: for its long silence, or with its rows
         self.tail = PartitionTail()
         self.waiters: set[Callable[[PartitionLog], None]] = set()
 

@@ -119,6 +119,7 @@ def _start(
                     refused.note(topic.topic_id, partition_data.index, header, error)
             raise
         header = _check_batch(records, topic, ctx.header.api_version)
+        refused.tell(partition, header)
         done = ctx.broker.appender.append(partition, records, header)
         refused.watch(topic.topic_id, partition_data.index, header, done)
         return _Append(partition, header, done)

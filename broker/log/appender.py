@@ -34,6 +34,7 @@ from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
     ProducerEntry,
+    comes_after,
     find_duplicate,
     first_entry,
     recovered_range,
@@ -74,7 +75,6 @@ _COUNT = (
     " AND partition = {partition:Int32}"
 )
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
-_REFUSED_KEPT = 10_000
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 
@@ -265,7 +265,7 @@ class _Lane:
         elif self.has_ended:
             done.set_exception(NotLeaderOrFollower("this broker is not the leader any more"))
         elif self._away:
-            _note_refused(partition, header)
+            partition.note_refused(header)
             done.set_exception(NotLeaderOrFollower("the shard does not answer"))
         else:
             self._queue.append(_Append(partition, records, header, done))
@@ -392,7 +392,7 @@ class _Lane:
         log.warning("lane %d has no answer from its shard; its clients are sent away", self._number)
         self._away = True
         for append in self._queue:
-            _note_refused(append.log, append.header)
+            append.log.note_refused(append.header)
             _answer(append, NotLeaderOrFollower("the shard does not answer"))
         self._queue.clear()
         for append in self._taken:
@@ -416,7 +416,7 @@ class _Lane:
         if self._lease is not None and append_time_ms // DAY_MS not in self._lease.days():
             log.warning("lane %d waits for its session to reach the day of the clock", self._number)
             for append in appends:
-                _note_refused(append.log, append.header)
+                append.log.note_refused(append.header)
                 _answer(append, NotLeaderOrFollower("the clock is ahead of the session"))
             return
         loop = asyncio.get_running_loop()
@@ -544,7 +544,7 @@ class _Lane:
                 whole = partition.next_offset - partition.log_start_offset
                 partition.has_forgotten = sum(int(str(row[0][0])) for row in there) < whole
         except EngineError as error:
-            _note_refused(partition, append.header)
+            partition.note_refused(append.header)
             if not append.done.done():
                 append.done.set_exception(KafkaStorageError(f"cannot read the log: {error}"))
             return
@@ -577,7 +577,7 @@ def _build(appends: list[_Append], limits: AppendLimits, now_ms: int) -> _Block:
             block.left = appends[position:]
             break
         if append.done.done():
-            _note_refused(append.log, append.header)
+            append.log.note_refused(append.header)
             continue
         try:
             answer: Appended | KafkaError = _add(append, builder, block, now_ms, limits)
@@ -639,21 +639,10 @@ def _add(
     return Appended(base_offset, answered_ms)
 
 
-def _note_refused(partition: PartitionLog, header: BatchHeader) -> None:
-    """Of a producer that is not known: what the client has sent after this must not come first."""
-    if header.producer_id < 0 or header.producer_id in partition.producers:
-        return
-    known = partition.refused.get(header.producer_id)
-    if known is None or known[0] < header.producer_epoch:
-        partition.refused[header.producer_id] = header.producer_epoch, header.base_sequence
-        while len(partition.refused) > _REFUSED_KEPT:
-            del partition.refused[next(iter(partition.refused))]
-
-
 def _check_first(partition: PartitionLog, header: BatchHeader) -> None:
     """Raises `OutOfOrderSequenceNumber` where an earlier batch was refused and has to come."""
     epoch, sequence = partition.refused.get(header.producer_id, (-1, -1))
-    if epoch == header.producer_epoch and sequence != header.base_sequence:
+    if epoch == header.producer_epoch and comes_after(header.base_sequence, sequence):
         raise OutOfOrderSequenceNumber(
             f"producer {header.producer_id} sent sequence {header.base_sequence}, and "
             f"{sequence} was refused and has to come first"

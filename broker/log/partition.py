@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.log.producers import ProducerEntry, refused_first_entry
+from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
+from protocol._records import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
 
 if TYPE_CHECKING:
     from broker.topics import Topic
 
+
+_REFUSED_KEPT = 10_000
 
 SINGLE_BROKER_EPOCH = 0
 """The leader epoch while there is one broker: leadership never changes."""
@@ -92,6 +95,25 @@ class PartitionLog:
         if self.closed is None:
             self.closed = why
         self.wake()
+
+    def note_refused(self, header: BatchHeader) -> None:
+        """Of a producer that is not known: what the client has sent after this must not come first.
+
+        The client sends again from the earliest one on.
+        """
+        self.note_refused_from(header.producer_id, header.producer_epoch, header.base_sequence)
+
+    def note_refused_from(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """As `note_refused`, of a batch that begins with this sequence."""
+        if producer_id < 0 or producer_id in self.producers:
+            return
+        known = self.refused.get(producer_id)
+        if known is None or known[0] < epoch or (
+            known[0] == epoch and comes_after(known[1], sequence)
+        ):  # fmt: skip
+            self.refused[producer_id] = epoch, sequence
+            while len(self.refused) > _REFUSED_KEPT:
+                del self.refused[next(iter(self.refused))]
 
     def forget_producers(self, silent_since_ms: int) -> None:
         """Drop those that have not appended since then (`producer_id_expiration_ms`)."""

@@ -7,11 +7,15 @@ OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new epoch, under which it
 that nobody acknowledged, of every partition; and what is stored on one of them, with its answer
 lost together with the leader, is stored a second time. So a batch behind a refused one is refused
 as that one was, and the client sends both again in their order, under the epoch that finds copies.
+
+For a log without anything of the producer there is no gap to see. It is told what was refused
+before it was there (`tell`), or a later batch would be taken for the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +28,11 @@ from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, 
 
 if TYPE_CHECKING:
     from broker.log.appender import Appended
+    from broker.log.partition import PartitionLog
 
 KEPT = 100_000
+_SENT_AGAIN_S = 60.0
+"""A client that goes on sends a refused batch again within this time, here or to another leader."""
 _FOR_NOW = (NotLeaderOrFollower, KafkaStorageError, RequestTimedOut)
 
 _Key: TypeAlias = tuple[UUID, int, int]
@@ -37,6 +44,7 @@ class _Refused:
     epoch: int
     sequence: int
     error: KafkaError
+    noted_s: float
 
 
 class RefusedBatches:
@@ -72,6 +80,16 @@ class RefusedBatches:
             f" {header.base_sequence}, and was refused: {first.error.message}"
         )
 
+    def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
+        """Let a log that was not there yet know what was refused of the producer of this batch."""
+        first = self._first.get((partition.topic_id, partition.partition, header.producer_id))
+        if (
+            first is not None
+            and first.epoch == header.producer_epoch
+            and time.monotonic() - first.noted_s < _SENT_AGAIN_S
+        ):
+            partition.note_refused_from(header.producer_id, first.epoch, first.sequence)
+
     def _ended(self, key: _Key, header: BatchHeader, done: asyncio.Future[Appended]) -> None:
         error = done.exception()
         if error is None:
@@ -84,12 +102,14 @@ class RefusedBatches:
         if (
             first is not None
             and first.epoch == header.producer_epoch
-            and not comes_after(first.sequence, header.base_sequence)
+            and comes_after(header.base_sequence, first.sequence)
         ):
             return
         # A copy: a traceback holds the batch.
         copy = type(error)(*error.args)
-        self._first[key] = _Refused(header.producer_epoch, header.base_sequence, copy)
+        self._first[key] = _Refused(
+            header.producer_epoch, header.base_sequence, copy, time.monotonic()
+        )
         if len(self._first) > KEPT:
             self._first.popitem(last=False)
 

@@ -613,6 +613,27 @@ async def test_a_first_batch_that_was_refused_is_not_overtaken_by_the_next(
     assert await repeated(impatient, log, first, second) == [1, 3]
 
 
+async def test_the_earliest_of_several_that_were_refused_is_the_first_that_comes_again(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
+) -> None:
+    log = make_log(first_fresh=NOTHING_FRESH)
+    log.has_forgotten = True  # so that a producer may begin anywhere
+    first, second, third = (numbered(n, 1, PRODUCER) for n in range(5, 8))
+    scripted.rows_gate.clear()
+    futures = [append(impatient, log, first)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it is asked for in the log, and no other is taken with it
+    futures += [append(impatient, log, batch) for batch in (second, third)]
+    assert await outcomes(futures) == [RequestTimedOut, NotLeaderOrFollower, NotLeaderOrFollower]
+    scripted.rows_gate.set()
+    await impatient.settled()
+    for batch in (third, second):
+        assert await outcomes([append(impatient, log, batch)]) == [OutOfOrderSequenceNumber]
+    earlier = numbered(4, 1, PRODUCER)  # refused by an earlier leader, so not known of here
+    assert await repeated(impatient, log, earlier, first, second, third) == [0, 1, 2, 3]
+    assert len(await stored_values(engine, log)) == 4
+
+
 async def test_a_batch_that_an_earlier_leader_refused_is_not_overtaken_by_the_next(
     appender: Appender,
 ) -> None:

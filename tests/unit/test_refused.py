@@ -223,6 +223,23 @@ async def test_a_batch_behind_a_block_that_was_refused_waits_for_it(
     assert await client.send(1, 2, 3) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("soon", [True, False])
+async def test_a_later_batch_is_not_taken_for_the_first_of_a_producer_that_is_not_known(
+    appender: Appender, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    if not soon:
+        monkeypatch.setattr(refused, "_SENT_AGAIN_S", 0)
+    log = make_log(make_topic())
+    log.has_forgotten = True  # so that a producer may begin anywhere
+    client = Client(appender, log, leads=False)
+    assert await client.send(6, 5) == [NotLeaderOrFollower.code] * 2
+    client.leads = True
+    if soon:
+        assert await client.send(6, 7) == [NotLeaderOrFollower.code] * 2
+        assert await client.send(5) == [0]
+    assert await client.send(6, 7) == [0, 0]
+
+
 async def test_a_gap_that_no_refusal_explains_is_out_of_order(appender: Appender) -> None:
     client = Client(appender, make_log(make_topic()))
     assert await client.send(0, 2) == [0, OutOfOrderSequenceNumber.code]

@@ -184,13 +184,16 @@ class Sender(Worker):
         while not (self._failures or self.stopping.is_set() or time.monotonic() > ends):
             self._send(producer, name, number, pending)
             number += 1
-            producer.poll(self._pause_s)
+            self._poll(producer, self._pause_s)
         if self.stopping.is_set():
             self._drain(producer, pending)
+        producer.purge()
+        try:
+            producer.flush(CLOSE_LIMIT_S)
+        except KafkaException as error:
+            self._failures.append(str(error))
         if self._failures:
             self.history.add(ProducerFailed(now_ns(), name, self._failures[0]))
-        producer.purge()
-        producer.flush(CLOSE_LIMIT_S)
         for id_ in sorted(pending):
             self.history.add(Unknown(now_ns(), id_, "left"))
 
@@ -216,7 +219,7 @@ class Sender(Worker):
             producer.produce(self.place.topic, id_, key, on_delivery=outcome, partition=partition)
         except BufferError as error:
             self.history.add(Refused(now_ns(), id_, str(error)))
-            producer.poll(0.1)
+            self._poll(producer, 0.1)
         except KafkaException as error:  # it has failed for ever
             self._failures.append(str(error))
             self.history.add(Refused(now_ns(), id_, str(error)))
@@ -231,7 +234,13 @@ class Sender(Worker):
                 what = f"{len(pending)} records unanswered for {self._drain_limit_s:.0f} s"
                 self.history.add(Stuck(now_ns(), self.name, f"{what}: {sorted(pending)[:3]}"))
                 return
-            producer.poll(0.1)
+            self._poll(producer, 0.1)
+
+    def _poll(self, producer: Producer, limit_s: float) -> None:
+        try:
+            producer.poll(limit_s)
+        except KafkaException as error:  # it has failed for ever
+            self._failures.append(str(error))
 
     def _hear(self, error: KafkaError) -> None:
         if error.fatal():

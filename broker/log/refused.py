@@ -46,6 +46,17 @@ class _Refused:
     error: KafkaError
     noted_s: float
 
+    def is_before(self, header: BatchHeader) -> bool:
+        return self.epoch == header.producer_epoch and comes_after(
+            header.base_sequence, self.sequence
+        )
+
+    def is_after(self, header: BatchHeader) -> bool:
+        """Also where it is of a later epoch."""
+        return self.epoch > header.producer_epoch or (
+            self.epoch == header.producer_epoch and comes_after(self.sequence, header.base_sequence)
+        )
+
 
 class RefusedBatches:
     """The first batch that a producer has to send again, by partition."""
@@ -69,11 +80,7 @@ class RefusedBatches:
     def before(self, topic_id: UUID, partition: int, header: BatchHeader) -> KafkaError | None:
         """What a batch before this one was refused with, if that has to come again first."""
         first = self._first.get((topic_id, partition, header.producer_id))
-        if (
-            first is None
-            or first.epoch != header.producer_epoch
-            or not comes_after(header.base_sequence, first.sequence)
-        ):
+        if first is None or not first.is_before(header):
             return None
         return type(first.error)(
             f"sequence {first.sequence} of producer {header.producer_id} has to come before"
@@ -99,11 +106,9 @@ class RefusedBatches:
 
     def _note(self, key: _Key, header: BatchHeader, error: KafkaError) -> None:
         first = self._first.get(key)
-        if (
-            first is not None
-            and first.epoch == header.producer_epoch
-            and comes_after(header.base_sequence, first.sequence)
-        ):
+        if first is not None and (
+            first.epoch > header.producer_epoch or first.is_before(header)
+        ):  # fmt: skip
             return
         # A copy: a traceback holds the batch.
         copy = type(error)(*error.args)
@@ -116,8 +121,5 @@ class RefusedBatches:
     def _forget(self, key: _Key, header: BatchHeader) -> None:
         """A batch is stored; an earlier one that is sent again does not settle a later one."""
         first = self._first.get(key)
-        if first is not None and not (
-            first.epoch == header.producer_epoch
-            and comes_after(first.sequence, header.base_sequence)
-        ):
+        if first is not None and not first.is_after(header):
             del self._first[key]

@@ -127,6 +127,14 @@ async def test_a_new_epoch_settles_it(batches: RefusedBatches) -> None:
     assert before(batches, 6) is None
 
 
+async def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
+    note(batches, 5, epoch=2)
+    note(batches, 3, epoch=1)
+    await stored(batches, 9, epoch=1)
+    assert before(batches, 6, epoch=2) is NotLeaderOrFollower
+    assert before(batches, 4, epoch=1) is None
+
+
 def test_only_so_many_are_kept(batches: RefusedBatches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "KEPT", 2)
     note(batches, 5)

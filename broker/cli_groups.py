@@ -11,7 +11,7 @@ import csv
 import re
 import struct
 import sys
-import time
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +30,7 @@ from broker.cli_kafka import (
     admin_client,
     bootstrap_option,
     console,
+    ctrl_c,
     existing,
     explained,
     new_table,
@@ -305,22 +306,26 @@ def _show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
     if watch_s is None:
         console().print(draw())
         return
-    with suppress(KeyboardInterrupt):
-        frames = _frames(draw, watch_s)
+    with suppress(KeyboardInterrupt), ctrl_c() as ending:
+        frames = _frames(draw, watch_s, ending)
         if not sys.stdout.isatty():
             for frame in frames:
                 console().print(frame, "")
+            return
         with Live(next(frames), console=console(), auto_refresh=False) as live:
             for frame in frames:
                 live.update(frame, refresh=True)
 
 
-def _frames(draw: Callable[[], RenderableType], watch_s: float) -> Iterator[RenderableType]:
+def _frames(
+    draw: Callable[[], RenderableType], watch_s: float, ending: threading.Event
+) -> Iterator[RenderableType]:
     """The first drawing must succeed; a later one that fails stands there as what went wrong."""
     seen = draw()
     while True:
         yield Stacked(Text(datetime.now(UTC).isoformat(timespec="seconds")), seen)
-        time.sleep(watch_s)
+        if ending.wait(watch_s):
+            return
         try:
             seen = draw()
         except click.ClickException as error:

@@ -7,8 +7,11 @@ commands of cli_groups.py need as well has a public name.
 
 import base64
 import json
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5.0
 BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
-POLL_TIMEOUT_MS = 5000
+POLL_TIMEOUT_MS = 200
+SILENT_S = 5.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -190,14 +194,14 @@ def tail(
     if offset not in ("earliest", "latest") and not offset.isdecimal():
         raise click.BadParameter("write earliest, latest or a number", param_hint="--offset")
     render = {"text": record_as_text, "json": record_as_json}[output]
-    with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin:
+    with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin, ctrl_c() as ending:
         known = _partitions(admin, topic)
         chosen = known if partition is None else [partition]
         if partition is not None and partition not in known:
             raise click.ClickException(f"topic {topic} has no partition {partition}")
         with consumer_client(bootstrap) as consumer:
             ends = _start(consumer, topic, chosen, offset)
-            for records in _polls(consumer, ends if exit_at_end else None):
+            for records in _polls(consumer, ends if exit_at_end else None, ending):
                 if not records:
                     # The client goes on asking for a topic that was deleted.
                     _partitions(admin, topic)
@@ -372,20 +376,48 @@ def _start(
 
 
 def _polls(
-    consumer: "KafkaConsumer", ends: "Mapping[TopicPartition, int] | None"
+    consumer: "KafkaConsumer",
+    ends: "Mapping[TopicPartition, int] | None",
+    ending: threading.Event,
 ) -> "Iterator[list[ConsumerRecord]]":
-    """Records as they come, for ever or until every partition stands at its end in `ends`.
+    """Records as they come, until `ending` or until every partition stands at its end in `ends`.
 
-    An empty list says that nothing came for POLL_TIMEOUT_MS.
+    An empty list says that nothing came for SILENT_S.
     """
+    heard_s = time.monotonic()
     while ends is None or any(consumer.position(part) < end for part, end in ends.items()):
         polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS)
-        yield [
-            record
-            for part, records in polled.items()
-            for record in records
-            if ends is None or record.offset < ends[part]
-        ]
+        if ending.is_set():
+            return
+        now_s = time.monotonic()
+        if polled or now_s - heard_s >= SILENT_S:
+            heard_s = now_s
+            yield [
+                record
+                for part, records in polled.items()
+                for record in records
+                if ends is None or record.offset < ends[part]
+            ]
+
+
+@contextmanager
+def ctrl_c() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C, which is not an exception here; a second one is.
+
+    kafka-python's event loop takes what is raised inside it for the failure of a task, and goes on.
+    """
+    ending = threading.Event()
+    former = signal.getsignal(signal.SIGINT)
+
+    def end(*_: object) -> None:
+        ending.set()
+        signal.signal(signal.SIGINT, former)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield ending
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def new_table(*headings: str, right: Collection[str] = ()) -> Table:

@@ -146,6 +146,7 @@ def output_clauses(sql: bytes) -> list[OutputClause]:
     previous: Token | None = None
     candidate: tuple[int, Token] | None = None  # where FORMAT stands, and the name after it
     waiting: int | None = None  # FORMAT was read; its name has to follow
+    is_name = False  # whether `previous` is an alias, whatever it says
     for token in tokens(sql):
         if token.is_sign(b";"):
             break
@@ -156,10 +157,12 @@ def output_clauses(sql: bytes) -> list[OutputClause]:
             depth += 1
         elif token.is_sign(b")", b"]", b"}"):
             depth -= 1
-        elif depth == 0 and token.is_word(b"FORMAT") and _ends_an_expression(previous):
+        elif depth == 0 and token.is_word(b"FORMAT") and (is_name or _ends_an_expression(previous)):
             waiting = end
         elif candidate is not None and candidate[1] is previous and not token.is_word(b"SETTINGS"):
             candidate = None
+        # Behind AS any word is a name, AS itself too.
+        is_name = not is_name and previous is not None and previous.is_word(b"AS")
         end, previous = token.end, token
     found = [OutputClause(end, None)]
     if candidate is not None:

@@ -159,6 +159,11 @@ def test_what_only_looks_like_a_format_is_none(sql: bytes) -> None:
     assert output_clauses(sql)[0].format is None
 
 
+@pytest.mark.parametrize("alias", [b"as", b"AS", b"select", b"format"])
+def test_behind_as_any_word_is_a_name(alias: bytes) -> None:
+    assert output_clauses(b"SELECT 1 AS " + alias + b" FORMAT JSON")[0].format == "JSON"
+
+
 @pytest.mark.parametrize("fmt", [b"`JSON`", b'"JSON"', "“JSON”".encode()])
 def test_a_format_may_be_quoted(fmt: bytes) -> None:
     assert output_clauses(b"SELECT 1 FORMAT " + fmt)[0].format == "JSON"

@@ -155,6 +155,7 @@ async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
 async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
     made = make_appender(scripted)
     yield made
+    scripted.gate.set()  # or a test that failed would never end
     await made.close()
 
 

@@ -30,10 +30,10 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from bench.__main__ import _compile
 from bench.machine import cpu_seconds, machine
-from coordinator.leases import slot_of_partition
 from protocol._records import BlockBuilder, parse_headers
 from storage.clickhouse import ClickHouseServer
 from storage.registry import KeeperRegistry
+from storage.slot_map import slot_of_partition
 from tests.cluster_processes import (
     DATABASE,
     SLOTS,

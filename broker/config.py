@@ -426,7 +426,7 @@ def _from_file(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 text") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    values.pop("cluster", None)  # a table of its own, read by cluster_config.py
+    values.pop("cluster", None)  # a table of its own, read by broker/cluster/config.py
     for name in values:
         if name not in Settings.model_fields:
             raise ConfigError(f"{path} has the unknown key {name!r}: {_suggestion(name, str)}")

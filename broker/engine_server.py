@@ -23,9 +23,9 @@ import uvloop
 from aiohttp import web
 
 from broker.config import Address, Settings
-from broker.engine_http import EngineInterface
 from broker.logging import log_to_stderr
-from broker.sql_http import application
+from sql.http.interface import application
+from sql.http.trusted import EngineInterface
 from storage.embedded import ClusterPlace, DataDirectoryError, EmbeddedEngine
 from storage.engine import StorageFault
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from broker.cluster.leases import Session
 from broker.log.partition import SINGLE_BROKER_EPOCH
-from coordinator.leases import Session, SlotMap, slot_of_group, slot_of_partition
+from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 NO_NODE = -1
 
@@ -72,7 +73,7 @@ class SingleBroker:
 
 
 class Slotted(Protocol):
-    """What has been read of the registry: coordinator/ownership.py."""
+    """What has been read of the registry: broker/cluster/ownership.py."""
 
     @property
     def slot_map(self) -> SlotMap | None: ...

@@ -1,7 +1,7 @@
 """`Broker`: what every request handler and every connection reaches, and the parts it is made of.
 
 The parts differ between a broker that is alone (broker/single.py) and one of several
-(broker/clustered.py); handlers do not know which it is.
+(broker/cluster/node.py); handlers do not know which it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 from aiohttp import web
 
 from broker.api.fetch_sessions import FetchSessions
+from broker.cluster.groups import ShardedGroups
 from broker.config import Settings
 from broker.connection import Connection, InFlight
 from broker.leadership import Leadership
@@ -25,7 +26,6 @@ from broker.log.places import Places
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.producer_ids import ProducerIds
-from broker.sharded_groups import ShardedGroups
 from broker.topics import TopicCatalog
 from coordinator.coordinator import GroupCoordinator
 from protocol._records import BatchHeader

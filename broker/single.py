@@ -22,9 +22,10 @@ from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
-from broker.sql_http import make_app
-from broker.store import append_limits, group_coordinator, wall_ms
+from broker.store import append_limits, group_coordinator
 from broker.topics import LocalCatalog
+from common.clock import wall_ms
+from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import RowLane

@@ -7,7 +7,6 @@ session is over it is abandoned. The rest outlives sessions.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import uuid4
@@ -16,19 +15,13 @@ from broker.config import Settings
 from broker.log.appender import Appender, AppendLimits, Lease
 from broker.log.rollup import Rollup
 from broker.log.tail_cache import TailCache
+from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.groups import GroupLimits
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
-
-DAY_MS = 86_400_000
-
-
-def wall_ms() -> int:
-    """The time of day, for what is stored."""
-    return time.time_ns() // 1_000_000
 
 
 def append_limits(settings: Settings) -> AppendLimits:

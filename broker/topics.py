@@ -2,7 +2,7 @@
 
 Every change is stored before it is visible here. Changes are made one at a time; reading needs no
 lock. `LocalCatalog` is that of a broker by itself, which leads every partition; where there are
-several, see broker/shared_topics.py.
+several, see broker/cluster/topics.py.
 """
 
 from __future__ import annotations

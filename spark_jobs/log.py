@@ -16,15 +16,16 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from coordinator.leases import MalformedState, SlotMap
 from spark_jobs.filters import Filters
 from spark_jobs.options import EARLIEST, LATEST, Limit, Login, ReadOptions, TopicPartition
 from spark_jobs.servers import Refused, ServerError, Unreachable, rows, rows_of_any
 from storage.cluster_sql import DATABASE, SHARD_DATABASE
 from storage.engine import Parameter
+from storage.registry_values import MalformedState
+from storage.slot_map import SlotMap
 
 SLOTS_KEY = "slots"
-"""Where the registry has the slot map: coordinator/ownership.py."""
+"""Where the registry has the slot map: broker/cluster/ownership.py."""
 
 Offsets = dict[TopicPartition, int]
 

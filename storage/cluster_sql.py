@@ -1,4 +1,4 @@
-"""The statements of sql/, rendered for the servers of a cluster. Pure: text in, text out.
+"""The statements of sql/schema/, rendered for the servers of a cluster. Pure: text in, text out.
 
 On every server the numbered files make two databases. `brokerhouse_shard` has the tables and views
 as they are, for the brokers; where servers replicate, the engines are the replicated ones.
@@ -48,7 +48,7 @@ class Whole(Enum):
     UNION = "the rows of all shards together"
     AGAIN = "the same view over the tables of the whole cluster"
     LOCAL = "the same view over this shard's tables, which every shard has alike"
-    OWN = "a statement of its own in sql/cluster/, over shard_NAME: the rows of all shards"
+    OWN = "a statement of its own in sql/schema/cluster/, over shard_NAME: the rows of all shards"
     NOTHING = "of no use to people"
 
 
@@ -114,7 +114,7 @@ _ALTERS_ROWS_NOBODY_SEES = re.compile(
 def foundation(layout: ClusterLayout) -> list[Migration]:
     """The databases, and the tables in Keeper: what must be there before anything is noted."""
     found = []
-    for file in files("sql").joinpath("cluster").iterdir():
+    for file in files("sql.schema").joinpath("cluster").iterdir():
         number, underscore, name = file.name.removesuffix(".sql").partition("_")
         if underscore and number.isdigit() and (layout.distributed or name != "database"):
             statement = _template(file.name, cluster=layout.name)
@@ -266,7 +266,7 @@ def _plain(one: Migration) -> str:
 
 @cache
 def _read(name: str) -> str:
-    return files("sql").joinpath("cluster", name).read_text(encoding="utf-8")
+    return files("sql.schema").joinpath("cluster", name).read_text(encoding="utf-8")
 
 
 def _template(file: str, **values: str) -> str:

@@ -1,4 +1,4 @@
-"""Applies the statements in sql/, each file once and in order of its number.
+"""Applies the statements in sql/schema/, each file once and in order of its number.
 
 A file is one statement and never changes once released: what comes later is a new file. Which ones
 have been applied is in the table `schema_migrations`. For ClickHouse servers: cluster_schema.py.
@@ -24,9 +24,9 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """Every numbered statement in sql/, in order."""
+    """Every numbered statement in sql/schema/, in order."""
     found = []
-    for file in files("sql").iterdir():
+    for file in files("sql.schema").iterdir():
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(Migration(int(number), name, file.read_text(encoding="utf-8")))

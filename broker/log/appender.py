@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from broker.log.fence import DAY_MS, block_token, burn
+from broker.log.fence import block_token, burn
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
@@ -40,6 +40,7 @@ from broker.log.producers import (
     recovered_range,
 )
 from broker.log.tail_cache import CachedBatch, TailCache
+from common.clock import DAY_MS
 from protocol._records import BatchHeader, BlockBuilder, stamp_batch
 from protocol.compression import decompress
 from protocol.errors import (

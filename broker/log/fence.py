@@ -24,12 +24,12 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
+from common.clock import DAY_MS
 from storage.blocks import BOOL, DATETIME64_MS, INT32, INT64, STRING, UUIDS, Table, block
 from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 
-DAY_MS = 86_400_000
 SESSION_DAYS = 2
 """A session may write rows of the day in its row in the registry, and of the next one."""
 

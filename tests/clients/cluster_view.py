@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from coordinator.leases import slot_of_group
+from storage.slot_map import slot_of_group
 from tests.cluster_processes import SLOTS, Broker, Cluster
 from tests.faults.wire import Wire
 

@@ -20,8 +20,9 @@ from click.testing import CliRunner
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
-from broker import cli_groups, cli_kafka
-from broker.cli import main
+from broker.cli import groups as cli_groups
+from broker.cli import topics as cli_kafka
+from broker.cli.main import main
 from broker.config import parse_address
 from tests.broker_process import BrokerProcess
 from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run

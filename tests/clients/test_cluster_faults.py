@@ -14,9 +14,9 @@ from itertools import count
 import kafka
 import pytest
 
-from coordinator.leases import slot_of_group, slot_of_partition
 from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
 from protocol.versions import ApiKey
+from storage.slot_map import slot_of_group, slot_of_partition
 from tests.clients.cluster_view import (
     LIMIT_S,
     NOBODY,

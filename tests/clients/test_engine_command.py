@@ -21,7 +21,7 @@ from aiochclient import ChClient, ChClientError
 from click.testing import CliRunner, Result
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from broker import cli_engine
+from broker.cli import engine as cli_engine
 from storage.blocks import STRING, UINT64, Table, block
 from tests.clients.sql_client import Answer, basic, send
 from tests.engine_process import EngineProcess

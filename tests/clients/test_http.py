@@ -24,7 +24,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.sql_text import literal
+from sql.http.text import literal
 from tests.broker_process import BrokerProcess
 from tests.clients.adapters import KafkaPython
 from tests.clients.records import Record

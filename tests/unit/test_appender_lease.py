@@ -11,8 +11,9 @@ from functools import partial
 import pytest
 
 from broker.log.appender import Appended, Appender, Lease
-from broker.log.fence import DAY_MS, fence
+from broker.log.fence import fence
 from broker.log.partition import PartitionLog
+from common.clock import DAY_MS
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster_config import ClusterConfig, load_cluster
+from broker.cluster.config import ClusterConfig, load_cluster
 from broker.config import CLICKHOUSE_PASSWORD_ENV, ConfigError, load
 
 TWO_SHARDS = """

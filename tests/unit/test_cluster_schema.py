@@ -17,17 +17,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker import cli_cluster
-from broker.cluster_config import ClusterConfig, load_cluster
-from broker.cluster_servers import layout, opened, registry_of
-from coordinator.leases import SlotMap
-from coordinator.ownership import SLOTS_KEY
+from broker.cli import cluster as cli_cluster
+from broker.cluster.config import ClusterConfig, load_cluster
+from broker.cluster.servers import layout, opened, registry_of
 from storage import cluster_schema
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
 from storage.engine import EngineError
 from storage.registry import KeeperRegistry
 from storage.schema import SchemaError, migrations
+from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.engine_process import EngineProcess
 from tests.zookeeper import Keeper
 

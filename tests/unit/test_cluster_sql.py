@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from broker.cluster_check import MIN_VERSION
-from broker.cluster_config import load_cluster
+from broker.cluster.check import MIN_VERSION
+from broker.cluster.config import load_cluster
 from storage import cluster_sql
 from storage.cluster_sql import (
     DATABASE,

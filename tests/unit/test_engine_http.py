@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from broker.config import Settings
-from broker.engine_http import EngineInterface
-from broker.sql_http import application
+from sql.http.interface import application
+from sql.http.trusted import EngineInterface
 from storage.embedded import EmbeddedEngine
 from storage.engine import StorageFault
 from tests.clients.sql_client import ANSWER_LIMIT_S

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from broker.log.fence import DAY_MS, block_token, burn, fence
+from broker.log.fence import block_token, burn, fence
+from common.clock import DAY_MS
 from protocol._records import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, InsertOutcomeUnknown, Parameter

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from broker.cluster.housekeeping import Housekeeping, keeper_of
+from broker.cluster.leases import Session, SessionState
+from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
-from broker.housekeeping import Housekeeping, keeper_of
 from broker.log.tail_cache import TailCache
-from broker.shared_topics import SharedCatalog
 from broker.store import Store
 from broker.topics import Topic
-from coordinator.leases import Session, SessionState, SlotMap
 from storage.embedded import EmbeddedEngine
+from storage.slot_map import SlotMap
 from tests.unit.test_shared_topics import Half, Rows
 
 SLOTS = 4
@@ -94,7 +95,7 @@ async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_lo
     await house.catalog.add_partitions(topic, 5)
     await house.keeping.round()
     assert await house.engine.rows(live) == [["gone", 1], ["orders", 5]]
-    monkeypatch.setattr("broker.housekeeping._ABSENT_FOR_S", 0.0)
+    monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
     await house.keeping.round()
     assert await house.engine.rows(live) == [["orders", 5]]
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from broker.cli import main
-from broker.cli_jobs import JOBS
+from broker.cli.jobs import JOBS
+from broker.cli.main import main
 from spark_jobs import job, sql
 from spark_jobs.job import JobFailure, Report, Run
 from spark_jobs.sql import Endpoint, SqlFailure, glob_pattern
@@ -64,7 +64,10 @@ def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_the_broker_needs_no_spark() -> None:
-    code = "import sys, broker.cli, broker.server; print([m for m in sys.modules if 'spark' in m])"
+    code = (
+        "import sys, broker.cli.main, broker.server\n"
+        "print([m for m in sys.modules if 'spark' in m])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, text=True, capture_output=True, check=True
     )

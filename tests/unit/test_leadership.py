@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from broker.cluster.leases import Session, SessionState
 from broker.leadership import NO_NODE, Leader, Node, SingleBroker, SlotLeadership
-from coordinator.leases import Session, SessionState, SlotMap, slot_of_group, slot_of_partition
+from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 SLOTS = 8

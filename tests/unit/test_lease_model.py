@@ -1,7 +1,7 @@
 """A model of leases and epochs, searched exhaustively: whatever can happen, in every order.
 
 Two brokers (three in the long run), one slot, one lane. What they decide is decided by the real
-functions of coordinator/leases.py; around them stand a registry with compare-and-set, an engine
+functions of broker/cluster/leases.py; around them stand a registry with compare-and-set, an engine
 that drops a token it has seen, and everything that can go wrong: an insert that lands at any later
 time or never, a registry write that comes true late or whose answer is lost, a broker that stops at
 any point and goes on with what it believed, one that crashes and starts again, clocks of which one
@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 import pytest
 
-from coordinator import leases
-from coordinator.leases import NOBODY, Lease, Session, SessionState, Slot, SlotMap, Watch
+from broker.cluster import leases
+from broker.cluster.leases import Lease, Session, SessionState, Watch
+from storage.slot_map import NOBODY, Slot, SlotMap
 
 TTL = 2
 SHARD = "shard"

@@ -12,21 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.leases import (
-    NOBODY,
-    Lease,
-    MalformedState,
-    Plan,
-    Report,
-    Session,
-    SessionState,
-    Slot,
-    SlotMap,
-    Watch,
-    plan,
-    slot_of_group,
-    slot_of_partition,
-)
+from broker.cluster.leases import Lease, Plan, Report, Session, SessionState, Watch, plan
+from storage.registry_values import MalformedState
+from storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 
 NAMESPACE = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.leases import Report, Session, Slot, SlotMap
-from coordinator.ownership import NEXT_SESSION_KEY, SLOTS_KEY, NodeIdTaken, Ownership
+from broker.cluster.leases import Report, Session
+from broker.cluster.ownership import NEXT_SESSION_KEY, NodeIdTaken, Ownership
 from storage.engine import EngineError
 from storage.registry import Versioned
+from storage.slot_map import SLOTS_KEY, Slot, SlotMap
 
 TTL_MS = 9_000
 SLOTS = 8
@@ -699,7 +700,7 @@ def test_ten_minutes_of_a_quiet_cluster_logs_nothing_and_moves_nothing(
         brokers = await cluster.start(1, 2, 3)
         await until(lambda: cluster.all_served(*brokers))
         await asyncio.sleep(30)
-        with caplog.at_level(logging.DEBUG, "coordinator.ownership"):
+        with caplog.at_level(logging.DEBUG, "broker.cluster.ownership"):
             caplog.clear()
             slots = cluster.store.slot_map()
             await asyncio.sleep(600)

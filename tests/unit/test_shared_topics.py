@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from broker.cluster.topics import VERSION_KEY, Partition, SharedCatalog
 from broker.config import Settings
 from broker.log.partition import PartitionLog
-from broker.shared_topics import VERSION_KEY, Partition, SharedCatalog
 from broker.topics import Topic
 from protocol.errors import (
     InvalidPartitions,

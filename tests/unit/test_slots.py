@@ -9,17 +9,18 @@ from typing import Any, cast
 
 import pytest
 
+from broker.cluster.leases import Session
+from broker.cluster.slots import Slots
+from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
-from broker.shared_topics import SharedCatalog
-from broker.slots import Slots
 from broker.store import Store
-from coordinator.leases import Session, Slot
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Versioned
+from storage.slot_map import Slot
 from tests.unit.log_parts import LANES
 from tests.unit.test_shared_topics import Rows
 

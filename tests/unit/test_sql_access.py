@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from storage.sql_access import Role, SqlError, judge
+from sql.http.access import Role, SqlError, judge
 
 
 class SilentHandle:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.sql_text import (
+from sql.http.text import (
     InsertData,
     Kind,
     NotAnInsert,

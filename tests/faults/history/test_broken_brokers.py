@@ -62,7 +62,7 @@ BREAKS = [
         "no fence",
         (
             Change(
-                "broker/slots.py",
+                "broker/cluster/slots.py",
                 "        lanes = session.lanes.get(shard)\n",
                 "        return\n        lanes = session.lanes.get(shard)\n",
             ),
@@ -87,9 +87,9 @@ BREAKS = [
     Break(
         "no look at the lease",
         (
-            Change("coordinator/leases.py", "return now_ms < self.ends_ms\n", "return True\n"),
+            Change("broker/cluster/leases.py", "return now_ms < self.ends_ms\n", "return True\n"),
             Change(
-                "coordinator/ownership.py",
+                "broker/cluster/ownership.py",
                 "left_ms = tenure.lease.ends_ms - self._clock_ms()\n",
                 "left_ms = 1000\n",
             ),

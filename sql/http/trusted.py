@@ -1,6 +1,6 @@
 """ClickHouse's HTTP interface as brokers use it: one user, who may do everything.
 
-sql_http.py with another gateway behind it (storage/trusted_sql.py). Who may do everything proves
+interface.py with another gateway behind it (trusted_gateway.py). Who may do everything proves
 it by the password that is set; where none is set, it has to be a program of this machine.
 """
 
@@ -11,13 +11,13 @@ import asyncio
 from aiohttp import web
 
 from broker.config import Settings
-from broker.http_request import Ask, credentials, is_local
-from broker.sql_http import Body, HttpInterface, Place, refused
+from sql.http.access import Role
+from sql.http.gateway import Job, Limits
+from sql.http.interface import Body, HttpInterface, Place, refused
+from sql.http.request import Ask, credentials, is_local
+from sql.http.text import InsertData
+from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine
 from storage.engine import StorageFault
-from storage.sql_access import Role
-from storage.sql_session import Job, Limits
-from storage.sql_text import InsertData
-from storage.trusted_sql import InsertBody, TrustedGateway, WatchedEngine
 
 STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of this order
 

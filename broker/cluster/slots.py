@@ -1,6 +1,6 @@
 """What this broker does with the slots that it owns: it opens logs and groups, and lets go of them.
 
-`Slots` is the `SlotOwner` of coordinator/ownership.py. What must hold:
+`Slots` is the `SlotOwner` of broker/cluster/ownership.py. What must hold:
 * A slot is served only between the end of `take` and the begin of `give_up` or `lost`, and only by
   appenders of the session that owns it.
 * Logs are opened, and slots given up, under the lock of the catalog: no topic can appear in between
@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
+from broker.cluster.leases import Report, Session
+from broker.cluster.topics import Partition, SharedCatalog
 from broker.log.appender import Appended
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
@@ -25,22 +27,16 @@ from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.log.places import Place, next_offset
 from broker.producer_ids import ProducerIds
-from broker.shared_topics import Partition, SharedCatalog
-from broker.store import DAY_MS, Store
+from broker.store import Store
 from broker.topics import Topic
+from common.clock import DAY_MS
 from coordinator.coordinator import GroupCoordinator
-from coordinator.leases import (
-    Report,
-    Session,
-    Slot,
-    slot_of_group,
-    slot_of_partition,
-)
 from protocol._records import BatchHeader
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
 from storage.shards import Shard
+from storage.slot_map import Slot, slot_of_group, slot_of_partition
 
 log = logging.getLogger(__name__)
 

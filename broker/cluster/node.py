@@ -1,7 +1,7 @@
 """A broker among several, in front of a ClickHouse cluster: it keeps nothing itself.
 
 Topics and who leads what are in the registry; each shard has a `Store` here. The broker serves the
-slots that its session owns: coordinator/ownership.py decides, broker/slots.py does it.
+slots that its session owns: broker/cluster/ownership.py decides, broker/cluster/slots.py does it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from broker.cluster_config import ClusterConfig
-from broker.cluster_servers import migrate, registry_of, single_servers
+from broker.cluster.config import ClusterConfig
+from broker.cluster.groups import ShardedGroups
+from broker.cluster.housekeeping import Housekeeping, keeper_of
+from broker.cluster.leases import Session
+from broker.cluster.ownership import Ownership
+from broker.cluster.servers import migrate, registry_of, single_servers
+from broker.cluster.slots import Slots
+from broker.cluster.topics import SharedCatalog, watch
 from broker.config import Settings
-from broker.housekeeping import Housekeeping, keeper_of
 from broker.leadership import Node as BrokerNode
 from broker.leadership import SlotLeadership
 from broker.log.log_starts import LogStarts
@@ -26,17 +31,14 @@ from broker.log.retention import watch as watch_retention
 from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
-from broker.sharded_groups import ShardedGroups
-from broker.shared_topics import SharedCatalog, watch
 from broker.single import cluster_id
-from broker.slots import Slots
-from broker.store import Store, wall_ms
-from coordinator.leases import Session, SlotMap
-from coordinator.ownership import Ownership
+from broker.store import Store
+from common.clock import wall_ms
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
 from storage.shards import Shard
+from storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 

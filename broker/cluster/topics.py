@@ -2,7 +2,7 @@
 
 `topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one makes
 `deleting/<topic id>` first and takes the name away after it, so a deletion that was cut short is
-seen as done; the key goes when the rows are gone (broker/housekeeping.py). The key
+seen as done; the key goes when the rows are gone (broker/cluster/housekeeping.py). The key
 `topics_version` grows with every change, and tells the others to look.
 
 Every shard has the topics as rows of `topic_versions` too, for SQL: written by the broker that

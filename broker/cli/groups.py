@@ -1,6 +1,6 @@
 """`brokerhouse groups`: consumer groups, how far they are behind, and moving their offsets.
 
-Ordinary client code (kafka-python), as in cli_kafka.py: it works against any Kafka and never joins
+Ordinary client code (kafka-python), as in topics.py: it works against any Kafka and never joins
 a group. `reset-offsets` follows Kafka's own tool: it only shows what it would do unless told to do
 it, keeps offsets within the log, takes a group that does not exist yet, and refuses one that has
 members. What clients chose themselves (group, member and client ids) is escaped before it is
@@ -26,17 +26,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from broker.cli_kafka import (
+from broker.cli.topics import (
     admin_client,
     bootstrap_option,
-    console,
     ctrl_c,
     existing,
     explained,
-    new_table,
-    printable,
 )
 from broker.config import Address
+from common.console import console, new_table, printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, TopicPartition

@@ -5,7 +5,7 @@ The text of a client is never changed by searching in it: a lexer that knows str
 identifiers, comments, heredocs and parentheses walks it, and what is added goes between two tokens.
 Everything here works on bytes, because the data that follows an INSERT is not text. Nothing here
 knows what a query means: whether it may run is asked of the engine's own parser
-(storage/sql_access.py).
+(sql/http/access.py).
 
 Lexical rules: https://clickhouse.com/docs/sql-reference/syntax
 """

@@ -2,7 +2,7 @@
 
 They are ordinary clients (kafka-python) and know nothing of the broker's inside, so they work
 against any Kafka. Nothing here joins a group or makes a topic that was not asked for. What the
-commands of cli_groups.py need as well has a public name.
+commands of groups.py need as well has a public name.
 """
 
 import base64
@@ -12,16 +12,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from broker.config import ENV_PREFIX, Address, parse_address
+from common.console import console, escaped, new_table
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -239,11 +238,6 @@ def record_as_json(record: "ConsumerRecord") -> str:
     )
 
 
-def console() -> Console:
-    """Where tables are drawn: fitted to a terminal, never folded where a program reads them."""
-    return Console() if sys.stdout.isatty() else Console(width=1000)
-
-
 @contextmanager
 def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
     """An admin client; whatever Kafka answers or fails to answer becomes one sentence."""
@@ -420,13 +414,6 @@ def ctrl_c() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, former)
 
 
-def new_table(*headings: str, right: Collection[str] = ()) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    return table
-
-
 def _time(timestamp_ms: int) -> str:
     """ISO 8601 in UTC; the number itself where it is no time (Kafka takes any int64)."""
     try:
@@ -436,33 +423,6 @@ def _time(timestamp_ms: int) -> str:
     if timestamp_ms < 0:
         return str(timestamp_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def printable(text: str) -> str:
-    """Text that somebody else chose, as `escaped` shows bytes."""
-    return escaped(text.encode("utf-8", "surrogateescape"))
-
-
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
-
-def escaped(data: bytes | None) -> str:
-    """Bytes as one printable line: a record must not be able to drive the reader's terminal."""
-    if data is None:
-        return "\\N"
-    text = data.decode("utf-8", "surrogateescape")
-    return text if text.isprintable() and "\\" not in text else "".join(map(_escape, text))
-
-
-def _escape(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
 
 
 def _jsonable(data: bytes | None) -> str | dict[str, str] | None:

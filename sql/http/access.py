@@ -27,7 +27,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Protocol
 
-from storage.sql_text import Kind, Token, literal, tokens, unquote
+from sql.http.text import Kind, Token, literal, tokens, unquote
 
 SYNTAX_ERROR = 62
 

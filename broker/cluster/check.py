@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from broker.cluster_config import ClusterConfig, ShardConfig
-from broker.cluster_servers import layout, opened, registry_of
-from coordinator.leases import MalformedState, SlotMap
-from coordinator.ownership import SLOTS_KEY
+from broker.cluster.config import ClusterConfig, ShardConfig
+from broker.cluster.servers import layout, opened, registry_of
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import databases
 from storage.cluster_sql import REPLICATED_WINDOW, SHARD_DATABASE
 from storage.engine import EngineError
+from storage.registry_values import MalformedState
+from storage.slot_map import SLOTS_KEY, SlotMap
 
 MIN_VERSION = (24, 8)
 """The first release with long support that has all that is used: strict mode of KeeperMap (23.4),

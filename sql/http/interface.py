@@ -1,7 +1,7 @@
 """ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the
 embedded engine.
 
-A request becomes an `Ask` (http_request.py); storage/sql_session.py runs it; the answer is written
+A request becomes an `Ask` (request.py); sql/http/gateway.py runs it; the answer is written
 here. Rules that hold:
 * The status line goes out when the first MiB of the result is there or the query has ended, so that
   most failures get their own status. A later failure is told in the body, marked with the tag that
@@ -26,7 +26,8 @@ from typing import IO, TypeVar
 from aiohttp import web
 
 from broker.config import Settings
-from broker.http_codings import (
+from sql.http.access import Action, Role, SqlError, sql_error
+from sql.http.codings import (
     ENCODERS,
     CodingError,
     Decoder,
@@ -34,19 +35,7 @@ from broker.http_codings import (
     UnknownCoding,
     decoder,
 )
-from broker.http_request import (
-    DEFAULT_FORMAT,
-    Ask,
-    credentials,
-    external_tables,
-    is_local,
-    read_ask,
-    read_form,
-    url_parameters,
-)
-from broker.sql_handshake import FACTS, FACTS_FORMAT, hello_block, is_hello
-from storage.sql_access import Action, Role, SqlError, sql_error
-from storage.sql_session import (
+from sql.http.gateway import (
     KILL_AGAIN_S,
     MARK,
     NO_EXPRESSIONS,
@@ -58,7 +47,18 @@ from storage.sql_session import (
     SqlGateway,
     Summary,
 )
-from storage.sql_text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
+from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
+from sql.http.request import (
+    DEFAULT_FORMAT,
+    Ask,
+    credentials,
+    external_tables,
+    is_local,
+    read_ask,
+    read_form,
+    url_parameters,
+)
+from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Runs the SQL of brokers on the embedded engine: every grant, no fence around it.
 
-The gateway of sql_session.py for those who own the engine, as `brokerhouse engine` serves them.
+The gateway of gateway.py for those who own the engine, as `brokerhouse engine` serves them.
 Nothing but that command may make one. Handles, threads, streams and their ends are the same. Of its
 own are the inserts: a body becomes one part whole or not at all, as in embedded.py, so it is
 complete in memory before the engine sees any of it.
@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from storage.embedded import INSERT_SETTINGS
-from storage.sql_access import (
+from sql.http.access import (
     Action,
     Handle,
     Role,
@@ -24,7 +23,7 @@ from storage.sql_access import (
     run,
     sql_error,
 )
-from storage.sql_session import (
+from sql.http.gateway import (
     Engine,
     ExternalTable,
     Job,
@@ -35,7 +34,8 @@ from storage.sql_session import (
     mark,
     summary,
 )
-from storage.sql_text import InsertData, identifier, tokens
+from sql.http.text import InsertData, identifier, tokens
+from storage.embedded import INSERT_SETTINGS
 
 INSERT_MAX_BYTES = 1 << 30
 DEFAULT_DATABASE = "default"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from broker.cluster_config import ClusterConfig
+from broker.cluster.config import ClusterConfig
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import Migrated, migrate_cluster
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout

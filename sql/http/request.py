@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl
 
 from aiohttp import BodyPartReader, web
 
-from broker.http_codings import choose
-from storage.sql_access import Role, sql_error
-from storage.sql_session import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S, ExternalTable
+from sql.http.access import Role, sql_error
+from sql.http.codings import choose
+from sql.http.gateway import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S, ExternalTable
 
 DEFAULT_FORMAT = "TabSeparated"
 MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size

@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from storage.sql_access import (
+from sql.http.access import (
     Action,
     Handle,
     Result,
@@ -37,7 +37,7 @@ from storage.sql_access import (
     run,
     sql_error,
 )
-from storage.sql_text import (
+from sql.http.text import (
     InsertData,
     OutputClause,
     identifier,

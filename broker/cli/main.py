@@ -1,7 +1,7 @@
 """The command `brokerhouse`: reads the command line and starts what was asked for.
 
-`serve` and `config` live here, what talks to a running broker in cli_kafka.py, cli_groups.py and
-cli_sql.py. An error is one sentence on stderr; the exit code is 2 where the command line or the
+`serve` and `config` live here, what talks to a running broker in topics.py, groups.py and
+sql.py. An error is one sentence on stderr; the exit code is 2 where the command line or the
 settings are wrong and 1 where the work failed. Heavy imports (the engine, Kafka's client) wait
 until a command needs them, so that `--help` is quick.
 """
@@ -16,9 +16,16 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from broker import cli_cluster, cli_engine, cli_groups, cli_jobs, cli_kafka, cli_sql, config
-from broker.cluster_config import load_cluster
+from broker import config
+from broker.cli import cluster as cli_cluster
+from broker.cli import engine as cli_engine
+from broker.cli import groups as cli_groups
+from broker.cli import jobs as cli_jobs
+from broker.cli import sql as cli_sql
+from broker.cli import topics as cli_kafka
+from broker.cluster.config import load_cluster
 from broker.config import ConfigError, Configuration, SettingRow, Settings
+from common.console import console
 
 config_file_option = click.option(
     "--config",
@@ -108,7 +115,7 @@ def show_config(config_file: Path | None, output: str) -> None:
         case "json":
             click.echo(json.dumps([_as_json(row) for row in rows], indent=2))
         case _:
-            cli_kafka.console().print(_as_table(rows))
+            console().print(_as_table(rows))
 
 
 def _load(flags: dict[str, Any], config_file: Path | None) -> Configuration:

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.cli_kafka import console, new_table
-from broker.cluster_config import ClusterConfig, load_cluster, parse_slots
+from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
 from broker.config import CONFIG_FILE_ENV, ConfigError
-from coordinator.leases import NOBODY, MalformedState, Slot, SlotMap
-from coordinator.ownership import SLOTS_KEY
+from common.console import console, new_table
 from storage.engine import EngineError
 from storage.registry import Registry
+from storage.registry_values import MalformedState
 from storage.schema import SchemaError
+from storage.slot_map import NOBODY, SLOTS_KEY, Slot, SlotMap
 
 POLL_S = 0.5
 MOVE_TIMEOUT_S = 120.0
@@ -67,7 +67,7 @@ def migrate(config: ClusterConfig) -> None:
 
     Brokers do so too when they start. However many do it at once, each change is made once.
     """
-    from broker import cluster_servers
+    from broker.cluster import servers as cluster_servers
 
     done = _run(cluster_servers.migrate(config))
     for name in done.applied:
@@ -84,7 +84,7 @@ def migrate(config: ClusterConfig) -> None:
 @config_option
 def check(config: ClusterConfig) -> None:
     """Say what is wrong with a cluster, one line for each finding. Changes nothing."""
-    from broker.cluster_check import findings
+    from broker.cluster.check import findings
 
     found = _run(findings(config))
     for finding in found:
@@ -173,7 +173,7 @@ async def _move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
 
 @asynccontextmanager
 async def _registry(config: ClusterConfig) -> AsyncIterator[Registry]:
-    from broker.cluster_servers import opened, registry_of
+    from broker.cluster.servers import opened, registry_of
 
     async with opened(config) as servers:
         yield registry_of(servers)

@@ -19,13 +19,15 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
+from broker.cluster.leases import Session
+from broker.cluster.topics import Deleted, SharedCatalog
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
-from broker.shared_topics import Deleted, SharedCatalog
-from broker.store import Store, wall_ms
+from broker.store import Store
 from broker.topics import remove_rows, store_version
-from coordinator.leases import Session, Slot, SlotMap
+from common.clock import wall_ms
 from storage.engine import EngineError
+from storage.slot_map import Slot, SlotMap
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Reachable(Protocol):
 
 
 class Known(Protocol):
-    """What has been read of the registry: coordinator/ownership.py."""
+    """What has been read of the registry: broker/cluster/ownership.py."""
 
     @property
     def session_id(self) -> int: ...

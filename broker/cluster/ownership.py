@@ -1,6 +1,6 @@
 """A broker's part in the cluster: its session, its slots, and what becomes of those of the dead.
 
-The decisions are those of coordinator/leases.py; here they meet the registry and a clock. What
+The decisions are those of broker/cluster/leases.py; here they meet the registry and a clock. What
 must hold:
 
 * State decides, never the outcome of a call: an answer may be lost, and a write may come true
@@ -23,25 +23,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol, TypeVar
 
-from coordinator.leases import (
-    NOBODY,
-    Lease,
-    MalformedState,
-    Plan,
-    Report,
-    Session,
-    SessionState,
-    Slot,
-    SlotMap,
-    Watch,
-    plan,
-)
+from broker.cluster.leases import Lease, Plan, Report, Session, SessionState, Watch, plan
 from storage.engine import EngineError
 from storage.registry import Registry, Versioned
+from storage.registry_values import MalformedState
+from storage.slot_map import NOBODY, SLOTS_KEY, Slot, SlotMap
 
 log = logging.getLogger(__name__)
 
-SLOTS_KEY = "slots"
 SESSION_PREFIX = "session/"
 NEXT_SESSION_KEY = "next_session_id"
 

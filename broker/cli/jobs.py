@@ -10,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from broker.cli_kafka import console, new_table
+from common.console import console, new_table
 
 JOBS = {
     "lag": "How far groups are behind, window by window, into lag_history; alerts; a plot.",

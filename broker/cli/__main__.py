@@ -1,0 +1,5 @@
+"""`python -m broker.cli`: the command `brokerhouse` where it is not installed."""
+
+from broker.cli.main import main
+
+main()

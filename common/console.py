@@ -1,0 +1,48 @@
+"""Text for a terminal: tables, and text that somebody else chose, made safe to print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """Where tables are drawn: fitted to a terminal, never folded where a program reads them."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+def new_table(*headings: str, right: Collection[str] = ()) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table
+
+
+def printable(text: str) -> str:
+    """Text that somebody else chose, as `escaped` shows bytes."""
+    return escaped(text.encode("utf-8", "surrogateescape"))
+
+
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def escaped(data: bytes | None) -> str:
+    """Bytes as one printable line: a record must not be able to drive the reader's terminal."""
+    if data is None:
+        return "\\N"
+    text = data.decode("utf-8", "surrogateescape")
+    return text if text.isprintable() and "\\" not in text else "".join(map(_escape, text))
+
+
+def _escape(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,109 @@
+"""Background tasks: work that is repeated, waits that have a limit, pauses that grow.
+
+A task here is owned by whoever made it and ends only when it is closed, or by a defect. A defect is
+never swallowed: it stays in the task, for the owner to raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+
+async def event_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until the event is set, for `seconds` at most. Whether it was set."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for may swallow a cancellation (Python 3.11)
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def cancel(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task and wait until it has ended. Its exception stays in it."""
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class Periodic:
+    """Runs `work` every `every_s` seconds.
+
+    `work` handles the errors that it expects; any other ends `task`. `every_s` may be a function,
+    asked before each pause. With `at_once`, the first run does not wait for the first pause.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        every_s: float | Callable[[], float],
+        work: Callable[[], Awaitable[None]],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        self._name = name
+        self._every_s = every_s
+        self._work = work
+        self._at_once = at_once
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. `task` ends only by a defect."""
+        self.task = asyncio.create_task(self._run(), name=self._name)
+
+    async def close(self) -> None:
+        """Stop, in the middle of a run if need be. Does nothing before `start`."""
+        await cancel(self.task)
+
+    async def _run(self) -> None:
+        if self._at_once:
+            await self._work()
+        while True:
+            await asyncio.sleep(self._every_s() if callable(self._every_s) else self._every_s)
+            await self._work()
+
+
+class Backoff:
+    """Pauses that double, from `first_s` to `max_s`, until `reset`."""
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._next_s = first_s
+
+    @property
+    def next_s(self) -> float:
+        """How long the next pause takes."""
+        return self._next_s
+
+    def advance(self) -> float:
+        """The length of the pause to make now, in seconds; the one after it is twice as long."""
+        pause_s = self._next_s
+        self._next_s = min(pause_s * 2, self._max_s)
+        return pause_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+class Outage:
+    """Logs that something fails, once however long it lasts, and once that it works again."""
+
+    def __init__(self, log: logging.Logger, failing: str, recovered: str) -> None:
+        """`failing`: a sentence to which the error is added; `recovered`: a whole sentence."""
+        self._log = log
+        self._failing = failing
+        self._recovered = recovered
+        self._lasts = False
+
+    def failed(self, error: Exception) -> None:
+        if not self._lasts:
+            self._log.warning("%s: %s", self._failing, error)
+        self._lasts = True
+
+    def worked(self) -> None:
+        if self._lasts:
+            self._log.info("%s", self._recovered)
+        self._lasts = False

@@ -1,0 +1,159 @@
+"""The slots of a cluster: which partitions and groups are in which, who owns them, on which shards.
+
+The map is one value in the registry (`SLOTS_KEY`), changed by compare-and-set. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from uuid import UUID
+from zlib import crc32
+
+from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
+
+SLOTS_KEY = "slots"
+
+NOBODY = 0
+"""The owner of a slot that nobody serves. Session ids begin at 1."""
+
+_GOLDEN_STEP = 2654435769
+"""2**32 divided by the golden ratio: multiples of it, modulo 2**32, lie evenly at every length."""
+
+
+def slot_of_partition(topic_id: UUID, partition: int, slots: int) -> int:
+    """The slot of a partition, for ever. Neighbours lie evenly over contiguous ranges of slots."""
+    position = (crc32(topic_id.bytes) + partition * _GOLDEN_STEP) % 2**32
+    return position * slots >> 32
+
+
+def slot_of_group(group_id: str, slots: int) -> int:
+    """The slot of a consumer group, for ever."""
+    return crc32(group_id.encode()) * slots >> 32
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """`shards`: the last one takes what the next owner writes, earlier ones have old rows.
+
+    The groups of a slot live on the first one. `behind` is how many of the last ones were added
+    since the owner began: it still writes to the one before them.
+    """
+
+    owner: int
+    epoch: int
+    shards: tuple[str, ...]
+    behind: int = 0
+
+    @property
+    def writes_to(self) -> str:
+        """The shard that the owner of this epoch writes to: where it has to be fenced."""
+        return self.shards[-1 - self.behind]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """All slots of the cluster: one value in the registry, changed by compare-and-set."""
+
+    slots: tuple[Slot, ...]
+
+    @classmethod
+    def first(cls, ranges: Iterable[tuple[str, range]], slots: int) -> SlotMap:
+        """The map of a new cluster. Raises `ValueError` unless each slot has exactly one shard."""
+        shards: dict[int, str] = {}
+        for shard, numbers in ranges:
+            for number in numbers:
+                if number in shards:
+                    raise ValueError(f"slot {number} belongs to {shards[number]} and to {shard}")
+                shards[number] = shard
+        if outside := sorted(shards.keys() - set(range(slots))):
+            raise ValueError(f"there is no slot {outside[0]} in a cluster of {slots} slots")
+        if missing := sorted(set(range(slots)) - shards.keys()):
+            raise ValueError(f"slot {missing[0]} belongs to no shard")
+        return cls(tuple(Slot(NOBODY, 0, (shards[number],)) for number in range(slots)))
+
+    def of(self, session_id: int) -> dict[int, Slot]:
+        """The slots that a session owns."""
+        return {number: slot for number, slot in enumerate(self.slots) if slot.owner == session_id}
+
+    def claim(self, numbers: Iterable[int], session_id: int) -> SlotMap:
+        """A new owner, or the same one anew: the epoch grows, the last shard is written to."""
+        return self._with(
+            {
+                number: replace(slot, owner=session_id, epoch=slot.epoch + 1, behind=0)
+                for number, slot in self._picked(numbers)
+            }
+        )
+
+    def release(self, numbers: Iterable[int], session_id: int) -> SlotMap:
+        """Slots of which nothing is in flight any more. Raises `ValueError`: not the owner's."""
+        changed = {}
+        for number, slot in self._picked(numbers):
+            if slot.owner != session_id:
+                raise ValueError(f"slot {number} belongs to {slot.owner}, not to {session_id}")
+            changed[number] = replace(slot, owner=NOBODY, behind=0)
+        return self._with(changed)
+
+    def move(self, numbers: Iterable[int], shard: str) -> SlotMap:
+        """New rows go to `shard`, as soon as the owner has taken notice."""
+        changed = {}
+        for number, slot in self._picked(numbers):
+            written = slot.shards[: len(slot.shards) - slot.behind]
+            if written[-1] == shard:
+                changed[number] = replace(slot, shards=written, behind=0)
+            else:
+                behind = 0 if slot.owner == NOBODY else 1
+                changed[number] = replace(slot, shards=(*written, shard), behind=behind)
+        return self._with(changed)
+
+    def retire(self, numbers: Iterable[int], shard: str) -> SlotMap:
+        """Nothing of these slots is left on `shard`: it is not read any more.
+
+        Raises `ValueError` where groups live on it, or new rows go to it.
+        """
+        changed = {}
+        for number, slot in self._picked(numbers):
+            if shard == slot.shards[0]:
+                raise ValueError(f"the groups of slot {number} live on {shard}")
+            if shard in (slot.writes_to, slot.shards[-1]):
+                raise ValueError(f"new rows of slot {number} go to {shard}")
+            kept: list[str] = []
+            for name in slot.shards:
+                if name != shard and kept[-1:] != [name]:
+                    kept.append(name)
+            changed[number] = replace(slot, shards=tuple(kept))
+        return self._with(changed)
+
+    def to_text(self) -> str:
+        """Slots that lie on the same shards share their names: a few bytes for each slot."""
+        shards = sorted({slot.shards for slot in self.slots})
+        places = {names: place for place, names in enumerate(shards)}
+        rows = [[one.owner, one.epoch, places[one.shards], one.behind] for one in self.slots]
+        return text_of({"shards": shards, "slots": rows})
+
+    @classmethod
+    def from_text(cls, text: str) -> SlotMap:
+        """Raises `MalformedState`."""
+        found = object_of(text, {"shards", "slots"}, "a slot map")
+        try:
+            shards = [tuple(name_of(name) for name in names) for names in found["shards"]]
+            slots = []
+            for owner, epoch, place, behind in found["slots"]:
+                names = shards[count_of(place)]
+                if not 0 <= count_of(behind) < len(names):
+                    raise ValueError(f"{behind} of {len(names)} shards cannot be ahead")
+                slots.append(Slot(count_of(owner), count_of(epoch), names, behind))
+        except (TypeError, ValueError, LookupError) as error:
+            raise MalformedState(f"not a slot map: {error}: {shortened(text)}") from error
+        return cls(tuple(slots))
+
+    def _picked(self, numbers: Iterable[int]) -> list[tuple[int, Slot]]:
+        picked = []
+        for number in numbers:
+            if not 0 <= number < len(self.slots):
+                raise ValueError(f"there is no slot {number}: there are {len(self.slots)}")
+            picked.append((number, self.slots[number]))
+        return picked
+
+    def _with(self, changed: Mapping[int, Slot]) -> SlotMap:
+        return SlotMap(tuple(changed.get(n, slot) for n, slot in enumerate(self.slots)))

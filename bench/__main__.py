@@ -25,7 +25,7 @@ from bench.machine import cpu_seconds, machine, running_broker
 from protocol._records import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
-from tests.broker_process import BrokerProcess
+from tests.support.broker_process import BrokerProcess
 
 _HERE = Path(__file__).parent
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)

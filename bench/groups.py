@@ -31,7 +31,7 @@ from kafka.protocol.consumer import (
 
 from bench.machine import cpu_seconds, machine, running_broker
 from protocol.versions import APIS, ApiKey
-from tests.faults.wire import decode, frame, request_body
+from tests.support.wire import decode, frame, request_body
 
 _JOIN, _SYNC, _HEARTBEAT, _COMMIT, _CREATE_TOPICS = 9, 5, 4, 8, 5
 _MEMBER_ID_REQUIRED, _REBALANCE_IN_PROGRESS = 79, 27

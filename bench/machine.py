@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.broker_process import BrokerProcess
+from tests.support.broker_process import BrokerProcess
 
 
 def machine() -> str:

@@ -34,7 +34,7 @@ from protocol._records import BlockBuilder, parse_headers
 from storage.clickhouse import ClickHouseServer
 from storage.registry import KeeperRegistry
 from storage.slot_map import slot_of_partition
-from tests.cluster_processes import (
+from tests.support.cluster_processes import (
     DATABASE,
     SLOTS,
     SQL_PASSWORD,

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.machine import machine, running_broker
 from spark_jobs.datasource import BrokerhouseDataSource
 from spark_jobs.session import session
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
+from tests.support import tools
+from tests.support.broker_process import BrokerProcess
 
 _TOPIC = "bench"
 _PARTITIONS = 4

@@ -8,10 +8,10 @@ from typing import Literal
 
 import pytest
 
-from tests import broker_process, cluster_processes
-from tests.broker_process import BrokerProcess
-from tests.cluster_broker import ClusterBroker
-from tests.cluster_processes import Cluster
+from tests.support import broker_process, cluster_processes
+from tests.support.broker_process import BrokerProcess
+from tests.support.cluster_broker import ClusterBroker
+from tests.support.cluster_processes import Cluster
 
 LOG_SIZES = pytest.StashKey[dict[Path, int]]()
 LOG_SHOWN_BYTES = 8000

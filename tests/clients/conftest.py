@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import tools
-from tests.clients.adapters import (
+from tests.support import tools
+from tests.support.adapters import (
     Aiokafka,
     Client,
     ConfluentKafka,
@@ -17,7 +17,7 @@ from tests.clients.adapters import (
     KafkaPython,
     Kcat,
 )
-from tests.clients.helper_process import HelperProcess
+from tests.support.helper_process import HelperProcess
 
 
 @pytest.fixture(scope="session")

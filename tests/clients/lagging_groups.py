@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing, contextmanager
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
 
 RECORDS = 100
 COMMITTED = {"done": 100, "elsewhere": 5, "gone": 10, "hanging": 60}

@@ -17,8 +17,8 @@ from kafka.protocol.api_message import ApiMessage
 
 from broker.topic_configs import TOPIC_CONFIGS
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
+from tests.support.broker_process import BrokerProcess
 
 LIMIT_S = 30.0
 TOPIC, BROKER = 2, 4

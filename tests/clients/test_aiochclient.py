@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 from aiochclient import ChClient, ChClientError
 
-from tests.broker_process import BrokerProcess
-from tests.clients.sql_client import PASSWORD, USER, broker_with_writer
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import PASSWORD, USER, broker_with_writer
 
 
 @pytest.fixture(scope="module")

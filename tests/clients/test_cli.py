@@ -18,7 +18,7 @@ import pytest
 from kafka import KafkaProducer
 
 from broker import config
-from tests.broker_process import BrokerProcess
+from tests.support.broker_process import BrokerProcess
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "broker.cli"]

@@ -24,9 +24,9 @@ from broker.cli import groups as cli_groups
 from broker.cli import topics as cli_kafka
 from broker.cli.main import main
 from broker.config import parse_address
-from tests.broker_process import BrokerProcess
 from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run
 from tests.clients.test_cli import closed_port as closed_port
+from tests.support.broker_process import BrokerProcess
 
 RECORDS = 10
 HOUR_MS = 3_600_000

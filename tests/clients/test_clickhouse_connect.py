@@ -11,8 +11,8 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureError
 from clickhouse_connect.driver.external import ExternalData
 
-from tests.broker_process import BrokerProcess
-from tests.clients.sql_client import PASSWORD, USER, broker_with_writer
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import PASSWORD, USER, broker_with_writer
 
 WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000)
 FAILS_LATE = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"

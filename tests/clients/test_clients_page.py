@@ -16,11 +16,11 @@ from typing import IO
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import Record
 from tests.conftest import RunBroker
+from tests.support import tools
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record
 
 LIMIT_S = 60.0
 BLOCK = re.compile(r"^## (.+?)$|^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -27,8 +27,10 @@ from protocol.errors import (
     TopicAlreadyExists,
 )
 from protocol.versions import APIS, ApiKey
-from tests.clients.adapters import CLIENTS, GetClient
-from tests.clients.cluster_view import (
+from tests.support import samples
+from tests.support.adapters import CLIENTS, GetClient
+from tests.support.cluster_processes import Cluster
+from tests.support.cluster_view import (
     another,
     await_leaders,
     await_settled,
@@ -39,11 +41,9 @@ from tests.clients.cluster_view import (
     node,
     wires,
 )
-from tests.clients.records import Record
-from tests.cluster_processes import Cluster
-from tests.faults import samples
-from tests.faults.samples import Target
-from tests.faults.wire import Wire
+from tests.support.records import Record
+from tests.support.samples import Target
+from tests.support.wire import Wire
 
 PARTITIONS = 12
 NODES = {1, 2, 3}

@@ -17,7 +17,11 @@ import pytest
 from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
-from tests.clients.cluster_view import (
+from tests.clients.test_cluster import epoch_end
+from tests.support import samples
+from tests.support.cluster_network import network
+from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.cluster_view import (
     LIMIT_S,
     NOBODY,
     Leader,
@@ -28,21 +32,17 @@ from tests.clients.cluster_view import (
     leaders,
     node,
 )
-from tests.clients.group_members import (
+from tests.support.group_members import (
     Flow,
     Group,
     MemberProcesses,
     flowing,
     partitions_of,
 )
-from tests.clients.test_cluster import epoch_end
-from tests.cluster_network import network
-from tests.cluster_processes import SLOTS, Broker, Cluster
-from tests.faults import samples
-from tests.faults.samples import Target
-from tests.faults.wire import Wire
-from tests.server_process import PROJECT
-from tests.unit.log_parts import numbered
+from tests.support.log_parts import numbered
+from tests.support.samples import Target
+from tests.support.server_process import PROJECT
+from tests.support.wire import Wire
 
 PARTITIONS = 6
 NODES = {1, 2, 3}

@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CLIENTS, ConfluentKafka, GetClient
-from tests.clients.records import Record, rows
-from tests.cluster_processes import Cluster
+from tests.support.adapters import CLIENTS, ConfluentKafka, GetClient
+from tests.support.broker_process import BrokerProcess
+from tests.support.cluster_processes import Cluster
+from tests.support.records import Record, rows
 
 WRITER = {"user": "writer", "password": "secret"}
 LIMIT_S = 60.0

@@ -11,12 +11,12 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
-from tests.clients.adapters import ConfluentKafka, Kcat
-from tests.clients.records import Record, rows
 from tests.clients.test_cli import output
 from tests.clients.test_cli_groups import consuming
+from tests.support import tools
+from tests.support.adapters import ConfluentKafka, Kcat
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record, rows
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"

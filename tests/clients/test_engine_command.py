@@ -23,11 +23,11 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 
 from broker.cli import engine as cli_engine
 from storage.blocks import STRING, UINT64, Table, block
-from tests.clients.sql_client import Answer, basic, send
-from tests.engine_process import EngineProcess
-from tests.server_process import PROJECT, free_port
-from tests.sql_rows import SqlError
-from tests.zookeeper import Keeper
+from tests.support.engine_process import EngineProcess
+from tests.support.server_process import PROJECT, free_port
+from tests.support.sql_client import Answer, basic, send
+from tests.support.sql_rows import SqlError
+from tests.support.zookeeper import Keeper
 
 DATABASE = "brokerhouse_shard"
 ROWS = Table("rows", (("number", UINT64), ("text", STRING)))

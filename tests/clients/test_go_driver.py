@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.clients.sql_client import WRITER, Answer, ask, basic, broker_with_writer, read
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import WRITER, Answer, ask, basic, broker_with_writer, read
 
 REVISION = 54483  # what clickhouse-go 2.50 sends
 CUSTOM_SERIALIZATION = 54454

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.broker_process import BrokerProcess
 from tests.clients.lagging_groups import COMMITTED, RECORDS, lagging_groups
-from tests.clients.sql_client import PASSWORD, USER, ask
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import PASSWORD, USER, ask
 
 PATH = Path(__file__).resolve().parents[2] / "docs/grafana/brokerhouse.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))

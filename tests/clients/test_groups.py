@@ -1,7 +1,7 @@
 """Groups of real clients: members come, go, die and come back, and no record is lost or read again.
 
 Each client's members run in processes of their own and report what they are assigned, what they
-process and what they commit. `tests.clients.group_history` says what must hold of that.
+process and what they commit. `tests.support.group_history` says what must hold of that.
 """
 
 import re
@@ -14,10 +14,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CommittingClient, ConfluentKafka, GetClient
-from tests.clients.group_history import Event, Partition, never_processed, violations
-from tests.clients.group_members import (
+from tests.conftest import RunBroker
+from tests.support.adapters import CommittingClient, ConfluentKafka, GetClient
+from tests.support.broker_process import BrokerProcess
+from tests.support.group_history import Event, Partition, never_processed, violations
+from tests.support.group_members import (
     CLIENTS,
     COOPERATIVE,
     STATIC,
@@ -28,8 +29,7 @@ from tests.clients.group_members import (
     generation,
     partitions_of,
 )
-from tests.clients.records import Record
-from tests.conftest import RunBroker
+from tests.support.records import Record
 
 PARTITIONS = 10
 RECORDS = [Record(b"key", b"value")] * 3

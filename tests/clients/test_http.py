@@ -25,10 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sql.http.text import literal
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import KafkaPython
-from tests.clients.records import Record
-from tests.clients.sql_client import (
+from tests.support.adapters import KafkaPython
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record
+from tests.support.sql_client import (
     ANSWER_LIMIT_S,
     PASSWORD,
     USER,

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
 from tests.clients.lagging_groups import COMMITTED, RECORDS, commit, lagging_groups
-from tests.clients.sql_client import ask
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import ask
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/lag.md"
 ALERT = re.compile(r"<!-- alert: (\w+) -->\n```sql\n(.*?)```\n", re.DOTALL)

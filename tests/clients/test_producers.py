@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CLIENTS, Client, ConfluentKafka, GetClient, KafkaPython
-from tests.clients.records import Record, rows
+from tests.support.adapters import CLIENTS, Client, ConfluentKafka, GetClient, KafkaPython
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record, rows
 
 IDEMPOTENT_BY_DEFAULT = ["kafka-python", "java"]
 RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(500)]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
+from tests.support import tools
+from tests.support.broker_process import BrokerProcess
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOG = Path("/var/log/dpkg.log")

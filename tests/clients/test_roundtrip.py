@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import CLIENTS, CODECS, Client, GetClient
-from tests.clients.records import SAMPLE, TIME_MS, Record, rows
 from tests.conftest import RunBroker
+from tests.support.adapters import CLIENTS, CODECS, Client, GetClient
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import SAMPLE, TIME_MS, Record, rows
 
 TIMESTAMPS_MS = (0, TIME_MS, TIME_MS + 13, TIME_MS + 21, 2**62)
 

@@ -30,11 +30,12 @@ from protocol import errors
 from protocol._records import check_crc, parse_headers
 from protocol.compression import compress
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
-from tests.faults import samples
-from tests.faults.member import Member
-from tests.faults.samples import (
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.member import Member
+from tests.support.record_batches import Batch, Record, batch_of, encode_records, stored
+from tests.support.samples import (
     ASSIGNMENT,
     NO_GROUP,
     NOBODY,
@@ -45,8 +46,7 @@ from tests.faults.samples import (
     TIME_MS,
     Target,
 )
-from tests.faults.wire import Wire
-from tests.unit.record_batches import Batch, Record, batch_of, encode_records, stored
+from tests.support.wire import Wire
 
 pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
 

@@ -11,10 +11,10 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.broker_process import BrokerProcess
-from tests.faults import samples
-from tests.faults.wire import Wire
-from tests.unit.record_batches import Record, batch_of, decoded
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.record_batches import Record, batch_of, decoded
+from tests.support.wire import Wire
 
 _PAUSE_S = 0.01
 

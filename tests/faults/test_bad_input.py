@@ -28,14 +28,14 @@ from protocol import errors
 from protocol.compression import compress
 from protocol.decoder import ELEMENTS_MAX
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
-from tests.faults import samples
 from tests.faults.bystander import Bystander
-from tests.faults.samples import Target
-from tests.faults.wire import Closed, Wire, decode, frame, header, request_body
-from tests.sql_rows import SqlError
-from tests.unit.record_batches import Batch, Record, batch_of, encode_records
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.record_batches import Batch, Record, batch_of, encode_records
+from tests.support.samples import Target
+from tests.support.sql_rows import SqlError
+from tests.support.wire import Closed, Wire, decode, frame, header, request_body
 
 REQUEST_MAX_BYTES = 104_857_600  # the default of request_max_bytes
 MIB = 1 << 20

@@ -28,15 +28,15 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from protocol import errors
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
-from tests.faults import samples
 from tests.faults.bystander import Bystander
-from tests.faults.samples import Target
-from tests.faults.wire import Wire
-from tests.server_process import PROJECT
-from tests.sql_rows import SqlError
-from tests.unit.record_batches import Record, batch_of
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.record_batches import Record, batch_of
+from tests.support.samples import Target
+from tests.support.server_process import PROJECT
+from tests.support.sql_rows import SqlError
+from tests.support.wire import Wire
 
 MIB = 1 << 20
 VERSION = 12  # of Produce and of Fetch: the last with topic names

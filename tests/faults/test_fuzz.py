@@ -30,13 +30,13 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from protocol._records import check_crc, parse_headers
 from protocol.compression import compress
 from protocol.versions import APIS, ApiKey
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
-from tests.faults import samples
 from tests.faults.bystander import Bystander
-from tests.faults.samples import Target
-from tests.faults.wire import Closed, Wire, decode, frame, request_body
-from tests.unit.record_batches import Batch, Record, encode_records
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.record_batches import Batch, Record, encode_records
+from tests.support.samples import Target
+from tests.support.wire import Closed, Wire, decode, frame, request_body
 
 LOOK_EVERY = 500
 WARM_CASES = 2_000

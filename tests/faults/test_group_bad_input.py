@@ -21,12 +21,12 @@ from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, Lis
 from kafka.protocol.api_message import ApiMessage
 
 from protocol import errors
-from tests.broker_process import BrokerProcess
 from tests.conftest import OwnBrokers
-from tests.faults import samples
-from tests.faults.member import Member
-from tests.faults.samples import ASSIGNMENT, NO_GROUP, NOBODY, SUBSCRIPTION, Target
-from tests.faults.wire import Closed, Wire, frame, request_body
+from tests.support import samples
+from tests.support.broker_process import BrokerProcess
+from tests.support.member import Member
+from tests.support.samples import ASSIGNMENT, NO_GROUP, NOBODY, SUBSCRIPTION, Target
+from tests.support.wire import Closed, Wire, frame, request_body
 
 MIB = 1 << 20
 DEFECT = re.compile(r"Traceback|\[(error|critical) |never (retrieved|awaited)")

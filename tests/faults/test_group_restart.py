@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import Committed, ConfluentKafka
-from tests.clients.group_history import Partition
-from tests.clients.group_members import (
+from tests.support.adapters import Committed, ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.group_history import Partition
+from tests.support.group_members import (
     CLIENTS,
     STATIC,
     Flow,

@@ -14,10 +14,10 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.helper_process import HelperProcess
+from tests.support import tools
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.helper_process import HelperProcess
 
 PARTITIONS = 4
 ENDS = 5

@@ -20,13 +20,12 @@ from kafka.structs import OffsetAndMetadata
 
 from protocol import errors
 from protocol.versions import ApiKey
-from tests.broker_process import BrokerProcess
-from tests.clients import tools
-from tests.engine_process import EngineProcess
-from tests.faults import samples
-from tests.faults.samples import Target
-from tests.faults.wire import Wire
-from tests.unit.record_batches import Record, batch_of
+from tests.support import samples, tools
+from tests.support.broker_process import BrokerProcess
+from tests.support.engine_process import EngineProcess
+from tests.support.record_batches import Record, batch_of
+from tests.support.samples import Target
+from tests.support.wire import Wire
 
 EVERY_MS = "100"
 """How often a broker of these tests looks for what is to go."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OwnBrokers
-from tests.faults import samples
-from tests.faults.wire import Wire
-from tests.sql_rows import SqlError
+from tests.support import samples
+from tests.support.sql_rows import SqlError
+from tests.support.wire import Wire
 
 
 @pytest.fixture

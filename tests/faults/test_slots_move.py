@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
-from tests.clients.cluster_view import await_true
-from tests.cluster_processes import SLOTS, Cluster, Engine
-from tests.server_process import PROJECT
+from tests.support.cluster_processes import SLOTS, Cluster, Engine
+from tests.support.cluster_view import await_true
+from tests.support.server_process import PROJECT
 
 TOPIC = "moving"
 PARTITIONS = 8

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import session
-from tests.clients import tools
+from tests.support import tools
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from uuid import UUID, uuid4
 import click
 from click.testing import CliRunner
 
-from tests.broker_process import BrokerProcess
-from tests.clients.sql_client import PASSWORD, USER
-from tests.engine_process import EngineProcess
+from tests.support.broker_process import BrokerProcess
+from tests.support.engine_process import EngineProcess
+from tests.support.sql_client import PASSWORD, USER
 
 MINUTE = 60
 NOBODY = UUID(int=0)

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter
 
 from spark_jobs.datasource import BrokerhouseDataSource
 from spark_jobs.log import Slice
-from tests.clients.records import Record
+from tests.support.records import Record
 
 FORMAT = "brokerhouse"
 

@@ -17,9 +17,9 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
 from spark_jobs import audit
-from tests.broker_process import BrokerProcess
-from tests.server_process import PROJECT
 from tests.spark.history import History, run_job
+from tests.support.broker_process import BrokerProcess
+from tests.support.server_process import PROJECT
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import SAMPLE, Record
 from tests.spark.reading import FORMAT, Reading, frame, record
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import SAMPLE, Record
 
 MAX_INT64 = 2**63 - 1
 SENT = [one for one in SAMPLE if one.timestamp_ms != 0]  # librdkafka cannot send 0

@@ -22,12 +22,12 @@ from storage.cluster_sql import (
     people_migrations,
     shard_migrations,
 )
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import Record
-from tests.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
-from tests.engine_process import EngineProcess
-from tests.server_process import PROJECT, free_port
 from tests.spark.reading import Reading, frame
+from tests.support.adapters import ConfluentKafka
+from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
+from tests.support.engine_process import EngineProcess
+from tests.support.records import Record
+from tests.support.server_process import PROJECT, free_port
 
 TOPIC, PARTITIONS, EACH = "spread", 8, 40
 WHO = {"user": SQL_USER, "password": SQL_PASSWORD}

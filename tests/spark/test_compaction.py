@@ -24,11 +24,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_jobs import audit, compaction
-from tests.broker_process import BrokerProcess
-from tests.engine_process import EngineProcess
-from tests.server_process import PROJECT
-from tests.spark.compaction_model import History, Row, Rules, decided, random_rows, state
-from tests.tcp_proxy import TcpProxy
+from tests.support.broker_process import BrokerProcess
+from tests.support.compaction_model import History, Row, Rules, decided, random_rows, state
+from tests.support.engine_process import EngineProcess
+from tests.support.server_process import PROJECT
+from tests.support.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

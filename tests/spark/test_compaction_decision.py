@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jobs.compaction import LOGS, PRODUCERS, RECORDS, Log, Writer, decide, ranges_of
-from tests.spark.compaction_model import History, Row, Rules, decided, random_rows
+from tests.support.compaction_model import History, Row, Rules, decided, random_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ import pytest
 
 from spark_jobs import audit, lag
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations, shard_migrations
-from tests.engine_process import EngineProcess
 from tests.spark.history import MINUTE, History, run_job
+from tests.support.engine_process import EngineProcess
 
 pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.slow]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import SAMPLE, Record
 from tests.spark.reading import frame
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import SAMPLE, Record
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from spark_jobs import lag
 from spark_jobs.job import Run
 from spark_jobs.lag_steps import Windows
 from spark_jobs.sql import Endpoint, glob_pattern
-from tests.broker_process import BrokerProcess
-from tests.clients.sql_client import PASSWORD, USER
-from tests.server_process import PROJECT
 from tests.spark.history import MINUTE, History, run_job
+from tests.support.broker_process import BrokerProcess
+from tests.support.server_process import PROJECT
+from tests.support.sql_client import PASSWORD, USER
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -12,8 +12,8 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tests.broker_process import BrokerProcess
 from tests.spark.reading import FORMAT, frame
+from tests.support.broker_process import BrokerProcess
 
 MANY = 10_000_000
 PARTITIONS = 5

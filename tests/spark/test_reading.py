@@ -23,11 +23,11 @@ from spark_jobs.filters import Filters
 from spark_jobs.log import DataLoss, LogError, Slice
 from spark_jobs.options import Login, OptionError, ReadOptions
 from spark_jobs.servers import Refused, Unreachable, arrow, rows
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import Record
 from tests.spark.reading import Reading
-from tests.tcp_proxy import TcpProxy
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record
+from tests.support.tcp_proxy import TcpProxy
 
 GOOD = {"servers": "http://one:8123", "subscribe": "t"}
 MANY = 30_000

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.options import COLUMNS, known_options
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import Record
-from tests.server_process import PROJECT
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record
+from tests.support.server_process import PROJECT
 
 PAGE = (PROJECT / "docs" / "spark.md").read_text(encoding="utf-8")
 SESSION = re.compile(r"<!-- session -->\n```python\n(.*?)```\n", re.DOTALL)

@@ -26,11 +26,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
 from spark_jobs.log import DataLoss, Log, Slice
-from tests.broker_process import BrokerProcess
-from tests.clients.adapters import ConfluentKafka
-from tests.clients.records import Record
-from tests.server_process import PROJECT
 from tests.spark.reading import FORMAT
+from tests.support.adapters import ConfluentKafka
+from tests.support.broker_process import BrokerProcess
+from tests.support.records import Record
+from tests.support.server_process import PROJECT
 
 LIMIT_S = 60
 KILL_LIMIT_S = 300

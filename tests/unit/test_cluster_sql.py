@@ -22,8 +22,8 @@ from storage.cluster_sql import (
     shard_migrations,
 )
 from storage.schema import Migration, SchemaError, migrations
-from tests.engine_process import EngineProcess
-from tests.zookeeper import Keeper
+from tests.support.engine_process import EngineProcess
+from tests.support.zookeeper import Keeper
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.compaction_model import ABORT, COMMIT, History, Row, Rules, decided, state
+from tests.support.compaction_model import ABORT, COMMIT, History, Row, Rules, decided, state
 
 RULES = Rules(0, retention_ms=20, retry_ms=5, known_ms=12)
 KEYS = [b"a", b"b"]

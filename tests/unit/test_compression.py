@@ -21,7 +21,7 @@ from kafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
 from protocol.compression import Codec, compress, decompress
 from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
-from tests.unit import record_batches as make
+from tests.support import record_batches as make
 
 MIB: Final = 1 << 20
 ROOT: Final = Path(__file__).parents[2]

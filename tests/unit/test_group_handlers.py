@@ -41,9 +41,9 @@ from protocol import errors
 from protocol.codec import RequestHeader, decode_request, encode_response
 from protocol.errors import KafkaError
 from protocol.versions import APIS, ApiKey
-from tests.faults import samples
-from tests.faults.samples import Target
-from tests.faults.wire import decode, request_body
+from tests.support import samples
+from tests.support.samples import Target
+from tests.support.wire import decode, request_body
 
 TOPIC_ID, OLD_ID = UUID(int=5), UUID(int=4)
 TARGET = Target("events", TOPIC_ID)

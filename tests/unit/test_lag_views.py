@@ -12,7 +12,7 @@ import pytest
 from broker.log.rollup import Rollup
 from storage.engine import Row
 from storage.schema import migrate
-from tests.unit.counted_log import HOUR, MINUTE, CountedEngine, Log
+from tests.support.counted_log import HOUR, MINUTE, CountedEngine, Log
 
 HOUR_S = 3600
 LAG = (

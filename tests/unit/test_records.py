@@ -27,8 +27,8 @@ from protocol.errors import (
     RecordsWithoutKey,
     UnsupportedForMessageFormat,
 )
-from tests.unit import record_batches as make
-from tests.unit.record_batches import Batch, Mutation, Record, Row, batch_of
+from tests.support import record_batches as make
+from tests.support.record_batches import Batch, Mutation, Record, Row, batch_of
 
 T = TypeVar("T")
 TOPIC_ID = bytes(range(16))

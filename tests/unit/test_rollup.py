@@ -18,8 +18,8 @@ from broker.log.rollup import Rollup
 from storage.engine import EngineError
 from storage.engine import Row as EngineRow
 from storage.schema import migrate, migrations
-from tests.unit.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
-from tests.unit.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
+from tests.support.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
+from tests.support.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
 
 DEADLINE_S = 30.0
 

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
-from tests.cluster_network import TESTS
-from tests.cluster_processes import Broker, Cluster, Engine, Part
 from tests.faults.history.history import Record
 from tests.faults.history.nemesis import Fault, both
+from tests.support.cluster_network import TESTS
+from tests.support.cluster_processes import Broker, Cluster, Engine, Part
 
 SOME_TIME_S = (0.5, 4.0)
 SLOW_STOPPED_S, SLOW_RUNNING_S = 0.15, 0.03

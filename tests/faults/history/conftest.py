@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import cluster_processes
-from tests.cluster_network import network
-from tests.cluster_processes import Cluster
+from tests.support import cluster_processes
+from tests.support.cluster_network import network
+from tests.support.cluster_processes import Cluster
 
 LOG_SIZES = pytest.StashKey[dict[cluster_processes.Part, int]]()
 

@@ -11,7 +11,6 @@ from typing import Protocol
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.adapters import ConfluentKafka
 from tests.faults.history.checker import Finding, check
 from tests.faults.history.history import (
     Event,
@@ -34,6 +33,7 @@ from tests.faults.history.workers import (
     read_whole_group,
     read_whole_log,
 )
+from tests.support.adapters import ConfluentKafka
 
 SENDERS = 4
 MEMBERS = 2

@@ -14,13 +14,13 @@ from typing import TypeAlias
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.cluster_network import TESTS
-from tests.cluster_processes import Broker, Cluster
 from tests.faults.history.checker import Finding, Kind
 from tests.faults.history.cluster_faults import ClusterSql
 from tests.faults.history.gate import Gates, Held
 from tests.faults.history.run import Workload, make_topic
 from tests.faults.history.workers import Place
+from tests.support.cluster_network import TESTS
+from tests.support.cluster_processes import Broker, Cluster
 
 PARTITIONS = 12
 SEED = 1

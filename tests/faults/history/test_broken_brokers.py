@@ -23,7 +23,7 @@ from tests.faults.history.scenarios import (
     gated,
     staged,
 )
-from tests.server_process import PROJECT
+from tests.support.server_process import PROJECT
 
 PACKAGES = ("broker", "coordinator", "protocol", "sql", "storage")
 

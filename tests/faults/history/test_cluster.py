@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_processes import Cluster
 from tests.faults.history.cluster_faults import ClusterSql, doubled, faults_of
 from tests.faults.history.conftest import MakeCluster
 from tests.faults.history.nemesis import Step, play, schedule
 from tests.faults.history.run import Workload, make_topic, shown
 from tests.faults.history.workers import Place
+from tests.support.cluster_processes import Cluster
 
 PARTITIONS = 8
 FAULTS_S = 14.0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker_process import BrokerProcess
 from tests.faults.history.history import Record
 from tests.faults.history.nemesis import Fault, play, schedule
 from tests.faults.history.run import Workload, make_topic, shown
 from tests.faults.history.workers import Place
+from tests.support.broker_process import BrokerProcess
 
 PARTITIONS = 4
 FAULTS_S = 5.0

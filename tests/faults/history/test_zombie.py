@@ -19,7 +19,7 @@ from tests.faults.history.scenarios import (
     gated,
     staged,
 )
-from tests.server_process import PROJECT
+from tests.support.server_process import PROJECT
 
 
 @pytest.fixture

@@ -1,0 +1,200 @@
+"""The frame of jobs, without Spark: the command line, and what is said where something lacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from broker.cli.jobs import JOBS
+from broker.cli.main import main
+from spark_jobs import job, sql
+from spark_jobs.job import JobFailure, Report, Run
+from spark_jobs.sql import Endpoint, SqlFailure, glob_pattern
+from tests.support.engine_process import EngineProcess
+from tests.support.server_process import PROJECT
+
+
+def brokerhouse(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "broker.cli", *arguments],
+        cwd=PROJECT, env={**os.environ, **environment}, text=True, capture_output=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_list_shows_every_job() -> None:
+    result = CliRunner().invoke(main, ["jobs", "list"])
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == list(JOBS)
+
+
+def test_every_job_has_the_same_options() -> None:
+    for name in JOBS:
+        result = CliRunner().invoke(main, ["jobs", "run", name, "--help"])
+        assert result.exit_code == 0, result.output
+        for option in ("--servers", "--user", "--master", "--dry-run", "--group", "--topic"):
+            assert option in result.stdout
+
+
+def test_a_job_that_there_is_not_is_an_error() -> None:
+    result = CliRunner().invoke(main, ["jobs", "run", "nothing"])
+    assert result.exit_code == 2
+    assert "No such command 'nothing'" in result.stderr
+
+
+def test_without_java_it_says_what_to_install() -> None:
+    done = brokerhouse("jobs", "run", "audit", PATH="/nowhere", JAVA_HOME="")
+    assert done.returncode == 1
+    assert re.fullmatch(r"Error: Spark needs Java: install Java 17 .*\n", done.stderr)
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no', name='pyspark')")
+    done = brokerhouse("jobs", "run", "lag", PYTHONPATH=f"{tmp_path}:{PROJECT}")
+    assert done.returncode == 1
+    assert re.fullmatch(r"Error: pyspark is missing: pip install 'brokerhouse.*\n", done.stderr)
+
+
+def test_the_broker_needs_no_spark() -> None:
+    code = (
+        "import sys, broker.cli.main, broker.server\n"
+        "print([m for m in sys.modules if 'spark' in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+# --- patterns and servers
+
+
+@pytest.mark.parametrize(
+    ("globs", "fits", "not_these"),
+    [
+        ([], ["", "anything", "two\nlines"], []),
+        (["orders-*"], ["orders-", "orders-1\n2"], ["orders", "my-orders-1"]),
+        (["a?c", "x"], ["abc", "a.c", "a\nc", "x"], ["ac", "abbc", "xx"]),
+        (["a.c", "[b]", "(d|e)", "f\\g", "h+"], ["a.c", "[b]", "(d|e)", "f\\g", "h+"],
+         ["abc", "b", "d", "hh"]),
+    ],
+)  # fmt: skip
+def test_a_pattern_is_a_name_with_stars(
+    globs: list[str], fits: list[str], not_these: list[str]
+) -> None:
+    pattern = re.compile(glob_pattern(globs))
+    assert [name for name in fits + not_these if pattern.match(name)] == fits
+
+
+def test_servers_are_urls_or_addresses() -> None:
+    assert Endpoint.parse("a:1, https://b/ch").urls == ("http://a:1", "https://b/ch")
+
+
+@pytest.mark.parametrize("text", ["", " , ", "ftp://x", "http://", "http://u:p@x", "x:port"])
+def test_what_is_no_server_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write a URL|port|Port"):
+        Endpoint.parse(text)
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(Endpoint.parse("a", "u", "secret"))
+
+
+def test_a_server_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "PAUSE_S", 0)
+    with pytest.raises(SqlFailure, match=r"no SQL server at http://127.0.0.1:1 \(Connection ref"):
+        Endpoint.parse("127.0.0.1:1").rows("SELECT 1")
+
+
+# --- an engine without a broker
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineProcess:
+    process = EngineProcess(tmp_path_factory.mktemp("engine") / "data")
+    process.start()
+    process.sql("CREATE DATABASE IF NOT EXISTS brokerhouse")
+    process.sql(
+        "CREATE TABLE brokerhouse.t (a Int64, b String) ENGINE = MergeTree ORDER BY a"
+        " SETTINGS non_replicated_deduplication_window = 100"
+    )
+    return process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stopped(engine: EngineProcess) -> object:
+    yield None
+    engine.stop()
+
+
+def test_what_people_chose_is_bound(engine: EngineProcess) -> None:
+    text = "o'dd \\ {g:String}\t\n\"`%\N{SNOWMAN}"
+    assert Endpoint.parse(engine.http).rows("SELECT {x:String}", {"x": text}) == [(text,)]
+
+
+def test_the_next_server_is_asked_when_one_is_away(engine: EngineProcess) -> None:
+    assert Endpoint.parse(f"127.0.0.1:1,{engine.http}").rows("SELECT 7") == [(7,)]
+
+
+def test_an_insert_that_is_repeated_is_stored_once(
+    engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "BLOCK_ROWS", 2)
+    endpoint = Endpoint.parse(engine.http)
+    rows = pa.table({"a": [1, 2, 3], "b": ["x", "\0", "\N{SNOWMAN}"]})
+    for _ in range(2):
+        assert endpoint.insert("t", rows, "once") == 3
+    assert endpoint.rows("SELECT a, b FROM t ORDER BY a") == [(1, "x"), (2, "\0"), (3, "☃")]
+    endpoint.insert("t", rows, "another")
+    assert endpoint.rows("SELECT count() FROM t") == [(6,)]
+
+
+def test_a_table_that_is_missing_is_a_sentence(engine: EngineProcess) -> None:
+    with pytest.raises(SqlFailure, match=r"lacks a table, so its brokerhouse is older than this"):
+        Endpoint.parse(engine.http).rows("SELECT * FROM lag_history")
+
+
+# --- reports
+
+
+def run_command(work: click.Command, *arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(work, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@job.command("try")
+@click.option("--what")
+def try_it(run: Run, /, what: str | None) -> Report:
+    """For these tests."""
+    run.say("working")
+    if what == "fails":
+        raise JobFailure("it cannot")
+    rows = [("o\x1bdd", 1, 2.5, None)]
+    return Report(("name", "n", "x", "none"), rows, "done", ok=what != "bad")
+
+
+def test_the_last_word_is_a_table() -> None:
+    code, stdout, stderr = run_command(try_it)
+    assert (code, stderr) == (0, "try: working\n")
+    assert [line.split() for line in stdout.splitlines()] == [
+        ["name", "n", "x", "none"], ["o\\x1bdd", "1", "2.5", "-"], ["done"],
+    ]  # fmt: skip
+
+
+def test_or_json() -> None:
+    code, stdout, _ = run_command(try_it, "--format", "json", "--what", "bad")
+    assert code == 1
+    assert '"name": "o\\u001bdd"' in stdout
+    assert '"ok": false' in stdout
+
+
+def test_a_failure_is_a_sentence_and_exit_code_1() -> None:
+    assert run_command(try_it, "--what", "fails") == (1, "", "try: working\nError: it cannot\n")

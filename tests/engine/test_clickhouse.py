@@ -1,0 +1,542 @@
+"""A ClickHouse server over HTTP: outcomes of inserts, ranges, connections that break."""
+
+import asyncio
+import re
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from storage.blocks import INT64, STRING, Table, block
+from storage.clickhouse import ClickHouseServer, NotSent
+from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
+from storage.native_stream import BlockStream, NotNative
+from tests.support.engine_process import EngineProcess
+from tests.support.tcp_proxy import TcpProxy
+
+LIMIT_S = 20.0
+ROWS = Table("", (("name", STRING), ("n", INT64)))
+
+Connect = Callable[..., ClickHouseServer]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    settings = {"sql_user": "people", "sql_password": "secret"}
+    directory = tmp_path_factory.mktemp("server") / "data"
+    with EngineProcess(directory, settings=settings) as process:
+        yield process
+
+
+@pytest.fixture
+async def connect(process: EngineProcess) -> AsyncIterator[Connect]:
+    """`connect(url, request_timeout_ms=500)`: a server that is closed when the test ends."""
+    servers: list[ClickHouseServer] = []
+
+    def make(
+        url: str = process.urls[0],
+        *,
+        password: str = "secret",
+        request_timeout_ms: int = 10_000,
+        tls_ca: Path | None = None,
+    ) -> ClickHouseServer:
+        server = ClickHouseServer(
+            url,
+            user="people",
+            password=password,
+            database="default",
+            lanes=2,
+            tls_ca=tls_ca,
+            request_timeout_ms=request_timeout_ms,
+        )
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        await server.close()
+
+
+@pytest.fixture
+async def proxy(process: EngineProcess) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy(process.http) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def table(connect: Connect, request: pytest.FixtureRequest) -> str:
+    """An empty table of ROWS with a deduplication window; also a look at it past any proxy."""
+    name = "t_" + "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
+    await connect().execute(
+        f"CREATE TABLE {name} (name String, n Int64, CONSTRAINT small CHECK n < 1000000)"
+        " ENGINE = MergeTree ORDER BY n SETTINGS non_replicated_deduplication_window = 100"
+    )
+    return name
+
+
+def some_rows(count: int, first: int = 0) -> bytes:
+    return block(ROWS, [(f"row {n}", n) for n in range(first, first + count)])
+
+
+async def insert(server: ClickHouseServer, table: str, data: bytes, token: str) -> None:
+    await server.insert_block(0, table, ROWS.column_list, data, token)
+
+
+async def count(server: ClickHouseServer, table: str) -> object:
+    [[found]] = await server.rows(f"SELECT count() FROM {table}")
+    return found
+
+
+async def read_blocks(server: ClickHouseServer, sql: str) -> list[bytes]:
+    """What a range yields; each piece is one whole block."""
+    found = []
+    async for part in server.read_native(sql, {}, 1 << 20):
+        assert BlockStream().feed(part) == [part]
+        found.append(part)
+    return found
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await holds():  # noqa: ASYNC110  # nothing there tells when it comes true
+            await asyncio.sleep(0.02)
+
+
+# --- rows and statements
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        ("String", "", ""),
+        ("String", "tab\t line\n return\r zero\0 quote' back\\slash \\N {x:String} %s é", ...),
+        ("String", "long " * 20_000, ...),
+        ("Int64", -(2**63), ...),
+        ("UInt64", 2**64 - 1, ...),
+        ("UUID", "c8f3ed64-9d0b-4d3a-8a3c-7d3a31d7f2b5", ...),
+        ("Array(String)", ["a'b", "c\\d", "", "[,]"], ...),
+        ("Array(String)", [], ...),
+        ("Map(String, String)", {"k'": "v\n", "": "{:}"}, ...),
+    ],
+)
+async def test_parameters_arrive_as_they_were_given(
+    connect: Connect, kind: str, value: Parameter, found: object
+) -> None:
+    rows = await connect().rows(f"SELECT {{value:{kind}}}", {"value": value})
+    assert rows == [[value if found is ... else found]]
+
+
+async def test_numbers_come_as_numbers(connect: Connect) -> None:
+    sql = "SELECT toInt64(9007199254740993), toUInt64(18446744073709551615), 0.5, NULL"
+    assert await connect().rows(sql) == [[9007199254740993, 18446744073709551615, 0.5, None]]
+
+
+async def test_a_query_of_rows_changes_nothing(connect: Connect, table: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        await connect().rows(f"INSERT INTO {table} SELECT 'a', 1")
+    assert refused.value.code == 164
+    assert await count(connect(), table) == 0
+
+
+async def test_a_refused_statement_tells_its_code(connect: Connect) -> None:
+    with pytest.raises(EngineError, match=r"^http://127\.0\.0\.1:\d+: Code: 60\. ") as refused:
+        await connect().execute("TRUNCATE TABLE no_such_table")
+    assert refused.value.code == 60
+
+
+async def test_a_wrong_password_is_one_clear_error(connect: Connect, table: str) -> None:
+    server = connect(password="wrong")
+    with pytest.raises(EngineError, match=r"people: Authentication failed") as refused:
+        await server.rows("SELECT 1")
+    assert refused.value.code == 516
+    with pytest.raises(EngineError, match=r"Authentication failed"):
+        await server.ping()
+    with pytest.raises(InsertRejected, match=r"Authentication failed"):
+        await insert(server, table, some_rows(1), "a-1")
+
+
+async def test_nobody_there(connect: Connect, proxy: TcpProxy, table: str) -> None:
+    await proxy.refuse()
+    server = connect(proxy.url)
+    with pytest.raises(NotSent):
+        await server.rows("SELECT 1")
+    with pytest.raises(NotSent):
+        await insert(server, table, some_rows(1), "a-1")
+    with pytest.raises(EngineError):
+        await server.ping()
+    await proxy.pass_on()
+    await insert(server, table, some_rows(1), "a-1")
+    assert await count(server, table) == 1
+
+
+# --- inserts
+
+
+async def test_a_token_is_stored_once(connect: Connect, table: str) -> None:
+    server = connect()
+    for token in ("a-1", "a-1", "a-2", "a-1"):
+        await insert(server, table, some_rows(10), token)
+    assert await count(server, table) == 20
+
+
+async def test_a_block_is_one_part_and_is_sent_compressed(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server = connect(proxy.url)
+    data = some_rows(300_000)
+    await insert(server, table, data, "a-1")
+    parts = f"SELECT rows FROM system.parts WHERE table = '{table}' AND active"
+    assert await server.rows(parts) == [[300_000]]
+    assert proxy.to_server < len(data) / 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "data", "code"),
+    [
+        ("name, missing", some_rows(1), 16),
+        ("name", some_rows(1), 117),
+        ("name, n", some_rows(1, first=1_000_000), 469),
+    ],
+)
+async def test_what_the_table_does_not_take_is_rejected(
+    connect: Connect, table: str, columns: str, data: bytes, code: int
+) -> None:
+    server = connect()
+    with pytest.raises(InsertRejected) as refused:
+        await server.insert_block(0, table, columns, data, "a-1")
+    assert refused.value.code == code
+    assert await count(server, table) == 0
+
+
+async def test_an_insert_whose_answer_is_lost_is_unknown_and_stored_once_when_repeated(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server, direct = connect(proxy.url), connect()
+    await server.rows("SELECT 1")
+    proxy.lose_answers()
+    with pytest.raises(InsertOutcomeUnknown):
+        await insert(server, table, some_rows(10), "a-1")
+
+    async def stored() -> bool:
+        return await count(direct, table) == 10
+
+    await eventually(stored)
+    await proxy.pass_on()
+    await insert(server, table, some_rows(10), "a-1")
+    assert await count(direct, table) == 10
+
+
+async def test_the_client_never_repeats_an_insert_by_itself(
+    connect: Connect, proxy: TcpProxy
+) -> None:
+    server, direct = connect(proxy.url), connect()
+    await direct.execute("CREATE TABLE all_come (name String, n Int64) ENGINE = Memory")
+    await insert(server, "all_come", some_rows(1), "a-0")
+    proxy.lose_answers()
+    for number in range(5):
+        with pytest.raises(InsertOutcomeUnknown):
+            await insert(server, "all_come", some_rows(1), f"a-{number}")
+
+    async def stored() -> bool:
+        return await count(direct, "all_come") == 6
+
+    await eventually(stored)
+    await proxy.pass_on()
+    await insert(server, "all_come", some_rows(1), "a-6")
+    assert await count(direct, "all_come") == 7
+
+
+async def test_an_insert_that_is_cut_on_its_way_is_unknown_and_not_stored(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server, direct = connect(proxy.url), connect()
+    await server.rows("SELECT 1")
+    proxy.cut(to_server=100_000)
+    with pytest.raises(InsertOutcomeUnknown):
+        await insert(server, table, some_rows(200_000), "a-1")
+    await proxy.pass_on()
+    assert await count(direct, table) == 0
+    await insert(server, table, some_rows(200_000), "a-1")
+    assert await count(direct, table) == 200_000
+
+
+async def test_an_insert_into_silence_is_unknown_after_the_time_out(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server = connect(proxy.url, request_timeout_ms=1000)
+    await insert(server, table, some_rows(1), "a-1")
+    proxy.stall()
+    asked_at = time.monotonic()
+    # Small enough for the buffers on the way, and too big for them.
+    for data in (some_rows(1), bytes(100_000_000)):
+        with pytest.raises(InsertOutcomeUnknown, match="no answer in time"):
+            await insert(server, table, data, "a-2")
+    assert time.monotonic() - asked_at < LIMIT_S / 2
+
+
+async def test_what_is_given_up_on_its_way_is_not_sent_on(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server, direct = connect(proxy.url), connect()
+    await insert(server, table, some_rows(1), "a-1")
+    sent = proxy.to_server
+    proxy.stall()
+    data = block(ROWS, [(str(hash((n, "x"))) * 20, n) for n in range(100_000)])
+    task = asyncio.create_task(insert(server, table, data, "a-2"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(task, 0.5)
+    await proxy.pass_on()
+
+    async def closed() -> bool:
+        return proxy.open == 0
+
+    await eventually(closed)
+    assert proxy.to_server - sent < len(data) / 4
+    assert await count(direct, table) == 1
+
+
+NO_ANSWERS = {
+    "nothing": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Len",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "somebody else's": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "of another query": b"HTTP/1.1 200 OK\r\nX-ClickHouse-Query-Id: 1\r\nContent-Length: 0\r\n\r\n",
+    "a page": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+    "a cut page": b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n<html>",
+    "moved": b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",
+    "a balancer's 502": b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
+    "a balancer's 503": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    **{
+        f"code {code}": b"HTTP/1.1 500 Internal Server Error\r\nX-ClickHouse-Exception-Code: %d\r\n"
+        b"Content-Length: 0\r\n\r\n" % code
+        for code in (159, 209, 241, 242, 243, 252_000, 286, 319, 394, 999)
+    },
+    "an exception after the head": b"HTTP/1.1 200 OK\r\nX-ClickHouse-Exception-Tag: abcd\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n11\r\n\r\n__exception__\r\n\r\n",
+    "an exception in the head of a 200": b"HTTP/1.1 200 OK\r\nX-ClickHouse-Exception-Code: 319\r\n"
+    b"Content-Length: 0\r\n\r\n",
+}
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[str]:
+    """The address of somebody who gives one answer to whatever is asked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"Content-Length: (\d+)", head)
+        await reader.readexactly(int(size[1]) if size else 0)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
+async def test_an_insert_with_no_good_answer_is_unknown(
+    connect: Connect, process: EngineProcess, proxy: TcpProxy, answer: bytes
+) -> None:
+    server = connect(proxy.url, request_timeout_ms=5000)
+    await server.rows("SELECT 1")
+    async with answering(answer) as address:
+        await proxy.lead_to(address)
+        for _ in range(2):  # by the old connection, which is broken, and by a new one
+            with pytest.raises(InsertOutcomeUnknown):
+                await insert(server, "t", some_rows(1), "a-1")
+
+
+async def test_an_answer_that_comes_twice_is_not_taken_for_the_next(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server, direct = connect(proxy.url), connect()
+    await server.rows("SELECT 1")
+    proxy.answer_twice()
+    for number in range(5):
+        with suppress(InsertOutcomeUnknown):
+            await insert(server, table, some_rows(1, first=number), f"a-{number}")
+            mine = f"SELECT count() FROM {table} WHERE n = {number}"
+            assert await direct.rows(mine) == [[1]]
+    with pytest.raises((InsertRejected, InsertOutcomeUnknown)):
+        await insert(server, "no_such_table", some_rows(1), "a-9")
+
+
+# --- ranges
+
+
+async def test_a_range_comes_in_whole_blocks(connect: Connect) -> None:
+    sql = (
+        "SELECT number AS n, toString(number) AS s, repeat('x', n % 300) AS long,"
+        " if(n % 3 = 0, NULL, s) AS maybe, [(s, maybe), ('h', NULL)] AS headers,"
+        " arrayResize([toInt16(1)], n % 5) AS list, map(s, n) AS names, toFixedString('abc', 3) AS"
+        " fixed, toUUID('c8f3ed64-9d0b-4d3a-8a3c-7d3a31d7f2b5') AS id, n % 2 = 0 AS even,"
+        " toDateTime64(n, 3, 'UTC') AS at, toDate(n) AS day,"
+        " CAST('a', 'Enum8(\\'a\\' = 1, \\'b, (\\' = 2)') AS e"
+        " FROM numbers({count:UInt64})"
+    )
+    blocks = [part async for part in connect().read_native(sql, {"count": 20_000}, 1 << 20)]
+    assert len(blocks) > 1
+    for part in blocks:
+        assert BlockStream().feed(part) == [part]
+    slowly = BlockStream()
+    first = blocks[-1]
+    found = [part for n in range(len(first)) for part in slowly.feed(first[n : n + 1])]
+    slowly.finish()
+    assert found == [first]
+    slowly.feed(first[:-1])
+    with pytest.raises(NotNative):
+        slowly.finish()
+
+
+async def test_a_block_with_a_hole_is_not_taken_for_stored(connect: Connect, table: str) -> None:
+    server = connect()
+    with pytest.raises((InsertRejected, InsertOutcomeUnknown)):
+        await insert(server, table, some_rows(10)[:-20], "a-1")
+    assert await count(server, table) == 0
+
+
+async def test_an_empty_range_has_no_block(connect: Connect) -> None:
+    blocks = connect().read_native("SELECT 1 WHERE 0", {}, 1 << 20)
+    assert [part async for part in blocks] == []
+
+
+async def test_a_range_that_fails_midway_says_why_after_whole_blocks(connect: Connect) -> None:
+    sql = (
+        "SELECT number, repeat('x', 100) FROM numbers(10000000) WHERE NOT throwIf(number > 500000)"
+    )
+    with pytest.raises(EngineError) as failed:
+        await read_blocks(connect(), sql)
+    assert failed.value.code == 395
+
+
+async def test_a_range_that_is_cut_is_an_error(connect: Connect, proxy: TcpProxy) -> None:
+    server = connect(proxy.url)
+    await server.rows("SELECT 1")
+    proxy.cut(to_client=2_000_000)
+    sql = "SELECT number, toString(cityHash64(number)) FROM numbers(1000000)"
+    with pytest.raises(EngineError):
+        await read_blocks(server, sql)
+    await proxy.pass_on()
+    blocks = await read_blocks(server, sql)
+    assert sum(map(len, blocks)) > 20_000_000
+
+
+async def test_a_range_out_of_silence_is_an_error_after_the_time_out(
+    connect: Connect, proxy: TcpProxy
+) -> None:
+    server = connect(proxy.url, request_timeout_ms=500)
+    stream = server.read_native("SELECT number FROM system.numbers", {}, 1 << 20)
+    await anext(stream)
+    proxy.stall()
+    with pytest.raises(EngineError, match="no answer in time"):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineError, match="no answer in time"):
+        await anext(server.read_native("SELECT 1", {}, 1 << 20))
+    with pytest.raises(EngineError, match="no answer in time"):
+        await server.rows("SELECT 1")
+
+
+async def test_closing_a_range_ends_the_query(connect: Connect) -> None:
+    server = connect()
+
+    async def running() -> bool:
+        found = await server.rows(
+            "SELECT count() FROM system.processes"
+            " WHERE query LIKE '%AS left_alone%' AND query NOT LIKE '%system.processes%'"
+        )
+        return found != [[0]]
+
+    async def ended() -> bool:
+        return not await running()
+
+    sql = "SELECT number AS left_alone FROM system.numbers"
+    async with aclosing(server.read_native(sql, {}, 1 << 20)) as stream:
+        await anext(stream)
+        assert await running()
+    await eventually(ended)
+    reading = asyncio.create_task(
+        anext(server.read_native(f"{sql} WHERE cityHash64(number) = 1", {}, 1 << 20))
+    )
+    await eventually(running)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await eventually(ended)
+
+
+# --- connections
+
+
+async def test_connections_are_kept(connect: Connect, proxy: TcpProxy, table: str) -> None:
+    server = connect(proxy.url)
+    for number in range(50):
+        await insert(server, table, some_rows(10), f"a-{number}")
+        await server.rows("SELECT 1")
+        async for _ in server.read_native("SELECT 1", {}, 1 << 20):
+            pass
+    assert proxy.accepted <= 2
+
+
+async def test_a_server_that_closes_idle_connections_is_not_noticed(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
+    server = connect(proxy.url)
+    for number in range(20):
+        await insert(server, table, some_rows(1), f"a-{number}")
+        await proxy.close_idle()
+        assert await count(server, table) == number + 1
+        await proxy.close_idle()
+
+
+async def test_a_read_that_meets_a_connection_being_closed_is_repeated(
+    connect: Connect, proxy: TcpProxy
+) -> None:
+    server = connect(proxy.url)
+    await server.rows("SELECT 1")
+    proxy.stall()
+    asked = asyncio.create_task(server.rows("SELECT 2"))
+    await asyncio.sleep(0.05)
+    await proxy.reset()
+    await proxy.pass_on()
+    assert await asked == [[2]]
+
+
+# --- TLS
+
+
+def certificate(directory: Path, name: str) -> tuple[Path, ssl.SSLContext]:
+    """A certificate that signs itself, and a server that shows it."""
+    key, cert = directory / f"{name}.key", directory / f"{name}.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt",
+         "ec_paramgen_curve:prime256v1", "-keyout", key, "-out", cert, "-days", "2",
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return cert, context
+
+
+async def test_a_server_is_known_by_its_certificate(
+    connect: Connect, process: EngineProcess, table: str, tmp_path: Path
+) -> None:
+    right, context = certificate(tmp_path, "right")
+    wrong, _ = certificate(tmp_path, "wrong")
+    async with TcpProxy(process.http, context) as proxy:
+        server = connect(proxy.url, tls_ca=right)
+        await insert(server, table, some_rows(5), "a-1")
+        assert await count(server, table) == 5
+        for ca in (wrong, None):
+            other = connect(proxy.url, tls_ca=ca)
+            with pytest.raises(EngineError, match="certificate verify failed"):
+                await other.rows("SELECT 1")
+            with pytest.raises(NotSent):
+                await insert(other, table, some_rows(5), "a-2")
+        await server.close()

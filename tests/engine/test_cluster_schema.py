@@ -1,0 +1,357 @@
+"""Tables of a cluster: made once by however many ask, on every server that answers.
+
+And what `brokerhouse migrate`, `check` and `slots` say. Two engines are two shards, with a real
+Keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker.cli import cluster as cli_cluster
+from broker.cluster.config import ClusterConfig, load_cluster
+from broker.cluster.servers import layout, opened, registry_of
+from storage import cluster_schema
+from storage.clickhouse import ClickHouseServer
+from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
+from storage.engine import EngineError
+from storage.registry import KeeperRegistry
+from storage.schema import SchemaError, migrations
+from storage.slot_map import SLOTS_KEY, SlotMap
+from tests.support.engine_process import EngineProcess
+from tests.support.zookeeper import Keeper
+
+LIMIT_S = 20.0
+NAMES = [one.name for one in migrations()]
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Two shards, the first one with two addresses, and the file that describes them."""
+
+    shards: tuple[EngineProcess, EngineProcess]
+    path: Path
+
+    @property
+    def config(self) -> ClusterConfig:
+        config = load_cluster(self.path, {})
+        assert config is not None
+        return config
+
+    def forget(self) -> None:
+        """A cluster of another name, on servers that have nothing."""
+        for shard in self.shards:
+            shard.sql("DROP DATABASE IF EXISTS brokerhouse_shard SYNC")
+        replicas = [[f'"{url}"' for url in shard.urls] for shard in self.shards]
+        self.path.write_text(
+            f"""
+            [cluster]
+            name = "cluster-{next(_numbers)}"
+            slots = 8
+            replicated = false
+            distributed = false
+            connect_timeout_ms = 500
+            [[cluster.shards]]
+            name = "one"
+            slots = "0-3"
+            replicas = [{", ".join(replicas[0])}]
+            [[cluster.shards]]
+            name = "two"
+            slots = "4-7"
+            replicas = [{", ".join(replicas[1])}]
+            """
+        )
+
+    def run(self, *command: str) -> Result:
+        *groups, name = command[: 2 if command[0] == "slots" else 1]
+        commands = cli_cluster.slots.commands if groups else vars(cli_cluster)
+        return CliRunner().invoke(
+            commands[name], [*command[1 + len(groups) :], "--config", str(self.path)]
+        )
+
+
+@pytest.fixture(scope="module")
+def processes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with (
+        Keeper(directory / "keeper") as keeper,
+        EngineProcess(directory / "one", replicas=2, keepers=[keeper.address], shard="1") as one,
+        EngineProcess(directory / "two", keepers=[keeper.address], shard="2") as two,
+    ):
+        yield one, two
+
+
+@pytest.fixture
+def cluster(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> Cluster:
+    """One that nobody has migrated."""
+    made = Cluster(processes, tmp_path / "cluster.toml")
+    made.forget()
+    return made
+
+
+@pytest.fixture
+def standing(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> Cluster:
+    """One with all tables: that of the test before, where it left them so."""
+    made = Cluster(processes, tmp_path / "cluster.toml")
+    before = tmp_path.parent / "standing.toml"
+    if before.exists() and all("messages" in tables(shard) for shard in processes):
+        made.path.write_text(before.read_text())
+    else:
+        made.forget()
+        assert made.run("migrate").exit_code == 0
+        before.write_text(made.path.read_text())
+    return made
+
+
+async def migrated(config: ClusterConfig) -> Migrated:
+    async with opened(config) as servers:
+        return await migrate_cluster(servers, layout(config), registry_of(servers))
+
+
+def tables(shard: EngineProcess) -> set[str]:
+    rows = shard.sql("SELECT name FROM system.tables WHERE database = 'brokerhouse_shard'")
+    return {row["name"] for row in rows}
+
+
+async def test_every_shard_gets_all_tables_and_the_registry(cluster: Cluster) -> None:
+    assert await migrated(cluster.config) == Migrated(tuple(NAMES), ())
+    for shard in cluster.shards:
+        assert {"messages", "consumer_lag", "registry", "topic_registry"} <= tables(shard)
+
+
+async def test_of_many_that_ask_at_once_each_ends_well_and_one_does_it(cluster: Cluster) -> None:
+    done = await asyncio.gather(*(migrated(cluster.config) for _ in range(4)))
+    assert sorted(len(one.applied) for one in done) == [0, 0, 0, len(NAMES)]
+
+
+async def test_who_asks_again_changes_nothing(cluster: Cluster) -> None:
+    await migrated(cluster.config)
+    assert await migrated(cluster.config) == Migrated((), ())
+
+
+async def test_a_server_that_was_away_gets_what_it_lacks_the_next_time(cluster: Cluster) -> None:
+    there = cluster.config
+    nobody = there.shards[1].model_copy(update={"replicas": ("http://127.0.0.1:1",)})
+    away = there.model_copy(update={"shards": (there.shards[0], nobody)})
+    assert await migrated(away) == Migrated(tuple(NAMES), ("http://127.0.0.1:1",))
+    assert tables(cluster.shards[1]) == set()
+    assert await migrated(there) == Migrated(tuple(NAMES), ())
+    assert "messages" in tables(cluster.shards[1])
+
+
+async def test_without_any_server_nothing_is_done(cluster: Cluster) -> None:
+    shards = tuple(
+        shard.model_copy(update={"replicas": (f"http://127.0.0.1:{port}",)})
+        for port, shard in enumerate(cluster.config.shards, 1)
+    )
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1"):
+        await migrated(cluster.config.model_copy(update={"shards": shards}))
+
+
+@pytest.mark.parametrize("where", ["a server", "the registry"])
+async def test_tables_of_a_newer_version_are_refused(cluster: Cluster, where: str) -> None:
+    await migrated(cluster.config)
+    if where == "a server":
+        cluster.shards[1].sql(
+            "INSERT INTO brokerhouse_shard.schema_migrations (number, name) VALUES (99, 'later')"
+        )
+    else:
+        async with opened(cluster.config) as servers:
+            registry = registry_of(servers)
+            row = await registry.get(SCHEMA_KEY)
+            newer = replace(_Version.from_row(row), version=99).to_text()
+            assert await registry.compare_and_set(SCHEMA_KEY, row, newer)
+    with pytest.raises(SchemaError, match=r"made by a newer version of brokerhouse \(they are at"):
+        await migrated(cluster.config)
+
+
+async def test_the_lock_of_one_that_died_is_taken_over(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrated(cluster.config)
+    cluster.shards[0].sql("TRUNCATE TABLE brokerhouse_shard.schema_migrations")
+    async with opened(cluster.config) as servers:
+        registry = registry_of(servers)
+        row = await registry.get(SCHEMA_KEY)
+        held = replace(_Version.from_row(row), holder="one that died").to_text()
+        assert await registry.compare_and_set(SCHEMA_KEY, row, held)
+        monkeypatch.setattr(cluster_schema, "TAKE_OVER_S", 0.5)
+        begun = time.monotonic()
+        assert (await migrated(cluster.config)).applied == tuple(NAMES)
+        assert time.monotonic() - begun >= 0.5
+        assert _Version.from_row(await registry.get(SCHEMA_KEY)).holder == ""
+
+
+async def test_one_whose_lock_was_taken_stops(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrated(cluster.config)
+    cluster.shards[0].sql("TRUNCATE TABLE brokerhouse_shard.schema_migrations")
+    execute = ClickHouseServer.execute
+
+    async def taken(self: ClickHouseServer, sql: str, *rest: object) -> None:
+        if sql.startswith("CREATE OR REPLACE VIEW brokerhouse_shard.topics"):
+            async with opened(cluster.config) as servers:
+                registry: KeeperRegistry = registry_of(servers)
+                row = await registry.get(SCHEMA_KEY)
+                other = replace(_Version.from_row(row), holder="another").to_text()
+                assert await registry.compare_and_set(SCHEMA_KEY, row, other)
+        await execute(self, sql, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ClickHouseServer, "execute", taken)
+    with pytest.raises(SchemaError, match="another broker has taken"):
+        await migrated(cluster.config)
+    rows = cluster.shards[0].sql(
+        "SELECT max(number) AS last FROM brokerhouse_shard.schema_migrations"
+    )
+    assert rows == [{"last": 3}]
+
+
+def test_migrate_says_what_it_did(cluster: Cluster) -> None:
+    done = cluster.run("migrate")
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [f"applied {name}" for name in NAMES]
+    assert cluster.run("migrate").output == "nothing to do\n"
+
+
+def test_check_has_nothing_to_say_about_a_cluster_that_is_well(standing: Cluster) -> None:
+    done = standing.run("check")
+    assert (done.exit_code, done.output) == (0, "nothing is wrong with 2 shards of 3 servers\n")
+
+
+def test_check_names_servers_without_tables(cluster: Cluster) -> None:
+    done = cluster.run("check")
+    assert done.exit_code == 1
+    urls = [url for shard in cluster.config.shards for url in shard.replicas]
+    assert done.output.splitlines() == [
+        f"{url}: database brokerhouse_shard is not there: run `brokerhouse migrate`" for url in urls
+    ]
+
+
+def test_check_names_a_server_that_is_away(standing: Cluster) -> None:
+    url = standing.shards[1].urls[0]
+    text = standing.path.read_text()
+    standing.path.write_text(text.replace(url, "http://127.0.0.1:1"))
+    done = standing.run("check")
+    assert done.exit_code == 1
+    assert done.output == "http://127.0.0.1:1: it does not answer (Connection refused)\n"
+
+
+def test_check_names_what_the_file_and_the_tables_disagree_about(standing: Cluster) -> None:
+    text = standing.path.read_text().replace("replicated = false", "replicated = true")
+    standing.path.write_text(text)
+    lines = standing.run("check").output.splitlines()
+    first = standing.shards[0].urls[0]
+    assert f"{first}: its tables are not replicated, and the file says replicated = true" in lines
+    name = standing.config.name
+    assert f"{first}: remote_servers in its configuration has no cluster {name}" in lines
+    other = standing.shards[0].urls[1]
+    assert any(line.startswith(f"{other}: it has the macros of {first}") for line in lines)
+
+
+def test_check_names_a_window_that_is_too_small(standing: Cluster) -> None:
+    change = "ALTER TABLE brokerhouse_shard.messages MODIFY SETTING"
+    standing.shards[1].sql(f"{change} non_replicated_deduplication_window = 500")
+    done = standing.run("check")
+    standing.shards[1].sql(f"{change} non_replicated_deduplication_window = 100000")
+    assert "table messages remembers 500 blocks, and 100000 are needed" in done.output
+
+
+async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
+    async with opened(cluster.config) as servers:
+        registry = registry_of(servers)
+        row = await registry.get(SLOTS_KEY)
+        assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
+
+
+def first_map(cluster: Cluster) -> SlotMap:
+    ranges = [(shard.name, each) for shard in cluster.config.shards for each in shard.slots]
+    return SlotMap.first(ranges, cluster.config.slots)
+
+
+def test_slots_that_the_file_does_not_know_are_named(standing: Cluster) -> None:
+    asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
+    assert standing.run("check").output.splitlines() == [
+        "the cluster has 16 slots, and the file says 8: they are fixed when a cluster is made",
+        "slots of the cluster are on shard gone, which the file does not have",
+    ]
+
+
+def test_slots_are_shown_in_ranges(standing: Cluster) -> None:
+    asyncio.run(set_slots(standing, first_map(standing).claim(range(2), 7)))
+    rows = [line.split() for line in standing.run("slots", "show").output.splitlines()]
+    assert rows == [
+        ["slots", "owner", "epoch", "shards"],
+        ["0-1", "7", "1", "one"],
+        ["2-3", "-", "0", "one"],
+        ["4-7", "-", "0", "two"],
+    ]
+
+
+def test_slots_without_an_owner_move_at_once(standing: Cluster) -> None:
+    asyncio.run(set_slots(standing, first_map(standing)))
+    done = standing.run("slots", "move", "--slots", "1-2", "--to", "two")
+    assert (done.exit_code, done.output) == (0, "new records of 2 slots go to two\n")
+    again = standing.run("slots", "move", "--slots", "1-2", "--to", "two")
+    assert (again.exit_code, again.output) == (0, done.output)
+    shown = [line.split() for line in standing.run("slots", "show").output.splitlines()]
+    assert ["1-2", "-", "0", "one,", "two"] in shown
+
+
+def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
+    asyncio.run(set_slots(standing, first_map(standing).claim(range(8), 7)))
+    done: list[Result] = []
+    command = threading.Thread(
+        target=lambda: done.append(standing.run("slots", "move", "--slots", "0-1", "--to", "two"))
+    )
+    command.start()
+    deadline = time.monotonic() + LIMIT_S
+    while "moving to two" not in standing.run("slots", "show").output:
+        assert time.monotonic() < deadline
+    assert command.is_alive()
+    asyncio.run(set_slots(standing, first_map(standing).move(range(2), "two").claim(range(8), 7)))
+    command.join(LIMIT_S)
+    assert done[0].output.splitlines()[-1] == "new records of 2 slots go to two"
+
+
+REFUSED = {
+    "no such slot": (("--slots", "3-8", "--to", "two"), "there is no slot 8: the last one is 7"),
+    "no such shard": (("--slots", "3", "--to", "x"), "'x' is no shard of the file (one, two)"),
+    "no slots": (("--slots", "three", "--to", "two"), 'write slots like "0-31" or "0-15,40"'),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_a_move_that_cannot_be_is_refused(
+    standing: Cluster, options: tuple[str, ...], sentence: str
+) -> None:
+    asyncio.run(set_slots(standing, first_map(standing)))
+    done = standing.run("slots", "move", *options)
+    assert done.exit_code != 0
+    assert sentence in done.output
+
+
+def test_before_the_first_broker_there_are_no_slots_to_show(cluster: Cluster) -> None:
+    cluster.run("migrate")
+    done = cluster.run("slots", "show")
+    assert done.exit_code == 1
+    assert "there is no slot map yet: the first broker makes it" in done.output
+
+
+def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:
+    cluster.path.write_text("node_id = 3\n")
+    done = cluster.run("check")
+    assert done.exit_code == 2
+    assert "has no table [cluster]: see docs/cluster.md" in done.output

@@ -1,0 +1,620 @@
+"""The coordinator of groups: nothing is heard before it is stored, and what is stored comes back.
+
+The engine is the real one; refused inserts and delays are scripted. Time is a number that tests
+move, except where timers have to ring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from uuid import UUID, uuid4
+
+import pytest
+
+from coordinator.coordinator import GroupCoordinator, steady_ms
+from coordinator.groups import GroupLimits
+from coordinator.membership import SharedCache
+from coordinator.messages import (
+    Client,
+    Committer,
+    JoinAnswer,
+    JoinRequest,
+    LeavingMember,
+    MemberIdGiven,
+    OffsetCommit,
+    SyncAnswer,
+    SyncRequest,
+)
+from coordinator.offsets import CommittedOffsets
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    GroupMaxSizeReached,
+    GroupSubscribedToTopic,
+    IllegalGeneration,
+    InvalidGroupId,
+    NonEmptyGroup,
+    UnknownMemberId,
+    UnknownServerError,
+)
+from storage.embedded import EmbeddedEngine
+from storage.row_lane import RowLane
+from tests.support.log_parts import LANES, ScriptedEngine
+
+LIMITS = GroupLimits(
+    min_session_timeout_ms=1,
+    max_session_timeout_ms=60_000,
+    initial_rebalance_delay_ms=0,
+    max_size=10,
+)
+CLIENT = Client("client", "/127.0.0.1")
+TOPIC, TOPIC_ID = "topic", UUID(int=1)
+SUBSCRIPTION = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
+HOUR_MS = 3_600_000
+ADMIN = Committer("", None, -1, CLIENT)
+LIMIT_S = 20.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def coordinator_on(
+    engine: ScriptedEngine, rows: RowLane, clock: Callable[[], int], max_bytes: int = 1 << 30
+) -> GroupCoordinator:
+    offsets = CommittedOffsets(engine, rows, 1, clock)
+    cache = SharedCache(engine, rows, 1, offsets, clock)
+    return GroupCoordinator(cache, offsets, LIMITS, max_bytes, HOUR_MS, clock, clock)
+
+
+@asynccontextmanager
+async def running(
+    engine: ScriptedEngine, clock: Callable[[], int], max_bytes: int = 1 << 30
+) -> AsyncIterator[GroupCoordinator]:
+    rows = RowLane(engine, LANES - 1, uuid4())
+    rows.start()
+    coordinator = coordinator_on(engine, rows, clock, max_bytes)
+    await coordinator.load({TOPIC: TOPIC_ID})
+    try:
+        yield coordinator
+    finally:
+        await coordinator.close()
+        await rows.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
+    return ScriptedEngine(engine)
+
+
+def joining(member_id: str = "", instance: str | None = None, **changes: object) -> JoinRequest:
+    fields: dict[str, object] = {
+        "member_id": member_id,
+        "group_instance_id": instance,
+        "client": CLIENT,
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 10_000,
+        "protocol_type": "consumer",
+        "protocols": (("range", SUBSCRIPTION),),
+        "requires_known_member_id": False,
+        "supports_skipping_assignment": False,
+    }
+    return JoinRequest(**(fields | changes))  # type: ignore[arg-type]  # the fields are as named
+
+
+def syncing(joined: JoinAnswer, assignments: dict[str, bytes] | None = None) -> SyncRequest:
+    return SyncRequest(
+        joined.member_id, None, joined.generation, "consumer", "range", assignments or {}
+    )
+
+
+def commit_of(offset: int, partition: int = 0) -> OffsetCommit:
+    return OffsetCommit(TOPIC, TOPIC_ID, partition, offset, 0, "")
+
+
+async def one_member(groups: GroupCoordinator, group_id: str = "group") -> JoinAnswer:
+    """A group with one member, which has its assignment."""
+    joined = await groups.join(group_id, joining())
+    await groups.sync(group_id, syncing(joined, {joined.member_id: b"all"}))
+    return joined
+
+
+def member(joined: JoinAnswer) -> Committer:
+    return Committer(joined.member_id, None, joined.generation, CLIENT)
+
+
+def state_of(groups: GroupCoordinator, group_id: str = "group") -> str | None:
+    record = groups.cache.get(group_id)
+    return None if record is None else record.state
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110  # nothing there tells when it comes true
+            await asyncio.sleep(0.01)
+
+
+async def commit(
+    groups: GroupCoordinator, committer: Committer, offset: int, group_id: str = "group"
+) -> None:
+    await groups.commit(
+        group_id, committer, [commit_of(offset)], group_must_exist_error=IllegalGeneration
+    )
+
+
+async def test_a_member_hears_of_its_generation_only_when_it_is_stored(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.gate.clear()
+        asked = asyncio.create_task(groups.join("group", joining()))
+        await scripted.next_insert()
+        assert not asked.done()
+        assert groups.cache.get("group") is None
+        scripted.gate.set()
+        joined = await asked
+        record = groups.cache.get("group")
+        assert record is not None
+        assert (record.generation, record.leader) == (joined.generation, joined.member_id)
+
+
+async def test_an_assignment_is_heard_only_when_it_is_stored(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await groups.join("group", joining())
+        scripted.gate.clear()
+        asked = asyncio.create_task(
+            groups.sync("group", syncing(joined, {joined.member_id: b"all"}))
+        )
+        await scripted.next_insert()
+        assert not asked.done()
+        scripted.gate.set()
+        assert await asked == SyncAnswer("consumer", "range", b"all")
+        [stored] = await scripted.rows(
+            "SELECT hex(assignment_bytes) FROM group_member_versions FINAL"
+        )
+        assert stored == [b"all".hex().upper()]
+
+
+async def test_what_cannot_be_stored_is_told_as_an_error_and_stored_later(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.faults.append("refused")
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.join("group", joining(instance="one"))
+        again = await asyncio.wait_for(groups.join("group", joining(instance="one")), LIMIT_S)
+        await groups.sync("group", syncing(again, {again.member_id: b"all"}))
+        [row] = await scripted.rows("SELECT state, members FROM consumer_groups")
+        assert row == ["Stable", 1]
+
+
+async def test_what_was_refused_is_stored_even_if_nobody_asks_again(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await groups.join("group", joining())
+        scripted.faults.append("refused")
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.sync("group", syncing(joined, {joined.member_id: b"all"}))
+        assert state_of(groups) == "CompletingRebalance"
+        await until(lambda: state_of(groups) == "Stable")
+
+
+async def test_a_defect_in_storing_is_told_and_the_record_tried_again(
+    scripted: ScriptedEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(scripted, clock) as groups:
+        with monkeypatch.context() as broken:
+            broken.setattr(groups.cache, "next_version", lambda _now_ms: 1 / 0)
+            with pytest.raises(UnknownServerError):
+                await groups.join("group", joining(instance="one"))
+        again = await groups.join("group", joining(instance="one"))
+        assert state_of(groups) == "CompletingRebalance"
+        assert again.leader == again.member_id
+
+
+async def test_who_joins_while_a_record_is_stored_is_in_the_next_one(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.gate.clear()
+        first = asyncio.create_task(groups.join("group", joining()))
+        await scripted.next_insert()
+        before = len(scripted.inserts)
+        others = [asyncio.create_task(groups.join("group", joining())) for _ in range(9)]
+        await asyncio.sleep(0)
+        scripted.gate.set()
+        joined = await first
+        rejoined = asyncio.create_task(groups.join("group", joining(joined.member_id)))
+        answers = await asyncio.gather(rejoined, *others)
+        assert {answer.generation for answer in answers} == {joined.generation + 1}
+        assert len(scripted.inserts) - before < 10, "the nine are stored together"
+
+
+async def test_a_restart_finds_members_generation_and_offsets(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await one_member(groups)
+        await commit(groups, member(joined), 7)
+        clock.now_ms += 5 * HOUR_MS
+    async with running(scripted, clock) as groups:
+        await groups.heartbeat("group", joined.member_id, None, joined.generation)
+        assert groups.offsets.get("group")[TOPIC, 0].offset == 7
+        answer = await groups.sync("group", syncing(joined))
+        assert answer.assignment == b"all"
+
+
+async def test_after_a_restart_a_silent_member_goes_when_its_session_ends(
+    scripted: ScriptedEngine,
+) -> None:
+    real = steady_ms
+    async with running(scripted, real) as groups:
+        joined = await groups.join("group", joining(session_timeout_ms=100))
+        await groups.sync("group", syncing(joined, {}))
+    async with running(scripted, real) as groups:
+        await until(lambda: state_of(groups) == "Empty")
+        with pytest.raises(UnknownMemberId):
+            await groups.heartbeat("group", joined.member_id, None, joined.generation)
+
+
+async def test_a_member_that_leaves_is_gone_for_good(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await one_member(groups)
+        leaving = LeavingMember(joined.member_id, None)
+        unknown = LeavingMember("nobody", None)
+        outcomes = await groups.leave("group", [leaving, unknown])
+        assert outcomes[0] is None
+        assert isinstance(outcomes[1], UnknownMemberId)
+        assert await scripted.rows("SELECT state, members FROM consumer_groups") == [["Empty", 0]]
+        assert await scripted.rows("SELECT member_id FROM group_members") == []
+
+
+async def test_who_leaves_while_nothing_can_be_stored_is_told(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await one_member(groups)
+        scripted.faults.append("refused")
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.leave("group", [LeavingMember(joined.member_id, None)])
+        await until(lambda: state_of(groups) == "Empty")
+
+
+async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.gate.clear()
+        scripted.faults.append("refused")
+        first = asyncio.create_task(groups.join("group", joining(instance="one")))
+        await scripted.next_insert()
+        second = asyncio.create_task(groups.join("group", joining(instance="two")))
+        third = asyncio.create_task(groups.join("group", joining(instance="one")))
+        await asyncio.sleep(0)
+        groups.stop_waiting()
+        scripted.gate.set()
+        answers = await asyncio.wait_for(
+            asyncio.gather(first, second, third, return_exceptions=True), LIMIT_S
+        )
+        assert len(answers) == 3
+
+
+async def test_what_is_stored_has_the_time_of_day(scripted: ScriptedEngine) -> None:
+    day = Clock()
+    rows = RowLane(scripted, LANES - 1, uuid4())
+    rows.start()
+    offsets = CommittedOffsets(scripted, rows, 1, day)
+    cache = SharedCache(scripted, rows, 1, offsets, day)
+    groups = GroupCoordinator(cache, offsets, LIMITS, 1 << 30, HOUR_MS, day, steady_ms)
+    await groups.load({TOPIC: TOPIC_ID})
+    day.now_ms += 5 * HOUR_MS  # a machine that slept, or a clock that was put right
+    joined = await one_member(groups)
+    await groups.heartbeat("group", joined.member_id, None, joined.generation)
+    record = cache.get("group")
+    assert record is not None
+    assert (record.state_time_ms, record.members[0].join_time_ms) == (day.now_ms, day.now_ms)
+    assert cache.heartbeat_ms("group", joined.member_id) == day.now_ms
+    await groups.close()
+    await rows.close()
+
+
+async def test_a_stop_answers_who_waits_and_keeps_the_members(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        joined = await one_member(groups)
+        waiting = asyncio.create_task(groups.join("group", joining()))
+        await asyncio.sleep(0)
+        groups.stop_waiting()
+        with pytest.raises(CoordinatorNotAvailable):
+            await asyncio.wait_for(waiting, LIMIT_S)
+        with pytest.raises(CoordinatorNotAvailable):
+            await groups.join("group", joining())
+    async with running(scripted, clock) as groups:
+        record = groups.cache.get("group")
+        assert record is not None
+        assert record.member(joined.member_id) is not None
+
+
+async def test_a_client_that_leaves_while_it_waits_disturbs_nobody(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        first = await one_member(groups)
+        gone = asyncio.create_task(groups.join("group", joining()))
+        await asyncio.sleep(0)
+        gone.cancel()
+        answer = await asyncio.wait_for(groups.join("group", joining(first.member_id)), LIMIT_S)
+        assert answer.generation == first.generation + 1
+
+
+async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
+    scripted: ScriptedEngine,
+) -> None:
+    async with running(scripted, steady_ms) as groups:
+        request = joining(requires_known_member_id=True, session_timeout_ms=50)
+        with pytest.raises(MemberIdGiven):
+            await groups.join("knocked", request)
+        with pytest.raises(MemberIdGiven) as given:
+            await groups.join("knocked", request)
+        await until(lambda: "knocked" not in groups._groups)
+        with pytest.raises(UnknownMemberId):
+            await groups.join("knocked", joining(given.value.member_id))
+        assert groups._size_bytes == 0
+        assert scripted.inserts == []
+
+
+class TestMemory:
+    async def test_subscriptions_are_taken_until_the_budget_is_spent(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock, max_bytes=100_000) as groups:
+            large = joining(protocols=(("range", bytes(60_000)),))
+            joined = await groups.join("one", large)
+            with pytest.raises(GroupMaxSizeReached):
+                await groups.join("two", large)
+            again = joining(joined.member_id, protocols=(("range", bytes(60_000)),))
+            assert (await groups.join("one", again)).generation == joined.generation, "its own"
+            await groups.leave("one", [LeavingMember(joined.member_id, None)])
+            await groups.join("two", large)
+
+    async def test_who_is_refused_for_want_of_memory_takes_none(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock, max_bytes=10_000) as groups:
+            await groups.join("one", joining())
+            for n in range(100):
+                with pytest.raises(GroupMaxSizeReached):
+                    await groups.join(f"other-{n}", joining(protocols=(("range", bytes(9_000)),)))
+            assert list(groups._groups) == ["one"]
+
+    async def test_an_assignment_past_the_budget_is_refused(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock, max_bytes=100_000) as groups:
+            joined = await groups.join("group", joining())
+            with pytest.raises(UnknownServerError, match="groups_max_bytes"):
+                await groups.sync("group", syncing(joined, {joined.member_id: bytes(200_000)}))
+
+    async def test_groups_without_members_count_too(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock, max_bytes=16_000) as groups:
+            for n in range(4):
+                await commit(groups, ADMIN, n, f"group-{n}")
+            with pytest.raises(GroupMaxSizeReached):
+                await commit(groups, ADMIN, 1, "another")
+            await groups.delete_group("group-0")
+            await commit(groups, ADMIN, 1, "another")
+
+
+class TestOffsets:
+    async def test_a_refused_commit_is_an_error_and_changes_nothing(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            joined = await one_member(groups)
+            await commit(groups, member(joined), 7)
+            scripted.faults.append("refused")
+            with pytest.raises(CoordinatorNotAvailable):
+                await commit(groups, member(joined), 8)
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 7
+
+    async def test_a_commit_outside_of_a_group_makes_one_that_is_listed(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 3)
+            record = groups.cache.get("group")
+            assert record is not None
+            assert (record.state, record.protocol_type) == ("Empty", "")
+
+    async def test_offsets_whose_group_was_not_stored_any_more_have_one_after_the_restart(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await groups.offsets.commit("group", ADMIN, [commit_of(3)])
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 4)
+            assert groups.cache.get("group") is not None
+
+    async def test_a_member_of_a_group_that_is_not_there_gets_the_error_of_its_version(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            nobody = Committer("nobody", None, 3, CLIENT)
+            with pytest.raises(IllegalGeneration):
+                await commit(groups, nobody, 1)
+            assert groups.cache.get("group") is None
+
+    async def test_offsets_of_an_empty_group_go_after_their_retention_and_the_group_with_them(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            joined = await one_member(groups)
+            await commit(groups, member(joined), 7)
+            clock.now_ms += 2 * HOUR_MS
+            await groups.expire_offsets()
+            assert (TOPIC, 0) in groups.offsets.get("group"), "a member reads it"
+            await groups.leave("group", [LeavingMember(joined.member_id, None)])
+            clock.now_ms += HOUR_MS - 1
+            await groups.expire_offsets()
+            assert (TOPIC, 0) in groups.offsets.get("group"), "since it is empty"
+            clock.now_ms += 1
+            await groups.expire_offsets()
+            assert groups.offsets.get("group") == {}
+            await until(lambda: groups.cache.get("group") is None)
+        async with running(scripted, clock) as groups:
+            assert list(groups.cache.groups()) == []
+
+    async def test_an_offset_that_is_just_committed_again_does_not_expire(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            clock.now_ms += 2 * HOUR_MS
+            scripted.gate.clear()
+            committing = asyncio.create_task(commit(groups, ADMIN, 8))
+            await scripted.next_insert()
+            await groups.expire_offsets()
+            scripted.gate.set()
+            await committing
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 8
+            assert state_of(groups) == "Empty"
+
+    async def test_a_group_whose_first_commit_is_on_its_way_does_not_end(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            scripted.gate.clear()
+            committing = asyncio.create_task(commit(groups, ADMIN, 8))
+            await scripted.next_insert()
+            await groups.expire_offsets()
+            scripted.gate.set()
+            await committing
+            assert state_of(groups) == "Empty"
+
+    async def test_a_group_that_is_empty_and_has_offsets_stays(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            await groups.expire_offsets()
+            assert groups.cache.get("group") is not None
+
+    async def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            joined = await one_member(groups)
+            other = OffsetCommit("other", TOPIC_ID, 0, 1, 0, "")
+            await groups.commit(
+                "group",
+                member(joined),
+                [commit_of(7), other],
+                group_must_exist_error=IllegalGeneration,
+            )
+            outcomes = await groups.delete_offsets("group", [(TOPIC, 0), ("other", 0)])
+            assert isinstance(outcomes[0], GroupSubscribedToTopic)
+            assert outcomes[1] is None
+            assert set(groups.offsets.get("group")) == {(TOPIC, 0)}
+
+    async def test_offsets_are_not_deleted_while_nobody_knows_what_the_members_read(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await groups.join("connect", joining(protocol_type="connect"))
+            with pytest.raises(NonEmptyGroup):
+                await groups.delete_offsets("connect", [(TOPIC, 0)])
+            with pytest.raises(GroupIdNotFound):
+                await groups.delete_offsets("nothing", [(TOPIC, 0)])
+
+    async def test_a_deleted_topic_takes_its_offsets_along(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            await groups.forget_topic(TOPIC, TOPIC_ID)
+            assert groups.offsets.get("group") == {}
+
+
+class TestDeletion:
+    async def test_a_deleted_group_is_gone_with_its_offsets_after_a_restart_too(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            await groups.delete_group("group")
+            assert groups.cache.get("group") is None
+            with pytest.raises(GroupIdNotFound):
+                await groups.delete_group("group")
+        async with running(scripted, clock) as groups:
+            assert list(groups.cache.groups()) == []
+            assert groups.offsets.get("group") == {}
+
+    async def test_a_group_with_members_is_not_deleted(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await one_member(groups)
+            with pytest.raises(NonEmptyGroup):
+                await groups.delete_group("group")
+
+    async def test_who_comes_while_a_group_is_deleted_is_sent_away_and_may_come_again(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            scripted.gate.clear()
+            deleting = asyncio.create_task(groups.delete_group("group"))
+            await scripted.next_insert()
+            with pytest.raises(CoordinatorNotAvailable):
+                await groups.join("group", joining())
+            with pytest.raises(CoordinatorNotAvailable):
+                await commit(groups, ADMIN, 8)
+            with pytest.raises(CoordinatorNotAvailable):
+                await groups.delete_group("group")
+            scripted.gate.set()
+            await deleting
+            joined = await groups.join("group", joining())
+            assert joined.generation == 1
+        async with running(scripted, clock) as groups:
+            assert groups.cache.get("group") is not None, "the new one hides the old one's end"
+
+    async def test_a_deletion_that_cannot_be_stored_leaves_the_group_as_it_was(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            scripted.faults.append("refused")
+            with pytest.raises(CoordinatorNotAvailable):
+                await groups.delete_group("group")
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 7
+            await commit(groups, ADMIN, 8)
+
+
+async def test_a_group_needs_a_name(scripted: ScriptedEngine, clock: Clock) -> None:
+    async with running(scripted, clock) as groups:
+        with pytest.raises(InvalidGroupId):
+            await groups.join("", joining())
+        with pytest.raises(InvalidGroupId):
+            await groups.heartbeat("", "member", None, 1)
+        with pytest.raises(InvalidGroupId):
+            await groups.leave("", [])
+        with pytest.raises(InvalidGroupId):
+            await groups.sync("", SyncRequest("member", None, 1, None, None, {}))

@@ -1,0 +1,538 @@
+"""chDB behind the engine interface: outcomes of inserts, streams that are left, owners that die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import aclosing, suppress
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from protocol._records import BlockBuilder
+from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.engine import EngineError, InsertRejected
+from storage.schema import migrate
+from tests.support.log_parts import LANES, header_of, plain
+
+PROJECT = Path(__file__).resolve().parents[2]
+COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
+TOPIC_ID = UUID(int=7)
+LIMIT_S = 60.0
+READERS = 4
+
+
+def block(first_offset: int, *values: bytes) -> bytes:
+    """One block of `messages`."""
+    builder = BlockBuilder(1_700_000_000_000)
+    data = plain(*values).data
+    header = header_of(data)
+    builder.append("t", TOPIC_ID.bytes, 0, first_offset, 0, header, data[61:], None)
+    return builder.finish()
+
+
+async def insert(engine: EmbeddedEngine, data: bytes, token: str, lane: int = 0) -> None:
+    await engine.insert_block(lane, "messages", COLUMNS, data, token)
+
+
+async def values(engine: EmbeddedEngine) -> list[object]:
+    return [row[0] for row in await engine.rows("SELECT value FROM messages ORDER BY offset")]
+
+
+class Read:
+    """How much a stream gave, also when it fails."""
+
+    size = 0
+
+    async def all(self, engine: EmbeddedEngine, sql: str) -> None:
+        async with aclosing(engine.read_native(sql, {}, 1 << 20)) as stream:
+            async for chunk in stream:
+                self.size += len(chunk)
+
+
+async def nothing_runs(engine: EmbeddedEngine) -> bool:
+    """Whether the query that asks is the only one."""
+    return await engine.rows("SELECT count() FROM system.processes") == [[1]]
+
+
+class Owner:
+    """Another process that has a data directory open; it answers each line with a line."""
+
+    def __init__(self, directory: Path, script: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, str(directory)],
+            cwd=PROJECT,
+            env={**os.environ, "PYTHONPATH": str(PROJECT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(LIMIT_S)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+OPEN_AND_HOLD = """
+import asyncio, sys
+from pathlib import Path
+from storage.embedded import EmbeddedEngine
+async def main():
+    engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
+    print("open", flush=True)
+    sys.stdin.readline()
+asyncio.run(main())
+"""
+
+OPEN_AND_INSERT = """
+import asyncio, sys
+from pathlib import Path
+from storage.embedded import EmbeddedEngine
+from storage.schema import migrate
+from tests.engine.test_embedded_engine import block, insert
+async def main():
+    engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
+    await migrate(engine)
+    for offset in range(0, 10**9, 10):
+        values = (b"%d" % n for n in range(offset, offset + 10))
+        await insert(engine, block(offset, *values), f"t{offset}")
+        print(offset, flush=True)
+asyncio.run(main())
+"""
+
+
+# --- Opening ---
+
+
+async def test_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
+    owner = Owner(tmp_path / "data", OPEN_AND_HOLD)
+    try:
+        assert owner.line() == "open"
+        with pytest.raises(DataDirectoryError) as refused:
+            EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+        assert str(refused.value) == (
+            f"the data directory {tmp_path}/data is in use by process {owner.process.pid}: "
+            "stop that one or give another --data-dir"
+        )
+    finally:
+        owner.kill()
+    engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)  # an owner that died holds nothing
+    assert await engine.rows("SELECT 1") == [[1]]
+    await engine.close()
+
+
+async def test_a_second_engine_in_this_process_is_refused_and_the_first_goes_on(
+    engine: EmbeddedEngine,
+) -> None:
+    with pytest.raises(DataDirectoryError, match=f"in use by process {os.getpid()}"):
+        EmbeddedEngine(engine.data_dir, 1, fsync=False)
+    assert await engine.rows("SELECT 1") == [[1]]
+
+
+async def test_a_directory_can_be_opened_again_after_it_was_refused_or_closed(
+    tmp_path: Path,
+) -> None:
+    for _ in range(3):
+        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+        assert await engine.rows("SELECT 1") == [[1]]
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["a file", "a file/below", "engine?path", "a&b", "no UTF-8: \udcff"]
+)
+def test_a_path_that_cannot_be_a_data_directory_is_refused_in_a_sentence(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "a file").write_text("not a directory")
+    with pytest.raises(DataDirectoryError) as refused:
+        EmbeddedEngine(tmp_path / name, 1, fsync=False)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_data_directory_may_have_any_other_name(tmp_path: Path) -> None:
+    for name in ("with space", "é 😀", "quote's \"", "$data <xml> #", "%20+;="):
+        engine = EmbeddedEngine(tmp_path / name, 1, fsync=False)
+        await migrate(engine)
+        await engine.close()
+        assert (tmp_path / name / "clickhouse" / "store").is_dir(), name
+
+
+# --- Reading ---
+
+
+async def test_numbers_are_numbers_and_the_rest_is_text(engine: EmbeddedEngine) -> None:
+    assert await engine.rows(
+        "SELECT toUInt64(18446744073709551615), toInt64(-9223372036854775808), 1.5, 'text',"
+        " toUUID('00000000-0000-0000-0000-000000000007'), NULL, true, ['a'], map('k', 'v')"
+    ) == [[2**64 - 1, -(2**63), 1.5, "text", str(TOPIC_ID), None, True, ["a"], {"k": "v"}]]
+    assert await engine.rows("SELECT 1 WHERE 0") == []
+    lines = ["\n", "\r", "\r\n", "\u2028", "\x85"]
+    assert await engine.rows("SELECT {lines:Array(String)}", {"lines": lines}) == [[lines]]
+
+
+@pytest.mark.parametrize(
+    ("sql", "code"),
+    [
+        ("SELECT * FROM nowhere", 60),
+        ("SELECT nothing", 47),
+        ("SELEKT 1", 62),
+        ("SELECT throwIf(1)", 395),
+        ("SELECT {p:Int32}", 456),
+        ("SELECT * FROM numbers(1e9) SETTINGS max_execution_time = 0.01, max_block_size = 1", 159),
+    ],
+)
+async def test_an_error_carries_clickhouses_code_however_the_sql_is_run(
+    engine: EmbeddedEngine, sql: str, code: int
+) -> None:
+    for run in (engine.rows, engine.execute):
+        with pytest.raises(EngineError) as failed:
+            await run(sql)
+        assert failed.value.code == code
+        assert f"Code: {code}." in str(failed.value)
+    assert await engine.rows("SELECT 1") == [[1]]
+
+
+async def test_what_fails_midway_leaves_nothing_in_the_answers_that_follow(
+    engine: EmbeddedEngine,
+) -> None:
+    for _ in range(READERS):
+        with pytest.raises(EngineError):
+            await engine.rows(
+                "SELECT throwIf(number = 3000000, 'midway') FROM numbers(4000000)"
+                " SETTINGS max_block_size = 1000"
+            )
+    for _ in range(READERS):
+        assert await engine.rows("SELECT 1") == [[1]]
+
+
+async def test_an_error_of_a_stream_comes_after_what_was_read_before_it(
+    engine: EmbeddedEngine,
+) -> None:
+    sql = "SELECT number, throwIf(number = 250000) FROM numbers(300000)"
+    for _ in range(10):  # more often than there are readers
+        read = Read()
+        with pytest.raises(EngineError) as failed:
+            await read.all(engine, sql)
+        assert failed.value.code == 395
+        assert read.size > 1 << 20
+    assert await nothing_runs(engine)
+
+
+async def test_a_stream_gives_everything_in_order_and_in_pieces(engine: EmbeddedEngine) -> None:
+    sql = "SELECT number FROM numbers(100000) ORDER BY number"
+    seen = b""
+    pieces = 0
+    async with aclosing(engine.read_native(sql, {}, 1 << 16)) as stream:
+        async for chunk in stream:
+            seen += chunk
+            pieces += 1
+    numbers = b"".join(number.to_bytes(8, "little") for number in range(100000))
+    assert len(numbers) < len(seen) < len(numbers) * 1.01
+    assert pieces > 5
+
+
+async def test_a_stream_of_nothing_ends_at_once(engine: EmbeddedEngine) -> None:
+    stream = engine.read_native("SELECT number FROM numbers(0)", {}, 1 << 20)
+    assert [chunk async for chunk in stream] == []
+
+
+async def test_pieces_of_large_values_are_about_as_large_as_asked_for(
+    engine: EmbeddedEngine,
+) -> None:
+    for n in range(10):
+        await insert(engine, block(n * 10, *[os.urandom(1 << 20)] * 10), str(n))
+    sql = "SELECT offset, value FROM messages ORDER BY topic, partition, offset"
+    async with aclosing(engine.read_native(sql, {}, 1 << 20)) as stream:
+        sizes = [len(chunk) async for chunk in stream]
+    assert sum(sizes) > 100 << 20
+    assert max(sizes) < 16 << 20
+
+
+async def test_a_stream_that_is_left_ends_its_query_and_frees_its_reader(
+    engine: EmbeddedEngine,
+) -> None:
+    for _ in range(10):  # more often than there are readers
+        async with asyncio.timeout(LIMIT_S):
+            endless = engine.read_native("SELECT number FROM system.numbers", {}, 1 << 20)
+            async with aclosing(endless) as stream:
+                async for _ in stream:
+                    break
+    async with asyncio.timeout(LIMIT_S):
+        while not await nothing_runs(engine):
+            pass
+
+
+async def test_more_streams_than_readers_take_turns(engine: EmbeddedEngine) -> None:
+    async def size(count: int) -> int:
+        stream = engine.read_native(f"SELECT 'zzz' AS n FROM numbers({count})", {}, 1 << 20)
+        return sum([chunk.count(b"zzz") async for chunk in stream])
+
+    counts = [100 * n for n in range(1, 21)]
+    async with asyncio.timeout(LIMIT_S):
+        assert await asyncio.gather(*map(size, counts)) == counts
+
+
+@pytest.fixture
+async def busy(engine: EmbeddedEngine) -> EmbeddedEngine:
+    """An engine whose callers went away at any moment of a query or a stream."""
+
+    async def stream() -> None:
+        sql = "SELECT number, sleepEachRow(0.0001) FROM numbers(300)"
+        async with aclosing(engine.read_native(sql, {}, 1)) as chunks:
+            async for _ in chunks:
+                pass
+
+    for turn in range(40):
+        callers = [
+            asyncio.create_task(stream()),
+            asyncio.create_task(engine.rows("SELECT sum(sleepEachRow(0.0001)) FROM numbers(300)")),
+            asyncio.create_task(engine.execute("SELECT 1")),
+        ]
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        await asyncio.wait(callers, timeout=turn / 2000)
+        for caller in callers:
+            caller.cancel()
+        if turn % 3 == 0:
+            await asyncio.sleep(0)
+            for caller in callers:
+                caller.cancel()  # impatient: again, while the first is being obeyed
+        await asyncio.gather(*callers, return_exceptions=True)
+    return engine
+
+
+async def test_callers_that_leave_at_any_moment_mix_up_nobodys_answers(
+    busy: EmbeddedEngine,
+) -> None:
+    async def ask(number: int) -> bool:
+        stream = busy.read_native(f"SELECT {number}::UInt64 AS n", {}, 1 << 20)
+        streamed = b"".join([chunk async for chunk in stream])
+        return (
+            await busy.rows(f"SELECT {number}") == [[number]]
+            and number.to_bytes(8, "little") in streamed
+        )
+
+    async with asyncio.timeout(LIMIT_S):
+        assert await asyncio.gather(*(ask(number) for number in range(1000, 1040))) == [True] * 40
+    assert await nothing_runs(busy)
+
+
+async def test_a_statement_that_fails_after_its_caller_left_twice_harms_no_other(
+    engine: EmbeddedEngine,
+) -> None:
+    sql = "SELECT throwIf(number = 300), sleepEachRow(0.0001) FROM numbers(1000)"
+    for _ in range(5):
+        callers = [
+            asyncio.create_task(engine.rows(f"{sql} SETTINGS max_block_size = 100"))
+            for _ in range(READERS)
+        ]
+        await asyncio.wait(callers, timeout=0.001)
+        for _ in range(2):
+            for caller in callers:
+                caller.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(*callers, return_exceptions=True)
+        answers = await asyncio.gather(*(engine.rows(f"SELECT {n}") for n in range(8)))
+        assert answers == [[[n]] for n in range(8)]
+
+
+async def test_closing_waits_for_what_runs(tmp_path: Path) -> None:
+    engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+    running = asyncio.create_task(engine.rows("SELECT sum(sleepEachRow(0.01)) FROM numbers(20)"))
+    while not await engine.rows("SELECT 1 FROM system.processes WHERE query LIKE '%Each%0.01%'"):
+        pass
+    await engine.close()
+    assert await running == [[0]]
+
+
+# --- Inserting ---
+
+
+async def test_a_block_is_stored_once_per_token(engine: EmbeddedEngine) -> None:
+    for _ in range(3):
+        await insert(engine, block(0, b"a", b"b"), "token")
+    assert await values(engine) == ["a", "b"]
+    await insert(engine, block(0, b"a", b"b"), "other token")
+    assert await values(engine) == ["a", "a", "b", "b"]
+
+
+async def test_a_token_counts_in_every_lane(engine: EmbeddedEngine) -> None:
+    for lane in range(LANES):
+        await insert(engine, block(0, b"a"), "token", lane)
+    assert await values(engine) == ["a"]
+
+
+async def test_a_token_is_still_known_after_a_restart_and_a_merge(tmp_path: Path) -> None:
+    for _ in range(2):
+        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+        await migrate(engine)
+        for n in range(5):
+            await insert(engine, block(n, b"%d" % n), f"token {n}")
+        await engine.execute("OPTIMIZE TABLE messages FINAL")
+        assert await values(engine) == ["0", "1", "2", "3", "4"]
+        await engine.close()
+
+
+async def test_the_last_hundreds_of_tokens_are_known(engine: EmbeddedEngine) -> None:
+    for n in [*range(200), *range(200)]:
+        await insert(engine, block(n, b"x"), f"token {n}")
+    assert await engine.rows("SELECT count() FROM messages") == [[200]]
+
+
+async def test_a_block_is_one_part_however_large(engine: EmbeddedEngine) -> None:
+    await engine.execute("SYSTEM STOP MERGES messages")
+    large = block(0, *[b"x" * 1000] * 20_000)
+    await insert(engine, large, "large")
+    rows = await engine.rows("SELECT rows FROM system.parts WHERE table = 'messages' AND active")
+    assert rows == [[20_000]]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda data: b"garbage", id="no block at all"),
+        pytest.param(lambda data: data[:-1], id="cut at its end"),
+        pytest.param(lambda data: data[: len(data) // 2], id="cut in the middle"),
+        pytest.param(lambda data: data.replace(b"offset", b"0ffset"), id="an unknown column"),
+        pytest.param(lambda data: data.replace(b"Int64", b"Int63"), id="an unknown type"),
+        pytest.param(lambda data: data + b"more", id="garbage behind it"),
+    ],
+)
+async def test_a_block_that_is_wrong_is_rejected_whole_and_the_lane_goes_on(
+    engine: EmbeddedEngine, spoil: object
+) -> None:
+    assert callable(spoil)
+    good = block(0, *(b"%d" % n for n in range(100)))
+    for _ in range(3):
+        with pytest.raises(InsertRejected) as rejected:
+            await insert(engine, spoil(good), "bad")
+        assert rejected.value.code > 0
+    assert await values(engine) == []
+    await insert(engine, good, "good")
+    assert len(await values(engine)) == 100
+
+
+async def test_a_rejected_token_may_come_again(engine: EmbeddedEngine) -> None:
+    with pytest.raises(InsertRejected):
+        await insert(engine, block(0, b"a")[:-1], "token")
+    await insert(engine, block(0, b"a"), "token")
+    assert await values(engine) == ["a"]
+
+
+async def test_an_insert_into_no_table_is_rejected_with_its_code(engine: EmbeddedEngine) -> None:
+    with pytest.raises(InsertRejected) as rejected:
+        await engine.insert_block(0, "nowhere", COLUMNS, block(0, b"a"), "token")
+    assert rejected.value.code == 60
+
+
+async def test_what_the_table_refuses_is_rejected_whole(engine: EmbeddedEngine) -> None:
+    await engine.execute("ALTER TABLE messages ADD CONSTRAINT c CHECK offset != 70")
+    with pytest.raises(InsertRejected) as rejected:
+        await insert(engine, block(0, *[b"x"] * 100), "token")
+    assert rejected.value.code == 469  # VIOLATED_CONSTRAINT
+    assert await values(engine) == []
+    await insert(engine, block(0, *[b"x"] * 70), "token")
+    assert len(await values(engine)) == 70
+
+
+async def test_inserts_leave_no_file_open(engine: EmbeddedEngine) -> None:
+    def open_blocks() -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # the engine's own files come and go meanwhile
+                found += "memfd:block" in os.readlink(f"/proc/self/fd/{fd}")
+        return found
+
+    await insert(engine, block(0, b"x"), "first")
+    for n in range(1, 30):
+        await insert(engine, block(n, b"x"), f"token {n}")
+        with pytest.raises(InsertRejected):
+            await insert(engine, b"garbage", f"bad {n}")
+    assert open_blocks() == 0
+
+
+async def test_what_does_not_pass_is_rejected_in_the_end(engine: EmbeddedEngine) -> None:
+    await insert(engine, block(0, b"a"), "first")
+    await engine.execute("ALTER TABLE messages MODIFY SETTING parts_to_throw_insert = 1")
+    with pytest.raises(InsertRejected) as rejected:
+        await insert(engine, block(1, b"b"), "second")
+    assert rejected.value.code == 252  # TOO_MANY_PARTS
+    await engine.execute("ALTER TABLE messages RESET SETTING parts_to_throw_insert")
+    await insert(engine, block(1, b"b"), "second")
+    assert await values(engine) == ["a", "b"]
+
+
+async def test_a_view_of_a_user_that_fails_does_not_fail_the_log(engine: EmbeddedEngine) -> None:
+    await engine.execute("CREATE TABLE copy (n UInt8) ENGINE = Memory")
+    await engine.execute(
+        "CREATE MATERIALIZED VIEW broken TO copy AS SELECT throwIf(1) AS n FROM messages"
+    )
+    await insert(engine, block(0, b"a"), "token")
+    assert await values(engine) == ["a"]
+
+
+async def test_an_insert_whose_caller_leaves_is_stored_once_and_the_lane_goes_on(
+    engine: EmbeddedEngine,
+) -> None:
+    for n in range(20):
+        caller = asyncio.create_task(insert(engine, block(n, b"%d" % n), str(n)))
+        for _ in range(n % 4 + 1):
+            await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        await insert(engine, block(n, b"%d" % n), str(n))
+    assert await values(engine) == [str(n) for n in range(20)]
+
+
+async def test_lanes_insert_beside_each_other(engine: EmbeddedEngine) -> None:
+    async def lane(number: int) -> None:
+        for n in range(20):
+            await insert(engine, block(number * 100 + n, b"x"), f"{number}/{n}", number)
+
+    await asyncio.gather(*map(lane, range(LANES)))
+    assert await engine.rows("SELECT count(), uniq(offset) FROM messages") == [
+        [20 * LANES, 20 * LANES]
+    ]
+
+
+# --- Dying ---
+
+
+@pytest.mark.parametrize("acknowledged", [1, 30])
+async def test_what_was_stored_is_there_after_kill_9(tmp_path: Path, acknowledged: int) -> None:
+    owner = Owner(tmp_path / "data", OPEN_AND_INSERT)
+    for _ in range(acknowledged):
+        last = int(owner.line())
+    owner.kill()
+    engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+    try:
+        stored = [int(str(value)) for value in await values(engine)]
+        assert stored == list(range(len(stored)))
+        assert len(stored) >= last + 10
+        assert len(stored) % 10 == 0, "a block is there whole or not at all"
+        # The dead process's tokens are known: its last block, repeated, is a duplicate.
+        last_block = block(len(stored) - 10, *(b"%d" % n for n in stored[-10:]))
+        await insert(engine, last_block, f"t{len(stored) - 10}")
+        assert await values(engine) == [json.dumps(n) for n in stored]
+    finally:
+        await engine.close()

@@ -1,0 +1,80 @@
+"""What a broker is told when the engine's disk fails in the middle of an insert: nothing."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from broker.config import Settings
+from sql.http.interface import application
+from sql.http.trusted import EngineInterface
+from storage.embedded import EmbeddedEngine
+from storage.engine import StorageFault
+from tests.support.sql_client import ANSWER_LIMIT_S
+
+INSERT = "INSERT INTO rows FORMAT TSV\n1\n"
+
+
+class FailingDisk:
+    """An engine of which every insert may have lost a write, once `fails` is set."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+        self.read_nice = engine.read_nice
+        self.fails = False
+
+    def handle(self, *statements: str) -> Any:
+        return self._engine.handle(*statements)
+
+    @contextmanager
+    def watched_write(self, handle: Any) -> Iterator[None]:
+        with self._engine.watched_write(handle):
+            yield
+        if self.fails:
+            raise StorageFault("the disk was full")
+
+
+@pytest.fixture
+def disk(engine: EmbeddedEngine) -> FailingDisk:
+    return FailingDisk(engine)
+
+
+@pytest.fixture
+async def interface(disk: FailingDisk, tmp_path: Path) -> EngineInterface:
+    return EngineInterface(disk, Settings(data_dir=tmp_path))
+
+
+@pytest.fixture
+async def url(interface: EngineInterface) -> AsyncIterator[str]:
+    runner = web.AppRunner(application(interface))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=ANSWER_LIMIT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield session
+
+
+async def test_an_insert_that_may_have_lost_a_write_is_not_answered_and_ends_the_engine(
+    disk: FailingDisk, interface: EngineInterface, url: str, client: aiohttp.ClientSession
+) -> None:
+    create = "CREATE TABLE rows (x Int8) ENGINE = MergeTree ORDER BY x"
+    async with client.post(url, data=create) as answer:
+        assert answer.status == 200
+    async with client.post(url, data=INSERT) as answer:
+        assert answer.status == 200
+    assert not interface.fault.done()
+    disk.fails = True
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await client.post(url, data=INSERT)
+    with pytest.raises(StorageFault):
+        await interface.fault

@@ -1,0 +1,351 @@
+"""Fences on a real engine: what a session that is over still sends changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from uuid import UUID
+
+import pytest
+
+from broker.log.fence import block_token, burn, fence
+from common.clock import DAY_MS
+from protocol._records import BlockBuilder
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, InsertOutcomeUnknown, Parameter
+from storage.engine import Row as EngineRow
+from tests.support.log_parts import ScriptedEngine, header_of, plain
+
+SESSION = 41
+DAY = 20_000
+"""2024-10-04: all that a session does in these tests is of this day, or of the next one."""
+LIMIT_S = 30.0
+COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
+
+
+def topic_id_of(session: int) -> UUID:
+    """Each session has a topic, and each of its lanes a partition of it."""
+    return UUID(int=(1 << 100) + session)
+
+
+async def send(
+    engine: EmbeddedEngine | ScriptedEngine,
+    number: int,
+    *,
+    lane: int = 0,
+    day: int = DAY,
+    session: int = SESSION,
+) -> None:
+    """A block of the session, as its lane sends it: one row, whose offset is the number."""
+    batch = plain(f"{lane}/{number}".encode())
+    builder = BlockBuilder(day * DAY_MS + DAY_MS // 2)
+    topic_id = topic_id_of(session).bytes
+    builder.append("t", topic_id, lane, number, 0, header_of(batch.data), batch.data[61:], None)
+    token = block_token(session, lane, number)
+    await engine.insert_block(lane, "messages", COLUMNS, builder.finish(), token)
+
+
+async def stored(engine: EmbeddedEngine, lane: int = 0, session: int = SESSION) -> list[int]:
+    """The numbers of the lane's blocks that are in the table."""
+    rows = await engine.rows(
+        "SELECT offset FROM messages WHERE topic = 't' AND topic_id = {id:UUID}"
+        " AND partition = {lane:Int32} ORDER BY offset",
+        {"id": str(topic_id_of(session)), "lane": lane},
+    )
+    return [int(str(offset)) for (offset,) in rows]
+
+
+async def fence_rows(engine: EmbeddedEngine) -> int:
+    rows = await engine.rows("SELECT count() FROM messages WHERE topic = ''")
+    return int(str(rows[0][0]))
+
+
+async def fence_rows_are_gone(engine: EmbeddedEngine) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await fence_rows(engine):  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
+    return ScriptedEngine(engine)
+
+
+# --- What a fence does ---
+
+
+@pytest.mark.parametrize("behind", [0, 1, 5, 300])
+async def test_a_fence_finds_the_last_block_however_old_the_count_and_the_next_never_lands(
+    engine: EmbeddedEngine, behind: int
+) -> None:
+    counted = 4
+    for number in range(1, counted + behind + 1):
+        await send(engine, number)
+    await fence(engine, SESSION, [counted], DAY)
+    found = await stored(engine)
+    assert found == list(range(1, counted + behind + 1))
+    await send(engine, counted + behind + 1)
+    assert await stored(engine) == found
+
+
+async def test_a_late_block_changes_nothing_even_when_the_rows_of_the_fence_are_gone(
+    engine: EmbeddedEngine,
+) -> None:
+    await send(engine, 1)
+    await fence(engine, SESSION, [1], DAY)
+    await fence_rows_are_gone(engine)
+    await engine.execute("OPTIMIZE TABLE messages FINAL")
+    await send(engine, 2)
+    await send(engine, 2)
+    assert await stored(engine) == [1]
+
+
+async def test_a_session_that_never_wrote_is_fenced_at_its_first_block(
+    engine: EmbeddedEngine,
+) -> None:
+    await fence(engine, SESSION, [0], DAY)
+    await send(engine, 1)
+    assert await stored(engine) == []
+
+
+async def test_a_block_that_lands_just_before_the_fence_is_in_the_log_and_the_one_after_is_not(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    await send(engine, 1)
+    scripted.gate.clear()
+    fencing = asyncio.create_task(fence(scripted, SESSION, [1], DAY))
+    await scripted.next_insert()
+    await send(engine, 2)
+    scripted.gate.set()
+    await fencing
+    await send(engine, 3)
+    assert await stored(engine) == [1, 2]
+
+
+async def test_every_lane_is_fenced_for_itself(engine: EmbeddedEngine) -> None:
+    last = (3, 0, 7)
+    for lane, numbers in enumerate(last):
+        for number in range(1, numbers + 1):
+            await send(engine, number, lane=lane)
+    await fence(engine, SESSION, [2, 0, 1], DAY)
+    for lane, numbers in enumerate(last):
+        await send(engine, numbers + 1, lane=lane)
+        assert await stored(engine, lane) == list(range(1, numbers + 1))
+
+
+async def test_other_sessions_go_on(engine: EmbeddedEngine) -> None:
+    other = SESSION + 1
+    await send(engine, 1, session=other)
+    await fence(engine, SESSION, [0, 0], DAY)
+    await send(engine, 2, session=other)
+    assert await stored(engine, session=other) == [1, 2]
+
+
+# --- Midnight ---
+
+
+async def test_a_fence_holds_on_both_days_that_a_session_may_write(engine: EmbeddedEngine) -> None:
+    """A block that is late may have been made before midnight or after it."""
+    cases = [(last, late) for last in (DAY, DAY + 1) for late in (DAY, DAY + 1)]
+    for session, (last, late) in enumerate(cases):
+        for number in range(1, 6):
+            await send(engine, number, day=DAY if number < 3 else last, session=session)
+        await fence(engine, session, [2], DAY)
+        await send(engine, 6, day=late, session=session)
+        assert await stored(engine, session=session) == [1, 2, 3, 4, 5], (last, late)
+    await fence_rows_are_gone(engine)
+
+
+# --- Again, and by several ---
+
+
+async def test_a_fence_may_be_made_again_before_and_after_its_rows_are_gone(
+    engine: EmbeddedEngine,
+) -> None:
+    for number in range(1, 8):
+        await send(engine, number)
+    for _ in range(2):
+        await fence(engine, SESSION, [2], DAY)
+    await fence_rows_are_gone(engine)
+    await fence(engine, SESSION, [2], DAY)
+    await send(engine, 8)
+    assert await stored(engine) == [1, 2, 3, 4, 5, 6, 7]
+    await fence_rows_are_gone(engine)
+
+
+async def test_a_fence_that_broke_off_anywhere_is_completed_by_the_next(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    probes = 7  # of 2, 4, 8, 16, 12, 10 and 11
+    for session in range(probes):
+        for number in range(1, 11):
+            await send(engine, number, session=session)
+        scripted.faults += [*[None] * session, "unknown though stored"]
+        with pytest.raises(InsertOutcomeUnknown):
+            await fence(scripted, session, [1], DAY)
+        await fence(scripted, session, [1], DAY)
+        await send(engine, 11, session=session)
+        assert await stored(engine, session=session) == list(range(1, 11))
+
+
+class LaggingReplica(ScriptedEngine):
+    """Reads do not see any fence rows until it has caught up."""
+
+    caught_up = False
+
+    def catch_up(self) -> None:
+        self.caught_up = True
+
+    async def rows(
+        self, sql: str, params: Mapping[str, Parameter] | None = None
+    ) -> list[EngineRow]:
+        if not self.caught_up:
+            return [[0]]
+        self.caught_up = False
+        return await super().rows(sql, params)
+
+
+async def test_the_row_of_a_fence_that_broke_off_is_seen_on_a_replica_that_lags(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    """A number that seems used, and is not, would hide the end of the log below it."""
+    for number in range(1, 6):
+        await send(engine, number)
+    scripted.faults += [None, None, None, "unknown though stored"]  # 1, 2 and 4 are used, 8 not
+    with pytest.raises(InsertOutcomeUnknown):
+        await fence(scripted, SESSION, [0], DAY)
+    lagging = LaggingReplica(engine)
+    await fence(lagging, SESSION, [0], DAY, lagging.catch_up)
+    await send(engine, 6)
+    assert await stored(engine) == [1, 2, 3, 4, 5]
+
+
+async def test_a_fence_that_cannot_look_for_its_row_fails(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    scripted.failing_rows.append("FROM messages")
+    with pytest.raises(EngineError):
+        await fence(scripted, SESSION, [0], DAY)
+
+
+async def test_two_that_fence_at_once_find_the_same_end(engine: EmbeddedEngine) -> None:
+    for last in (1, 2, 6, 40):
+        for number in range(1, last + 1):
+            await send(engine, number, session=last)
+        await asyncio.gather(*(fence(engine, last, [1], DAY) for _ in range(2)))
+        await send(engine, last + 1, session=last)
+        assert await stored(engine, session=last) == list(range(1, last + 1))
+
+
+async def test_a_fence_against_a_lane_at_full_speed_cuts_it_off_at_one_number(
+    engine: EmbeddedEngine,
+) -> None:
+    """The lane is stopped by what it sees: a block that returns and is not there."""
+
+    at_speed = asyncio.Event()
+
+    async def lane() -> int:
+        number = 0
+        while True:
+            number += 1
+            if number == 20:
+                at_speed.set()
+            await send(engine, number, lane=1)
+            if (await stored(engine, 1))[-1:] != [number]:
+                return number
+
+    writing = asyncio.create_task(lane())
+    await at_speed.wait()
+    async with asyncio.timeout(LIMIT_S):
+        await fence(engine, SESSION, [0, 3], DAY)
+        cut_off = await writing
+    assert await stored(engine, 1) == list(range(1, cut_off))
+
+
+# --- Rows ---
+
+
+async def test_rows_that_cannot_be_deleted_do_no_harm(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await send(engine, 1)
+    scripted.failing_rows += ["DELETE FROM", "DELETE FROM"]
+    await fence(scripted, SESSION, [0], DAY)
+    assert await fence_rows(engine) > 0
+    assert "stay in the table" in caplog.text
+    await send(engine, 2)
+    assert await stored(engine) == [1]
+
+
+async def test_a_fence_takes_nothing_but_its_own_rows(engine: EmbeddedEngine) -> None:
+    await send(engine, 1)
+    await send(engine, 1, day=DAY + 1, session=SESSION + 1)
+    await fence(engine, SESSION, [0], DAY)
+    await fence_rows_are_gone(engine)
+    assert await stored(engine) == await stored(engine, session=SESSION + 1) == [1]
+
+
+# --- Burning a number ---
+
+
+async def burn_number(
+    engine: EmbeddedEngine | ScriptedEngine, number: int, session: int = SESSION
+) -> bool:
+    return await burn(engine, session, 0, number, DAY * DAY_MS + DAY_MS // 2)
+
+
+async def test_a_burnt_number_takes_no_block_any_more(engine: EmbeddedEngine) -> None:
+    await send(engine, 1)
+    assert await burn_number(engine, 2)
+    await send(engine, 2)
+    await send(engine, 3)
+    assert await stored(engine) == [1, 3]
+    await fence_rows_are_gone(engine)
+
+
+async def test_the_number_of_a_stored_block_cannot_be_burnt(engine: EmbeddedEngine) -> None:
+    await send(engine, 1)
+    assert not await burn_number(engine, 1)
+    assert await stored(engine) == [1]
+
+
+async def test_a_burn_of_unknown_outcome_is_repeated(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    scripted.faults.append("unknown though stored")
+    with pytest.raises(InsertOutcomeUnknown):
+        await burn_number(scripted, 1)
+    assert await burn_number(scripted, 1)
+
+
+async def test_a_late_burn_leaves_the_rows_of_a_fence_that_is_not_complete(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    await send(engine, 1, lane=1)
+    scripted.faults.append("unknown though stored")
+    with pytest.raises(InsertOutcomeUnknown):
+        await fence(scripted, SESSION, [7, 1], DAY)
+    before = await fence_rows(engine)
+    assert await burn(engine, SESSION, 1, 2, DAY * DAY_MS)
+    running = "SELECT 1 FROM system.mutations WHERE NOT is_done LIMIT 1"
+    async with asyncio.timeout(LIMIT_S):
+        while await engine.rows(running):  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.01)
+    assert await fence_rows(engine) == before > 0
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "not deleted"])
+async def test_a_fence_goes_past_burnt_numbers_whether_or_not_their_rows_are_still_there(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, deleted: bool
+) -> None:
+    for session, burnt in enumerate([{3}, {2, 3}, {5}, {2, 3, 4, 5}, {1, 2, 3, 4, 5}]):
+        for number in range(1, 6):
+            if number in burnt:
+                if not deleted:
+                    scripted.failing_rows.append("DELETE FROM")
+                assert await burn_number(scripted, number, session)
+            else:
+                await send(engine, number, session=session)
+        await fence(scripted, session, [0], DAY)
+        await send(engine, 6, session=session)
+        assert await stored(engine, session=session) == sorted({1, 2, 3, 4, 5} - burnt)

@@ -1,0 +1,192 @@
+"""What one broker of a cluster does for all, and when it has to wait for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from broker.cluster.housekeeping import Housekeeping, keeper_of
+from broker.cluster.leases import Session, SessionState
+from broker.cluster.topics import SharedCatalog
+from broker.config import Settings
+from broker.log.tail_cache import TailCache
+from broker.store import Store
+from broker.topics import Topic
+from storage.embedded import EmbeddedEngine
+from storage.slot_map import SlotMap
+from tests.engine.test_shared_topics import Half, Rows
+
+SLOTS = 4
+MINUTE_MS = 60_000
+NOW_MS = 1_700_000_040_000 - 1_700_000_040_000 % MINUTE_MS
+
+
+def session(session_id: int, **more: int | dict[str, int] | SessionState) -> Session:
+    made = Session(session_id, session_id, "host", 9092, None, 9000)
+    return replace(made, **more)  # type: ignore[arg-type]  # by name
+
+
+@dataclass
+class Known:
+    """This broker is session 1 and owns the first two slots; session 2 has the others."""
+
+    session_id: int = 1
+    slot_map: SlotMap | None = field(
+        default_factory=lambda: (
+            SlotMap.first([("a", range(SLOTS))], SLOTS).claim([0, 1], 1).claim([2, 3], 2)
+        )
+    )
+    sessions: dict[int, Session] = field(
+        default_factory=lambda: {1: session(1), 2: session(2, append_floors={"a": NOW_MS})}
+    )
+
+
+@dataclass
+class Here:
+    away: bool = False
+
+
+class House:
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine = engine
+        self.known = Known()
+        self.shard = Here()
+        self.now_ms = NOW_MS + 5_000
+        self.topics = Rows()
+        self.catalog = SharedCatalog(
+            self.topics, Rows(), Settings(), Half(0), list, self._no_offsets
+        )
+        store = Store("a", engine, Settings(), TailCache(0), lambda: True)
+        self.keeping = Housekeeping(
+            self.known, self.catalog, {"a": store}, {"a": self.shard}, 0, lambda: self.now_ms
+        )
+
+    async def _no_offsets(self, *_: object) -> None:
+        """Nobody has committed any."""
+
+    async def record(self, topic: Topic, offset: int, at_ms: int) -> None:
+        await self.engine.execute(
+            "INSERT INTO messages (topic, topic_id, partition, offset, append_time) SELECT"
+            " {topic:String}, {id:UUID}, 0, {offset:Int64}, fromUnixTimestamp64Milli({at:Int64})",
+            {"topic": topic.name, "id": str(topic.topic_id), "offset": offset, "at": at_ms},
+        )
+
+    async def counted(self) -> int:
+        rows = await self.engine.rows("SELECT sum(records) FROM partition_minutes")
+        return int(str(rows[0][0]))
+
+
+@pytest.fixture
+def house(engine: EmbeddedEngine) -> House:
+    return House(engine)
+
+
+async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_long_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await house.catalog.create("orders", 2, {})
+    gone = await house.catalog.create("gone", 1, {})
+    await house.keeping.round()
+    live = "SELECT name, partitions FROM topics ORDER BY name"
+    assert await house.engine.rows(live) == [["gone", 1], ["orders", 2]]
+    await house.catalog.delete(gone)
+    await house.catalog.add_partitions(topic, 5)
+    await house.keeping.round()
+    assert await house.engine.rows(live) == [["gone", 1], ["orders", 5]]
+    monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
+    await house.keeping.round()
+    assert await house.engine.rows(live) == [["orders", 5]]
+
+
+async def test_the_log_is_counted_when_every_broker_has_left_the_minute(house: House) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    await house.record(topic, 0, NOW_MS - 30_000)
+    house.known.sessions[2] = session(2, append_floors={"a": NOW_MS - 1})
+    await house.keeping.round()
+    assert await house.counted() == 0, "session 2 may still write into that minute"
+    house.known.sessions[2] = session(2, append_floors={"a": NOW_MS})
+    await house.keeping.round()
+    assert await house.counted() == 1
+    house.now_ms += 1_000
+    await house.keeping.round()
+    assert await house.counted() == 1
+
+
+async def test_rows_below_the_start_of_their_log_are_removed(house: House) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    for offset in range(5):
+        await house.record(topic, offset, NOW_MS - 30_000)
+    await house.keeping.round()  # the shard is told of the topic
+    await house.engine.execute(
+        "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, 3, 5", {"id": str(topic.topic_id)}
+    )
+    await house.keeping.round()
+    async with asyncio.timeout(30.0):
+        while await house.engine.rows("SELECT count() FROM messages") != [[2]]:  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.02)
+
+
+async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(
+    house: House,
+) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    await house.record(topic, 0, NOW_MS - 30_000)
+    house.known.sessions[2] = session(2, state=SessionState.DEAD)
+    await house.keeping.round()
+    assert await house.counted() == 0, "its last block may still land"
+    assert house.known.slot_map is not None
+    house.known.slot_map = house.known.slot_map.claim([2, 3], 1)
+    await house.keeping.round()
+    assert await house.counted() == 1
+
+
+async def test_two_keepers_count_a_minute_once(house: House) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    await house.record(topic, 0, NOW_MS - 30_000)
+    other = House(house.engine)
+    other.catalog = house.catalog
+    await house.keeping.round()
+    other_rollup = other.keeping._rollups["a"]
+    await other_rollup._count_window(NOW_MS - MINUTE_MS, NOW_MS)  # it had begun before
+    assert await house.counted() == 1
+
+
+async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_gone(
+    house: House,
+) -> None:
+    topic = await house.catalog.create("orders", 1, {})
+    await house.record(topic, 0, NOW_MS)
+    await house.catalog.delete(topic)
+    await house.keeping.round()  # tells the others
+    await house.catalog.refresh()
+    await house.keeping.round()
+    assert await house.engine.rows("SELECT count() FROM messages") == [[1]]
+    house.known.sessions = {
+        number: replace(one, topics_seen=house.catalog.seen)
+        for number, one in house.known.sessions.items()
+    }
+    await house.keeping.round()
+    async with asyncio.timeout(30):  # the engine deletes behind
+        while await house.engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await house.catalog.deleted() == []
+    rows = await house.engine.rows("SELECT argMax(state, version) FROM topic_versions")
+    assert rows == [["deleted"]]
+
+
+async def test_a_shard_that_is_away_is_left_alone(house: House) -> None:
+    await house.catalog.create("orders", 1, {})
+    house.shard.away = True
+    await house.keeping.round()
+    assert await house.engine.rows("SELECT count() FROM topics") == [[0]]
+
+
+def test_the_owner_of_the_first_slot_of_a_shard_keeps_its_house() -> None:
+    slots = SlotMap.first([("a", range(2)), ("b", range(2, 4))], 4).claim([0, 1], 7).claim([2], 8)
+    assert keeper_of(slots, "a") == 7
+    assert keeper_of(slots, "b") == 8
+    assert keeper_of(slots.move([0, 1], "b"), "b") == 7
+    assert keeper_of(slots.move([0, 1], "b"), "a") == 7, "it has old rows all the same"
+    assert keeper_of(slots, "c") is None

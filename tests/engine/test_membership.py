@@ -1,0 +1,702 @@
+"""The shared cache of groups on a real engine: write-through, restarts, crashes, other brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from coordinator.membership import SharedCache
+from coordinator.messages import Client, Committer, GroupRecord, MemberRecord, OffsetCommit
+from coordinator.offsets import CommittedOffsets
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.row_lane import RowLane
+from tests.engine.test_embedded_engine import Owner
+from tests.support.log_parts import LANES
+from tests.support.small_tables import (
+    NODE_ID,
+    OTHER_NODE_ID,
+    Clock,
+    RecordingEngine,
+    make_lane,
+    settled,
+)
+
+ALL_BYTES = bytes(range(256))
+STRANGE_IDS = ["'; DROP TABLE x --", 'quo"te', "new\nline", "nul\0", "\\", "é😀", " ", "{a:String}"]
+LIMIT_S = 30.0
+TOPIC_ID = UUID(int=1)
+COMMITTER = Committer("a", None, 1, Client("c", "h"))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Begins now: the table of heartbeats takes none that are older than a day."""
+    return Clock(time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+async def scripted(engine: EmbeddedEngine) -> RecordingEngine:
+    return RecordingEngine(engine)
+
+
+@pytest.fixture
+async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
+    made = make_lane(scripted)
+    yield made
+    scripted.gate.set()
+    await made.close()
+
+
+@pytest.fixture
+async def cache(scripted: RecordingEngine, lane: RowLane, clock: Clock) -> SharedCache:
+    return SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
+
+
+@pytest.fixture
+async def other(scripted: RecordingEngine, lane: RowLane, clock: Clock) -> SharedCache:
+    """Another broker's."""
+    return SharedCache(scripted, lane, OTHER_NODE_ID, clock_ms=clock)
+
+
+def assignment(*partitions: int, topic: bytes = b"t") -> bytes:
+    count = len(partitions)
+    layout = f">hih{len(topic)}si{count}ii"
+    return struct.pack(layout, 1, 1, len(topic), topic, count, *partitions, -1)
+
+
+def member(name: str, *partitions: int, static: str | None = None) -> MemberRecord:
+    return MemberRecord(
+        name,
+        static,
+        Client(f"client of {name}", "10.0.0.1"),
+        45_000,
+        300_000,
+        (("range", b"\xff\x00sub"), ("sticky", b"")),
+        assignment(*partitions) if partitions else b"",
+        1_700_000_000_000 + sum(name.encode()),
+    )
+
+
+def group(
+    cache: SharedCache,
+    clock: Callable[[], int],
+    *members: MemberRecord,
+    group_id: str = "g",
+    generation: int = 1,
+    state: str = "Stable",
+) -> GroupRecord:
+    return GroupRecord(
+        group_id,
+        cache.next_version(clock()),
+        state,
+        clock(),
+        generation,
+        "consumer",
+        "range" if members else "",
+        members[0].member_id if members else "",
+        members,
+    )
+
+
+async def reloaded(
+    engine: RecordingEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
+) -> SharedCache:
+    """As after a restart."""
+    again = SharedCache(engine, lane, node_id, clock_ms=clock)
+    await again.load()
+    return again
+
+
+def everything(cache: SharedCache) -> dict[str, GroupRecord]:
+    return {record.group_id: record for record in cache.groups()}
+
+
+async def count(engine: RecordingEngine, table: str) -> int:
+    ((number,),) = await engine.rows(f"SELECT count() FROM {table}")
+    return int(str(number))
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not await condition():  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.01)
+
+
+# --- Groups and members ---
+
+
+async def test_a_group_is_as_it_was_after_a_restart(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    first = replace(member("a", 0, 1), assignment=ALL_BYTES, protocols=(("ü", ALL_BYTES),))
+    record = group(cache, clock, first, member("b", 2, static="instance"), member("c"))
+    await cache.store(record)
+    assert cache.get("g") == record
+    assert list(cache.groups()) == [record]
+    assert everything(await reloaded(scripted, lane, clock)) == {"g": record}
+
+
+async def test_any_group_id_is_taken_as_it_is(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    records = [
+        group(cache, clock, member(f"m{group_id}"), group_id=group_id) for group_id in STRANGE_IDS
+    ]
+    await asyncio.gather(*(cache.store(record) for record in records))
+    again = await reloaded(scripted, lane, clock)
+    assert everything(again) == {record.group_id: record for record in records}
+
+
+async def test_members_are_loaded_in_the_order_in_which_they_joined(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    names = ["z", "a", "m"]
+    members = [replace(member(name), join_time_ms=n) for n, name in enumerate(names)]
+    await cache.store(group(cache, clock, *members))
+    again = (await reloaded(scripted, lane, clock)).get("g")
+    assert again is not None
+    assert [one.member_id for one in again.members] == names
+
+
+async def test_a_group_is_seen_when_it_is_stored_and_not_before(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache
+) -> None:
+    record = group(cache, clock, member("a"))
+    scripted.gate.clear()
+    storing = asyncio.create_task(cache.store(record))
+    await scripted.next_insert()
+    assert cache.get("g") is None
+    assert not storing.done()
+    scripted.gate.set()
+    await storing
+    assert cache.get("g") == record
+
+
+async def test_a_group_whose_caller_left_is_seen_once_it_is_stored(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    record = group(cache, clock, member("a"))
+    scripted.gate.clear()
+    storing = asyncio.create_task(cache.store(record))
+    await scripted.next_insert()
+    storing.cancel()
+    await asyncio.gather(storing, return_exceptions=True)
+    scripted.gate.set()
+    await lane.store()
+    assert cache.get("g") == record
+
+
+async def test_members_are_written_before_their_group_and_only_those_that_changed(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    members = [member(f"m{n}") for n in range(10)]
+    await cache.store(group(cache, clock, *members))
+    assert scripted.tables == ["group_member_versions", "consumer_group_versions"]
+    assert await count(scripted, "group_member_versions") == 10
+    members[3] = member("m3", 1, 2)
+    await cache.store(group(cache, clock, *members, generation=2))
+    assert await count(scripted, "group_member_versions") == 11
+    await cache.store(group(cache, clock, *members, generation=3))
+    assert scripted.tables[-1:] == ["consumer_group_versions"]
+    assert len(scripted.tables) == 5
+    assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
+
+
+async def test_members_that_leave_are_gone(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a"), member("b"), member("c")))
+    await cache.store(group(cache, clock, member("b", 1), generation=2))
+    assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
+    await cache.store(group(cache, clock, generation=3, state="Empty"))
+    again = (await reloaded(scripted, lane, clock)).get("g")
+    assert again is not None
+    assert (again.members, again.state, again.generation) == ((), "Empty", 3)
+    await cache.store(group(cache, clock, member("a", 4), generation=4))
+    assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
+
+
+async def test_a_dead_group_is_gone_and_may_be_made_again(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    for generation in range(3):
+        record = group(cache, clock, member("a"), generation=generation)
+        await cache.store(record)
+        assert everything(await reloaded(scripted, lane, clock)) == {"g": record}
+        clock.now_ms -= 5000
+        # Also with members that nobody took out before.
+        await cache.store(replace(record, version=cache.next_version(clock()), state="Dead"))
+        assert cache.get("g") is None
+        assert everything(await reloaded(scripted, lane, clock)) == {}
+        assert await scripted.rows("SELECT * FROM group_members") == []
+
+
+async def test_versions_only_grow(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    versions = []
+    for _ in range(3):
+        versions += [cache.next_version(clock()) for _ in range(3)]
+        await cache.store(group(cache, clock, member("a"), generation=len(versions)))
+        clock.now_ms -= 60_000
+        cache = await reloaded(scripted, lane, clock)
+    assert versions == sorted(set(versions))
+    record = cache.get("g")
+    assert record is not None
+    assert record.generation == 9
+    assert cache.next_version(clock()) > record.version
+
+
+async def test_people_see_groups_members_and_who_reads_what(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache
+) -> None:
+    odd = replace(member("odd"), assignment=b"\xff\xff\xff")
+    await cache.store(group(cache, clock, member("a", 0, 2, static="one"), member("b", 1), odd))
+    await cache.store(group(cache, clock, group_id="dead", state="Dead"))
+    cache.heartbeat("g", "b", clock() + 5)
+    await cache.write_heartbeats()
+    assert await scripted.rows(
+        "SELECT group_id, state, generation, protocol_type, protocol_name, leader, members,"
+        " coordinator FROM consumer_groups"
+    ) == [["g", "Stable", 1, "consumer", "range", "a", 3, NODE_ID]]
+    assert await scripted.rows(
+        "SELECT member_id, group_instance_id, client_id, client_host, protocol_name, assignment,"
+        " heartbeat_time = join_time, toUnixTimestamp64Milli(heartbeat_time) = {b:Int64}"
+        " FROM group_members",
+        {"b": clock() + 5},
+    ) == [
+        ["a", "one", "client of a", "10.0.0.1", "range", {"t": {"0": "a", "2": "a"}}, 1, 0],
+        ["b", None, "client of b", "10.0.0.1", "range", {"t": {"1": "b"}}, 0, 1],
+        ["odd", None, "client of odd", "10.0.0.1", "range", {}, 1, 0],
+    ]
+    assert await scripted.rows(
+        "SELECT group_id, topic, partition, member_id, client_id FROM group_assignments"
+    ) == [
+        ["g", "t", 0, "a", "client of a"],
+        ["g", "t", 1, "b", "client of b"],
+        ["g", "t", 2, "a", "client of a"],
+    ]
+
+
+# --- Faults and crashes ---
+
+
+async def test_a_change_that_is_refused_is_not_seen(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    record = group(cache, clock, member("a"))
+    await cache.store(record)
+    for faults in (["refused"], [None, "refused"]):
+        scripted.faults.extend(faults)
+        with pytest.raises(EngineError):
+            await cache.store(group(cache, clock, member("a", 1), member("b"), generation=2))
+        assert everything(cache) == {"g": record}
+
+
+@pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
+async def test_a_change_of_unknown_outcome_is_made_once(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache, fault: str
+) -> None:
+    scripted.faults.extend([fault, None, fault])
+    await cache.store(group(cache, clock, member("a"), member("b")))
+    assert await count(scripted, "group_member_versions") == 2
+    assert await count(scripted, "consumer_group_versions") == 1
+
+
+async def test_after_a_change_that_was_stored_by_half_the_next_one_is_stored_whole(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    """The rows of its members are in the table; the next record may not agree with them."""
+    old = member("old", 0)
+    await cache.store(group(cache, clock, old, member("leaves")))
+    scripted.faults.extend([None, "refused"])
+    with pytest.raises(EngineError):
+        await cache.store(group(cache, clock, member("old", 5), member("new", 6), generation=2))
+    record = group(cache, clock, old, member("leaves"), generation=3)
+    await cache.store(record)
+    assert everything(await reloaded(scripted, lane, clock)) == {"g": record}
+
+
+async def crash_between_members_and_group(
+    engine: RecordingEngine, cache: SharedCache, record: GroupRecord
+) -> None:
+    """What a `kill -9` leaves: the same as a refusal of the second insert, and nothing after it."""
+    engine.faults.extend([None, "refused"])
+    with pytest.raises(EngineError):
+        await cache.store(record)
+
+
+async def test_a_group_that_was_being_changed_at_a_crash_has_to_rebalance(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    a, b, c = member("a", 0), member("b", 1), member("c", 2)
+    await cache.store(group(cache, clock, a, b, generation=7))
+    lost = group(cache, clock, member("b", 0, 1), c, generation=8)
+    await crash_between_members_and_group(scripted, cache, lost)
+    clock.now_ms += 50
+    for _ in range(2):  # the repair itself survives a restart
+        again = (await reloaded(scripted, lane, clock)).get("g")
+        assert again is not None
+        assert again.version > lost.version
+        assert again == GroupRecord(
+            "g",
+            again.version,
+            "PreparingRebalance",
+            clock.now_ms,
+            8,
+            "consumer",
+            "range",
+            "",  # the leader, a, has left
+            (member("b", 0, 1), c),
+        )
+
+
+@pytest.mark.parametrize("cleaned_up", [False, True])
+async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalance(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache, cleaned_up: bool
+) -> None:
+    """Even when the row that says that it has left was cleaned up just then."""
+    await cache.store(group(cache, clock, member("a", 0), member("b", 1)))
+    lost = group(cache, clock, member("a", 0), generation=2)
+    await crash_between_members_and_group(scripted, cache, lost)
+    if cleaned_up:
+        await scripted.execute("OPTIMIZE TABLE group_member_versions FINAL CLEANUP")
+    again = (await reloaded(scripted, lane, clock)).get("g")
+    assert again is not None
+    assert again.state == "PreparingRebalance"
+    assert [one.member_id for one in again.members] == ["a"]
+    assert again.leader == "a"
+
+
+async def test_members_of_a_group_that_never_came_to_be_are_gone(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a"), group_id="ended"))
+    await cache.store(group(cache, clock, group_id="ended", state="Dead"))
+    for group_id in ("new", "ended"):
+        lost = group(cache, clock, member("lost"), group_id=group_id)
+        await crash_between_members_and_group(scripted, cache, lost)
+    again = await reloaded(scripted, lane, clock)
+    assert everything(again) == {}
+    records = [group(again, clock, member("b"), group_id=g) for g in ("new", "ended")]
+    for record in records:
+        await again.store(record)
+    assert everything(await reloaded(scripted, lane, clock)) == {r.group_id: r for r in records}
+    assert await count(scripted, "group_members") == 2
+
+
+async def test_a_start_cleans_up_after_those_who_are_gone(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    for n in range(5):
+        await cache.store(group(cache, clock, member("a"), member("b"), group_id=f"dead-{n}"))
+        await cache.store(group(cache, clock, group_id=f"dead-{n}", state="Dead"))
+        await cache.store(group(cache, clock, member("stays"), member(f"leaves-{n}")))
+    await cache.store(group(cache, clock, member("stays")))
+    again = await reloaded(scripted, lane, clock)
+    assert await scripted.rows("SELECT member_id FROM group_member_versions") == [["stays"]]
+    assert await scripted.rows("SELECT group_id FROM consumer_group_versions") == [["g"]]
+    assert everything(again) == everything(cache)
+    assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
+
+
+async def test_a_start_goes_on_when_it_cannot_clean_up(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a")))
+    scripted.failing_rows.extend(["OPTIMIZE"] * 2)
+    assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
+
+
+# --- Heartbeats ---
+
+
+async def test_heartbeats_are_known_at_once_and_written_behind(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a"), member("b")))
+    assert cache.heartbeat_ms("g", "a") is None
+    for n in range(3):
+        cache.heartbeat("g", "a", clock() + n)
+    cache.heartbeat("g", "b", clock())
+    assert cache.heartbeat_ms("g", "a") == clock() + 2
+    inserts = len(scripted.inserts)
+    await cache.write_heartbeats()
+    await cache.write_heartbeats()
+    assert len(scripted.inserts) == inserts + 1
+    assert await count(scripted, "group_heartbeats") == 2
+    again = await reloaded(scripted, lane, clock)
+    assert again.heartbeat_ms("g", "a") == clock() + 2
+    assert again.heartbeat_ms("g", "b") == clock()
+
+
+async def test_heartbeats_that_could_not_be_written_are_written_later(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a"), member("b")))
+    cache.heartbeat("g", "a", clock())
+    cache.heartbeat("g", "b", clock())
+    scripted.gate.clear()
+    scripted.faults.append("refused")
+    writing = asyncio.create_task(cache.write_heartbeats())
+    await scripted.next_insert()
+    cache.heartbeat("g", "b", clock() + 9)
+    scripted.gate.set()
+    with pytest.raises(EngineError):
+        await writing
+    await cache.write_heartbeats()
+    again = await reloaded(scripted, lane, clock)
+    assert again.heartbeat_ms("g", "a") == clock()
+    assert again.heartbeat_ms("g", "b") == clock() + 9
+
+
+async def test_nothing_is_kept_of_members_that_are_gone(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    for group_id in ("g", "h"):
+        await cache.store(group(cache, clock, member("a"), member("b"), group_id=group_id))
+        cache.heartbeat(group_id, "a", clock())
+        cache.heartbeat(group_id, "b", clock())
+    await cache.store(group(cache, clock, member("b")))
+    await cache.store(group(cache, clock, group_id="h", state="Dead"))
+    await cache.write_heartbeats()
+    assert cache.heartbeat_ms("g", "a") is None
+    assert cache.heartbeat_ms("g", "b") == clock()
+    assert cache.heartbeat_ms("h", "b") is None
+    assert await scripted.rows("SELECT group_id, member_id FROM group_heartbeats") == [["g", "b"]]
+
+
+# --- Other brokers ---
+
+
+async def test_what_another_broker_stores_is_seen(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("mine"), group_id="mine"))
+    mine = everything(cache)
+    await other.store(group(other, clock, member("a", 0), member("b")))
+    other.heartbeat("g", "a", clock())
+    await other.write_heartbeats()
+    await cache.refresh()
+    assert everything(cache) == mine | everything(other)
+    assert cache.heartbeat_ms("g", "a") == clock()
+    await other.store(group(other, clock, member("a", 0, 1), generation=2))
+    await other.store(group(other, clock, member("x"), group_id="h"))
+    await cache.refresh()
+    assert everything(cache) == mine | everything(other)
+    await other.store(group(other, clock, state="Dead"))
+    await cache.refresh()
+    assert everything(cache) == mine | everything(other)
+    assert everything(cache).keys() == {"mine", "h"}
+    assert cache.heartbeat_ms("g", "a") is None
+
+
+async def test_the_higher_version_wins_whoever_wrote_it(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+) -> None:
+    await scripted.execute("SYSTEM STOP MERGES")  # they would hide older rows
+    await other.store(group(other, clock, member("a")))
+    await other.store(group(other, clock, member("a"), group_id="h"))
+    await other.store(group(other, clock, group_id="empty", state="Empty"))
+    await cache.refresh()
+    clock.now_ms += 1000
+    record = group(cache, clock, member("b"), generation=5)
+    await cache.store(record)
+    for group_id in ("h", "empty"):
+        await cache.store(group(cache, clock, group_id=group_id, state="Dead"))
+    for _ in range(2):
+        await cache.refresh()
+        assert everything(cache) == {"g": record}
+    await other.refresh()
+    assert everything(other) == {"g": record}
+
+
+async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
+    scripted: RecordingEngine,
+    lane: RowLane,
+    clock: Clock,
+    cache: SharedCache,
+    other: SharedCache,
+) -> None:
+    record = group(other, clock, member("a", 0))
+    await other.store(record)
+    await cache.refresh()
+    changed = group(other, clock, member("a", 5), member("b"), generation=2)
+    await crash_between_members_and_group(scripted, other, changed)
+    late = SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
+    await late.refresh()
+    assert everything(late) == {}
+    await cache.refresh()
+    assert everything(cache) == {"g": record}
+    await other.store(replace(changed, version=other.next_version(clock())))
+    await cache.refresh()
+    assert everything(cache) == everything(other)
+
+
+async def test_heartbeats_of_long_ago_are_not_read(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+) -> None:
+    await other.store(group(other, clock, member("a"), member("b")))
+    other.heartbeat("g", "a", clock() - 121_000)
+    other.heartbeat("g", "b", clock() - 119_000)
+    await other.write_heartbeats()
+    await cache.refresh()
+    assert cache.heartbeat_ms("g", "a") is None
+    assert cache.heartbeat_ms("g", "b") == clock() - 119_000
+
+
+# --- The worker ---
+
+
+async def test_the_worker_reads_writes_and_outlives_refusals(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, other: SharedCache
+) -> None:
+    offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
+    cache = SharedCache(scripted, lane, NODE_ID, offsets, clock, poll_s=0.01, heartbeats_s=0.02)
+    cache.start()
+    try:
+        await cache.store(group(cache, clock, member("mine"), group_id="mine"))
+        cache.heartbeat("mine", "mine", clock())
+
+        async def written() -> bool:
+            return await count(scripted, "group_heartbeats") == 1
+
+        await until(written)
+        scripted.failing_rows.append("consumer_group_versions")
+        await other.store(group(other, clock, member("a")))
+        others = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
+        commit = OffsetCommit("t", TOPIC_ID, 0, 17, -1, "")
+        await others.commit("g", COMMITTER, [commit])
+
+        async def seen() -> bool:
+            return cache.get("g") == other.get("g") and offsets.get("g") == others.get("g")
+
+        await until(seen)
+        assert not scripted.failing_rows
+    finally:
+        await cache.close()
+    assert [task.done() for task in cache.background] == [True]
+
+
+async def test_the_last_heartbeats_are_written_when_the_worker_stops(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a")))
+    cache.start()
+    cache.heartbeat("g", "a", clock() + 1)
+    await cache.close()
+    again = await reloaded(scripted, lane, clock)
+    assert again.heartbeat_ms("g", "a") == clock() + 1
+
+
+async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
+    scripted: RecordingEngine, lane: RowLane, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise AssertionError("a defect")
+
+    cache = SharedCache(scripted, lane, NODE_ID, clock_ms=clock, poll_s=0.01)
+    monkeypatch.setattr(scripted, "rows", broken)
+    cache.start()
+    (worker,) = cache.background
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.wait([worker])
+    with pytest.raises(AssertionError, match="a defect"):
+        worker.result()
+
+
+async def test_a_broker_that_is_alone_asks_one_question_a_round(
+    scripted: RecordingEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cache.store(group(cache, clock, member("a")))
+    cache.heartbeat("g", "a", clock())
+    await cache.write_heartbeats()
+    asked = []
+    rows = scripted.rows
+
+    async def counted(sql: str, *params: dict[str, str | int]) -> list[list[object]]:
+        asked.append(sql)
+        return await rows(sql, *params)
+
+    monkeypatch.setattr(scripted, "rows", counted)
+    await cache.refresh()
+    await settled()
+    assert len(asked) == 1
+
+
+# --- A process that dies ---
+
+CHANGE_GROUPS_FOR_EVER = """
+import asyncio, sys, time
+from pathlib import Path
+from coordinator.membership import SharedCache
+from coordinator.messages import OffsetCommit
+from coordinator.offsets import CommittedOffsets
+from storage.embedded import EmbeddedEngine
+from storage.schema import migrate
+from tests.support.small_tables import NODE_ID, make_lane
+from tests.engine.test_membership import COMMITTER, TOPIC_ID, group, member
+
+def clock():
+    return time.time_ns() // 1_000_000
+
+async def change(cache, offsets, group_id):
+    for generation in range(10**9):
+        leader = member(f"m{generation}", generation)
+        await cache.store(
+            group(cache, clock, leader, member("b"), group_id=group_id, generation=generation)
+        )
+        commit = OffsetCommit("t", TOPIC_ID, 0, generation, -1, "")
+        await offsets.commit(group_id, COMMITTER, [commit])
+        print(group_id, generation, flush=True)
+
+async def main():
+    engine = EmbeddedEngine(Path(sys.argv[1]), 3, fsync=False)
+    await migrate(engine)
+    lane = make_lane(engine)
+    offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
+    cache = SharedCache(engine, lane, NODE_ID, offsets, clock)
+    await cache.load()
+    await offsets.load({"t": TOPIC_ID})
+    print("loaded", -1, flush=True)
+    await asyncio.gather(*(change(cache, offsets, f"g{n}") for n in range(4)))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+    """And every group is one that was, or one that has to rebalance."""
+    clock = Clock(time.time_ns() // 1_000_000)
+    for changes in (1, 40, 97):
+        owner = Owner(tmp_path / "data", CHANGE_GROUPS_FOR_EVER)
+        done: dict[str, int] = {}
+        for _ in range(changes):
+            name, number = owner.line().split()
+            done[name] = int(number)
+        owner.kill()
+        del done["loaded"]
+        engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
+        lane = make_lane(engine)
+        cache = SharedCache(engine, lane, NODE_ID, clock_ms=clock)
+        offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
+        await cache.load()
+        await offsets.load({"t": TOPIC_ID})
+        for group_id, generation in done.items():
+            record, offset = cache.get(group_id), offsets.get(group_id)["t", 0].offset
+            assert record is not None
+            assert min(record.generation, offset) >= generation
+            if record.state != "PreparingRebalance":
+                assert {m.member_id for m in record.members} == {f"m{record.generation}", "b"}
+                assert record.generation - offset in (0, 1)
+        await lane.close()
+        await engine.close()
+        clock.now_ms += 60_000

@@ -1,0 +1,453 @@
+"""Cold reads over a real engine: what was appended, read once for many, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.log import reader as reader_module
+from broker.log.partition import PartitionLog
+from broker.log.places import OnePlace
+from broker.log.reader import ColdReader
+from broker.log.tail_cache import TailCache
+from protocol._records import parse_headers
+from protocol.compression import compress
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.schema import migrate
+from tests.support import record_batches
+from tests.support.log_parts import (
+    ScriptedEngine,
+    header_of,
+    make_appender,
+    make_log,
+    make_topic,
+    numbered,
+    plain,
+    rows_of,
+    tail_rows,
+)
+from tests.support.record_batches import Batch, batch_of
+
+ALL = 1 << 40
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
+    return ScriptedEngine(engine)
+
+
+@pytest.fixture
+async def reader(scripted: ScriptedEngine) -> AsyncIterator[ColdReader]:
+    made = ColdReader(OnePlace(scripted), 64 << 20)
+    yield made
+    scripted.read_gate.set()
+    await made.close()
+
+
+@pytest.fixture
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with much data, with little."""
+    monkeypatch.setattr(reader_module, "_SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 5_000)
+    monkeypatch.setattr(reader_module, "_BATCH_BYTES", 3_000)
+
+
+async def filled(
+    engine: EmbeddedEngine,
+    *batches: Batch,
+    log: PartitionLog | None = None,
+    tail_bytes: int = 64 << 20,
+) -> PartitionLog:
+    """A partition with these batches, in order."""
+    log = log or make_log()
+    appender = make_appender(engine, cache=TailCache(tail_bytes))
+    for batch in batches:
+        appender.append(log, batch.data, header_of(batch.data))
+    await appender.close()
+    return log
+
+
+async def read_all(reader: ColdReader, log: PartitionLog, max_bytes: int = ALL) -> list[bytes]:
+    """As a consumer that starts at the beginning."""
+    found: list[bytes] = []
+    offset = log.log_start_offset
+    while offset < log.high_watermark:
+        batches = await reader.read(log, offset, max_bytes)
+        assert batches, f"nothing at {offset}"
+        found += batches
+        last = header_of(batches[-1])
+        offset = last.base_offset + last.last_offset_delta + 1
+    return found
+
+
+async def several_segments(engine: EmbeddedEngine, *, tail_bytes: int = 64 << 20) -> PartitionLog:
+    """ClickHouse reads 8,192 rows at once, so a segment is that long at least."""
+    batches = (plain(*[b"%d" % n] * 1000) for n in range(35))
+    return await filled(engine, *batches, tail_bytes=tail_bytes)
+
+
+def kept_bytes(reader: ColdReader) -> int:
+    return sum(len(b.data) for segment in reader._segments.values() for b in segment.batches)
+
+
+# --- What comes back ---
+
+
+@st.composite
+def appended(draw: st.DrawFn) -> list[Batch]:
+    """Batches as producers send them, idempotent and not, with every codec."""
+    following = {7: 0, 8: 2**31 - 5}
+    batches = []
+    for _ in range(draw(st.integers(1, 6))):
+        records = draw(st.lists(record_batches.records(), min_size=1, max_size=5))
+        producer = draw(st.sampled_from([-1, -1, 7, 8]))
+        fields = {"base_timestamp": draw(st.sampled_from([-1, 0, 1_700_000_000_000, -(2**63)]))}
+        if producer >= 0:
+            fields |= {"producer_id": producer, "producer_epoch": 3}
+            fields |= {"base_sequence": following[producer]}
+            following[producer] = (following[producer] + len(records)) % 2**31
+        batch = batch_of(*records, **fields)
+        if codec := draw(st.integers(0, 4)):
+            batch = replace(batch, payload=compress(codec, batch.payload), attributes=codec)
+        batches.append(batch)
+    return batches
+
+
+@given(appended(), st.booleans(), st.sampled_from([1, 500, ALL]))
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+async def test_every_record_comes_back_as_the_tail_has_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[Batch],
+    log_append_time: bool,
+    max_bytes: int,
+) -> None:
+    engine = EmbeddedEngine(tmp_path_factory.mktemp("data"), 3, fsync=False)
+    try:
+        await migrate(engine)
+        configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
+        log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
+        log.log_start_offset = 10
+        reader = ColdReader(OnePlace(engine), 1 << 20)
+        cold = rows_of(await read_all(reader, log, max_bytes))
+        assert cold == tail_rows(log, 10)
+        assert len(cold) == sum(batch.count for batch in batches)
+        await reader.close()
+    finally:
+        await engine.close()
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_from_any_offset_the_batch_that_holds_it_comes_first(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    rnd = random.Random(1)
+    log = await filled(
+        engine, *(plain(*[rnd.randbytes(200)] * rnd.randrange(1, 30)) for _ in range(60))
+    )
+    expected = {row.offset: row for row in tail_rows(log)}
+    for _ in range(100):
+        offset = rnd.randrange(log.high_watermark)
+        batches = await reader.read(log, offset, rnd.choice([0, 1000, 10_000]))
+        first = header_of(batches[0])
+        assert first.base_offset <= offset <= first.base_offset + first.last_offset_delta
+        rows = rows_of(batches)
+        assert [row.offset for row in rows] == list(
+            range(first.base_offset, first.base_offset + len(rows))
+        )
+        assert rows == [expected[row.offset] for row in rows]
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 0, 1, 10_000, 10**6])
+async def test_no_more_than_max_bytes_come_but_always_one_batch(
+    engine: EmbeddedEngine, reader: ColdReader, small_segments: None, max_bytes: int
+) -> None:
+    log = await filled(engine, *(plain(*[b"x" * 100] * 50) for _ in range(40)))
+    offset = 0
+    while offset < log.high_watermark:
+        batches = await reader.read(log, offset, max_bytes)
+        assert len(batches) == 1 or sum(map(len, batches)) <= max_bytes
+        last = header_of(batches[-1])
+        offset = last.base_offset + last.last_offset_delta + 1
+    assert offset == 2000
+
+
+async def test_large_records_come_back_one_by_one(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    rnd = random.Random(1)
+    values = [rnd.randbytes(1 << 20) for _ in range(20)]
+    log = await filled(engine, *(plain(value) for value in values))
+    found = await read_all(reader, log, 1)
+    assert [row.value for row in rows_of(found)] == values
+    assert len(found) == 20
+    assert kept_bytes(reader) < 64 << 20
+
+
+async def test_many_small_records_take_few_queries(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    values = [b"%d" % n for n in range(60_000)]
+    log = await filled(engine, *(plain(*values[n : n + 500]) for n in range(0, 60_000, 500)))
+    found = rows_of(await read_all(reader, log, 100_000))
+    assert [row.value for row in found] == values
+    assert [row.offset for row in found] == list(range(60_000))
+    assert scripted.reads <= 3
+
+
+async def test_gaps_are_skipped(engine: EmbeddedEngine, reader: ColdReader) -> None:
+    log = await filled(engine, plain(*(b"%d" % n for n in range(100))))
+    await engine.execute("DELETE FROM messages WHERE offset % 10 != 5")
+    rows = rows_of(await reader.read(log, 0, ALL))
+    assert [row.offset for row in rows] == list(range(5, 100, 10))
+    assert [row.offset for row in rows_of(await reader.read(log, 6, ALL))][-1] == 95
+
+
+async def test_where_no_row_is_left_nothing_comes(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"a", b"b"))
+    await engine.execute("DELETE FROM messages WHERE 1")
+    for _ in range(2):
+        assert await reader.read(log, 0, ALL) == []
+    assert scripted.reads == 2, "that there was nothing is not kept"
+
+
+async def test_nothing_at_or_above_the_high_watermark_is_read(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"a", b"b", b"c"))
+    log.high_watermark = 2  # what another owner wrote above it was never acknowledged
+    assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"a", b"b"]
+    log.high_watermark = 3
+    assert [row.value for row in rows_of(await reader.read(log, 2, ALL))] == [b"c"]
+
+
+async def test_partitions_and_topics_of_one_name_are_told_apart(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    topic = make_topic("same", 2)
+    logs = [make_log(topic, 0), make_log(topic, 1), make_log(make_topic("same", 2), 0)]
+    for number, log in enumerate(logs):
+        await filled(engine, plain(b"%d" % number), log=log)
+    for number, log in enumerate(logs):
+        assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"%d" % number]
+
+
+async def test_producers_come_back_with_their_sequences(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    log = await filled(
+        engine,
+        numbered(0, 3, 7),
+        numbered(2**31 - 2, 4, 8),
+        plain(b"x"),
+        numbered(3, 2, 7),
+    )
+    found = await read_all(reader, log)
+    assert [
+        (h.producer_id, h.producer_epoch, h.base_sequence, h.count)
+        for h in parse_headers(b"".join(found))
+    ] == [(7, 0, 0, 3), (8, 0, 2**31 - 2, 2), (8, 0, 0, 2), (-1, -1, -1, 1), (7, 0, 3, 2)]
+    assert rows_of(found) == tail_rows(log)
+
+
+# --- Sharing, keeping, reading ahead ---
+
+
+async def test_readers_of_the_same_offset_share_one_query(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, *(numbered(n * 10, 10, 7) for n in range(20)))
+    found = await asyncio.gather(*(reader.read(log, 0, ALL) for _ in range(50)))
+    assert all(batches == found[0] for batches in found)
+    assert scripted.reads == 1
+    # Another offset of what was read needs no query either.
+    assert rows_of(await reader.read(log, 150, ALL))[-1].offset == 199
+    assert scripted.reads == 1
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_a_reader_that_catches_up_finds_the_next_range_read_ahead(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, 1)
+    assert scripted.reads == 1
+    (first,) = reader._segments.values()
+    assert first.end < log.high_watermark
+    await reader.read(log, first.end - 1, 1)  # past its half: the next range is begun
+    await loads_done(reader)
+    assert scripted.reads == 2
+    scripted.read_gate.clear()
+    async with asyncio.timeout(LIMIT_S):
+        (batch,) = await reader.read(log, first.end, 1)
+    assert header_of(batch).base_offset == first.end
+    assert scripted.reads == 2
+
+
+async def loads_done(reader: ColdReader) -> None:
+    while loads := list(reader._loads.values()):
+        await asyncio.wait(loads)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_what_the_tail_has_is_not_read_ahead(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await several_segments(engine)
+    await reader.read(log, 0, 1)
+    (first,) = reader._segments.values()
+    for tail_start, reads in ((first.end // 1000 * 1000, 1), (first.end // 1000 * 1000 + 1000, 2)):
+        while log.tail.start_offset != tail_start:
+            log.tail.drop_first()
+        await reader.read(log, first.end - 1, 1)
+        await loads_done(reader)
+        assert scripted.reads == reads
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_a_read_ahead_that_fails_is_the_next_readers_query(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, 1)
+    (first,) = reader._segments.values()
+    for _ in range(3):  # more often than there are places for reading ahead
+        scripted.failing_reads = 1
+        await reader.read(log, first.end - 1, 1)
+        await loads_done(reader)
+    (batch,) = await reader.read(log, first.end, 1)
+    assert header_of(batch).base_offset == first.end
+    assert len(await read_all(reader, log, 1)) > 10
+
+
+@pytest.mark.usefixtures("small_segments")
+async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> None:
+    reader = ColdReader(OnePlace(engine), 300_000)
+    rnd = random.Random(1)
+    logs = [await several_segments(engine) for _ in range(3)]
+    segments = 0
+    for _ in range(30):
+        log = rnd.choice(logs)
+        await reader.read(log, rnd.randrange(log.high_watermark), rnd.choice([1, 10_000]))
+        assert kept_bytes(reader) <= 300_000
+        assert kept_bytes(reader) == reader._size
+        segments = max(segments, len(reader._segments))
+    assert segments > 1
+    for log in logs:
+        assert rows_of(await read_all(reader, log)) == tail_rows(log)
+    await reader.close()
+
+
+async def test_a_range_larger_than_the_budget_is_read_all_the_same(
+    engine: EmbeddedEngine,
+) -> None:
+    reader = ColdReader(OnePlace(engine), 0)
+    one = await filled(engine, plain(*[b"x" * 1000] * 100))
+    other = await filled(engine, plain(*[b"y" * 1000] * 100))
+    for log in (one, other, one):
+        assert rows_of(await read_all(reader, log)) == tail_rows(log)
+        assert len(reader._segments) <= 1
+    await reader.close()
+
+
+async def test_ranges_used_last_are_kept_longest(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    reader = ColdReader(OnePlace(scripted), 25_000)
+    logs = [await filled(engine, plain(*[b"x" * 100] * 100)) for _ in range(3)]
+    first, second, third = logs
+    await reader.read(first, 0, ALL)
+    await reader.read(second, 0, ALL)
+    await reader.read(first, 0, ALL)
+    await reader.read(third, 0, ALL)  # the second gives way
+    reads = scripted.reads
+    await reader.read(first, 0, ALL)
+    await reader.read(third, 0, ALL)
+    assert scripted.reads == reads
+    await reader.read(second, 0, ALL)
+    assert scripted.reads == reads + 1
+    await reader.close()
+
+
+# --- What goes wrong ---
+
+
+async def test_a_client_that_leaves_ends_the_read_of_nobody_else(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"a", b"b"))
+    scripted.read_gate.clear()
+    readers = [asyncio.create_task(reader.read(log, 0, ALL)) for _ in range(4)]
+    await scripted.next_read()
+    for leaving in readers[:2]:
+        leaving.cancel()
+    results = await asyncio.gather(*readers[:2], return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * 2
+    scripted.read_gate.set()
+    for batches in await asyncio.gather(*readers[2:]):
+        assert [row.value for row in rows_of(batches)] == [b"a", b"b"]
+    assert scripted.reads == 1
+
+
+async def test_a_read_that_all_have_left_is_kept_for_the_next(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"a"))
+    scripted.read_gate.clear()
+    leaving = asyncio.create_task(reader.read(log, 0, ALL))
+    await scripted.next_read()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    scripted.read_gate.set()
+    await loads_done(reader)
+    assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"a"]
+    assert scripted.reads == 1
+
+
+async def test_a_read_that_fails_fails_for_all_who_wait_and_not_for_the_next(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"a"))
+    scripted.failing_reads = 1
+    results = await asyncio.gather(
+        *(reader.read(log, 0, ALL) for _ in range(5)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [EngineError] * 5
+    assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"a"]
+
+
+async def test_closing_ends_reads_that_wait(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    reader = ColdReader(OnePlace(scripted), 1 << 20)
+    log = await filled(engine, plain(b"a"))
+    scripted.read_gate.clear()
+    waiting = asyncio.create_task(reader.read(log, 0, ALL))
+    await scripted.next_read()
+    async with asyncio.timeout(LIMIT_S):
+        await reader.close()
+        (result,) = await asyncio.gather(waiting, return_exceptions=True)
+    assert isinstance(result, asyncio.CancelledError)
+    scripted.read_gate.set()
+
+
+async def test_what_is_appended_meanwhile_is_read_in_its_turn(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, plain(b"0"))
+    for number in range(1, 20):
+        assert len(rows_of(await read_all(reader, log))) == number
+        await filled(engine, plain(b"%d" % number), log=log)
+    assert rows_of(await read_all(reader, log)) == tail_rows(log)

@@ -1,0 +1,265 @@
+"""What is told of a batch behind a refused one: `RefusedBatches`, and Produce with a lane."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+from uuid import UUID, uuid4
+
+import pytest
+from kafka.protocol.producer import ProduceRequest
+
+from broker.api.context import RequestContext
+from broker.api.produce import produce
+from broker.log import refused
+from broker.log.appender import Appended, Appender
+from broker.log.partition import PartitionLog
+from broker.log.refused import RefusedBatches
+from broker.topics import Topic
+from protocol.errors import (
+    InvalidRecord,
+    KafkaError,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+    RequestTimedOut,
+)
+from storage.embedded import EmbeddedEngine
+from tests.support import samples
+from tests.support.log_parts import (
+    ScriptedEngine,
+    header_of,
+    make_appender,
+    make_log,
+    make_topic,
+    numbered,
+    stored_values,
+)
+from tests.support.samples import Target
+
+TOPIC = uuid4()
+PRODUCER = 7
+LAST = 2**31 - 1
+
+
+@pytest.fixture
+def batches() -> RefusedBatches:
+    return RefusedBatches()
+
+
+def note(
+    batches: RefusedBatches,
+    sequence: int,
+    error: KafkaError | None = None,
+    *,
+    epoch: int = 0,
+    topic_id: UUID = TOPIC,
+    producer_id: int = PRODUCER,
+) -> None:
+    header = header_of(numbered(sequence, 1, producer_id, epoch).data)
+    batches.note(topic_id, 0, header, error or NotLeaderOrFollower("elsewhere"))
+
+
+async def stored(batches: RefusedBatches, sequence: int, epoch: int = 0) -> None:
+    done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+    batches.watch(TOPIC, 0, header_of(numbered(sequence, 1, PRODUCER, epoch).data), done)
+    done.set_result(Appended(0, -1))
+    await asyncio.sleep(0)
+
+
+def before(batches: RefusedBatches, sequence: int, epoch: int = 0) -> type[KafkaError] | None:
+    header = header_of(numbered(sequence, 1, PRODUCER, epoch).data)
+    found = batches.before(TOPIC, 0, header)
+    return None if found is None else type(found)
+
+
+@pytest.mark.parametrize("error", [NotLeaderOrFollower, KafkaStorageError, RequestTimedOut])
+def test_a_batch_behind_a_refused_one_is_refused_with_the_same_error(
+    batches: RefusedBatches, error: type[KafkaError]
+) -> None:
+    note(batches, 5, error("for now"))
+    assert [before(batches, n) for n in (4, 5, 6, 900)] == [None, None, error, error]
+    found = batches.before(TOPIC, 0, header_of(numbered(6, 1, PRODUCER).data))
+    assert str(found) == "sequence 5 of producer 7 has to come before 6, and was refused: for now"
+
+
+def test_what_is_wrong_with_a_batch_for_good_holds_up_nothing(batches: RefusedBatches) -> None:
+    note(batches, 5, InvalidRecord("bad"))
+    assert before(batches, 6) is None
+
+
+def test_partitions_topics_producers_and_epochs_are_apart(batches: RefusedBatches) -> None:
+    note(batches, 5, topic_id=uuid4())
+    note(batches, 5, producer_id=8)
+    note(batches, 5, epoch=1)
+    assert before(batches, 6) is None
+    assert before(batches, 6, epoch=1) is NotLeaderOrFollower
+
+
+def test_the_first_that_was_refused_counts(batches: RefusedBatches) -> None:
+    for sequence in (5, 6, 4, 7):
+        note(batches, sequence)
+    assert [before(batches, n) for n in (4, 5)] == [None, NotLeaderOrFollower]
+
+
+def test_sequences_wrap(batches: RefusedBatches) -> None:
+    note(batches, LAST)
+    assert before(batches, 0) is NotLeaderOrFollower
+    assert before(batches, LAST - 1) is None
+
+
+async def test_it_is_settled_when_it_is_stored_or_one_after_it(batches: RefusedBatches) -> None:
+    for sequence in (5, 6):
+        note(batches, 5)
+        await stored(batches, sequence)
+        assert before(batches, 9) is None
+
+
+async def test_an_earlier_one_that_is_stored_settles_nothing(batches: RefusedBatches) -> None:
+    note(batches, 5)
+    await stored(batches, 4)
+    assert before(batches, 6) is NotLeaderOrFollower
+
+
+async def test_a_new_epoch_settles_it(batches: RefusedBatches) -> None:
+    note(batches, 5)
+    await stored(batches, 0, epoch=1)
+    assert before(batches, 6) is None
+
+
+async def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
+    note(batches, 5, epoch=2)
+    note(batches, 3, epoch=1)
+    await stored(batches, 9, epoch=1)
+    assert before(batches, 6, epoch=2) is NotLeaderOrFollower
+    assert before(batches, 4, epoch=1) is None
+
+
+def test_only_so_many_are_kept(batches: RefusedBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused, "KEPT", 2)
+    note(batches, 5)
+    for producer_id in (8, 9):
+        note(batches, 5, producer_id=producer_id)
+    assert before(batches, 6) is None
+
+
+# --- Produce with a lane
+
+
+@pytest.fixture
+async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
+    return ScriptedEngine(engine)
+
+
+@pytest.fixture
+async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
+    made = make_appender(scripted)
+    yield made
+    scripted.gate.set()  # or a test that failed would never end
+    await made.close()
+
+
+class Client:
+    """Sends batches to one partition, as a connection hands them to Produce."""
+
+    def __init__(self, appender: Appender, log: PartitionLog, *, leads: bool = True) -> None:
+        self.leads = leads
+        self._log = log
+        self._broker = SimpleNamespace(
+            topics=self, appender=appender, refused_batches=RefusedBatches()
+        )
+        self._header = SimpleNamespace(api_version=9)
+
+    async def send(self, *sequences: int, epoch: int = 0) -> list[int]:
+        """The error codes of batches that are sent at once."""
+        batches = [numbered(n, 1, PRODUCER, epoch).data for n in sequences]
+        return await asyncio.gather(*map(self.send_batch, batches))
+
+    async def send_batch(self, batch: bytes) -> int:
+        context = cast(RequestContext, SimpleNamespace(broker=self._broker, header=self._header))
+        request: ProduceRequest = samples.produce(
+            Target(self._log.topic.name, self._log.topic_id), batch
+        )
+        answer = await produce(context, request)
+        assert answer is not None
+        return int(answer.responses[0].partition_responses[0].error_code)
+
+    # broker.topics
+
+    async def await_logs(self, asked: object) -> None: ...
+
+    def get(self, name: str) -> Topic:
+        return self._log.topic
+
+    def log(self, topic: Topic, partition: int) -> PartitionLog:
+        if not self.leads:
+            raise NotLeaderOrFollower("another broker leads it")
+        return self._log
+
+
+async def test_a_batch_that_comes_when_the_broker_has_begun_to_lead_waits_for_the_refused_one(
+    engine: EmbeddedEngine, appender: Appender
+) -> None:
+    log = make_log(make_topic())
+    client = Client(appender, log)
+    assert await client.send(0) == [0]
+    client.leads = False
+    assert await client.send(1) == [NotLeaderOrFollower.code]
+    client.leads = True
+    assert await client.send(2, 3) == [NotLeaderOrFollower.code] * 2
+    assert await client.send(1, 2, 3) == [0, 0, 0]
+    assert await client.send(5) == [OutOfOrderSequenceNumber.code]
+    assert await stored_values(engine, log) == [(n, f"{PRODUCER}/0/{n}") for n in range(4)]
+
+
+async def test_a_batch_behind_a_block_that_was_refused_waits_for_it(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
+) -> None:
+    log = make_log(make_topic())
+    client = Client(appender, log)
+    assert await client.send(0) == [0]
+    scripted.faults.append("refused")
+    scripted.gate.clear()
+    first = asyncio.create_task(client.send(1))
+    await scripted.next_insert()
+    behind = asyncio.create_task(client.send(2, 3))
+    await asyncio.sleep(0)
+    scripted.gate.set()
+    assert (await first, await behind) == (
+        [KafkaStorageError.code],
+        [KafkaStorageError.code] * 2,
+    )
+    assert await client.send(1, 2, 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("soon", [True, False])
+async def test_a_later_batch_is_not_taken_for_the_first_of_a_producer_that_is_not_known(
+    appender: Appender, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    if not soon:
+        monkeypatch.setattr(refused, "_SENT_AGAIN_S", 0)
+    log = make_log(make_topic())
+    log.has_forgotten = True  # so that a producer may begin anywhere
+    client = Client(appender, log, leads=False)
+    assert await client.send(6, 5) == [NotLeaderOrFollower.code] * 2
+    client.leads = True
+    if soon:
+        assert await client.send(6, 7) == [NotLeaderOrFollower.code] * 2
+        assert await client.send(5) == [0]
+    assert await client.send(6, 7) == [0, 0]
+
+
+async def test_a_gap_that_no_refusal_explains_is_out_of_order(appender: Appender) -> None:
+    client = Client(appender, make_log(make_topic()))
+    assert await client.send(0, 2) == [0, OutOfOrderSequenceNumber.code]
+    client.leads = False
+    assert await client.send(1) == [NotLeaderOrFollower.code]
+    client.leads = True
+    assert await client.send(0, epoch=1) == [0]
+    assert await client.send(2, epoch=1) == [OutOfOrderSequenceNumber.code]
+
+
+async def test_who_does_not_lead_says_nothing_of_a_batch_that_is_none(appender: Appender) -> None:
+    client = Client(appender, make_log(make_topic()), leads=False)
+    for batch in (b"", b"garbage" * 20, numbered(0, 1).data):
+        assert await client.send_batch(batch) == NotLeaderOrFollower.code

@@ -1,0 +1,468 @@
+"""Compare-and-set: of those who change a key at once one wins, and a version only grows."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from broker.producer_ids import ProducerIds
+from storage.clickhouse import ClickHouseServer
+from storage.embedded import EmbeddedEngine
+from storage.engine import Engine, EngineError, Parameter, Row
+from storage.registry import KeeperRegistry, Registry, TableRegistry, Versioned
+from storage.schema import migrate
+from tests.support.engine_process import EngineProcess
+from tests.support.zookeeper import Keeper
+
+CALL_LIMIT_S = 6.0
+"""The registry's own limit is 5 s."""
+RECOVERY_LIMIT_S = 30.0
+CHANGES_OF_A_RACE = 5
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    with Keeper(tmp_path_factory.mktemp("registry") / "keeper") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def shard(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    data_dir = tmp_path_factory.mktemp("registry") / "data"
+    with EngineProcess(data_dir, replicas=2, keepers=[keeper.address]) as process:
+        yield process
+
+
+def server_of(shard: EngineProcess, replica: int = 0) -> ClickHouseServer:
+    return ClickHouseServer(shard.urls[replica], user="", password="", database="default", lanes=1)
+
+
+@pytest.fixture
+async def server(shard: EngineProcess) -> AsyncIterator[ClickHouseServer]:
+    connected = server_of(shard)
+    yield connected
+    await connected.close()
+
+
+async def make_table(server: ClickHouseServer, test: str) -> str:
+    """A KeeperMap table of a test's own."""
+    name = re.sub(r"\W", "_", test)
+    await server.execute(
+        f"CREATE TABLE {name} (key String, value String)"
+        f" ENGINE = KeeperMap('/{name}') PRIMARY KEY key"
+    )
+    return name
+
+
+@pytest.fixture
+async def table(request: pytest.FixtureRequest, server: ClickHouseServer) -> str:
+    return await make_table(server, request.node.name)
+
+
+@pytest.fixture
+def keeper_registry(server: ClickHouseServer, table: str) -> KeeperRegistry:
+    return KeeperRegistry(server, table)
+
+
+@pytest.fixture
+async def embedded(engine: EmbeddedEngine) -> TableRegistry:
+    return TableRegistry(engine)
+
+
+@pytest.fixture(params=["embedded", "cluster"])
+async def registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Registry]:
+    if request.param == "embedded":
+        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+        try:
+            await migrate(engine)
+            yield TableRegistry(engine)
+        finally:
+            await engine.close()
+    else:
+        server = server_of(request.getfixturevalue("shard"))
+        yield KeeperRegistry(server, await make_table(server, request.node.name))
+        await server.close()
+
+
+async def test_a_key_that_was_never_set_is_none(registry: Registry) -> None:
+    assert await registry.get("key") is None
+
+
+async def test_a_value_is_kept_with_a_version_that_grows(registry: Registry) -> None:
+    assert await registry.compare_and_set("key", None, "first")
+    first = await registry.get("key")
+    assert first == Versioned("first", 1)
+    assert await registry.compare_and_set("key", first, "second")
+    assert await registry.get("key") == Versioned("second", 2)
+
+
+async def test_keys_do_not_touch_each_other(registry: Registry) -> None:
+    keys = ["a", "A", "a'", "a\\", "", "é"]
+    for key in keys:
+        assert await registry.compare_and_set(key, None, f"value of {key}")
+    assert [await registry.get(key) for key in keys] == [
+        Versioned(f"value of {key}", 1) for key in keys
+    ]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [None, Versioned("old", 1), Versioned("new", 1), Versioned("old", 2)],
+)
+async def test_with_another_expectation_nothing_is_set(
+    registry: Registry, expected: Versioned | None
+) -> None:
+    await registry.compare_and_set("key", None, "old")
+    await registry.compare_and_set("key", Versioned("old", 1), "new")
+    assert not await registry.compare_and_set("key", expected, "mine")
+    assert await registry.get("key") == Versioned("new", 2)
+
+
+async def test_a_key_that_is_not_there_cannot_be_expected(registry: Registry) -> None:
+    assert not await registry.compare_and_set("key", Versioned("old", 1), "mine")
+    assert await registry.get("key") is None
+
+
+async def test_a_version_that_was_never_there_is_not_set(embedded: TableRegistry) -> None:
+    await embedded.compare_and_set("key", None, "old")
+    assert not await embedded.compare_and_set("key", Versioned("old", 2), "mine")
+    assert await embedded.get("key") == Versioned("old", 1)
+
+
+async def test_whether_a_newer_version_than_the_server_has_was_set_is_not_known(
+    keeper_registry: KeeperRegistry,
+) -> None:
+    """The server may be behind, or the key was made again since: to be read again in any case."""
+    await keeper_registry.compare_and_set("key", None, "old")
+    with pytest.raises(EngineError, match="not known"):
+        await keeper_registry.compare_and_set("key", Versioned("old", 2), "mine")
+    assert await keeper_registry.get("key") == Versioned("old", 1)
+
+
+async def test_of_many_at_once_one_wins(registry: Registry) -> None:
+    for turn in range(5):
+        before = await registry.get("key")
+        won = await asyncio.gather(
+            *(registry.compare_and_set("key", before, f"{turn}/{n}") for n in range(10))
+        )
+        assert won.count(True) == 1
+        assert await registry.get("key") == Versioned(f"{turn}/{won.index(True)}", turn + 1)
+
+
+async def test_a_value_survives_a_restart_and_merges(tmp_path: Path) -> None:
+    for turn in range(4):
+        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+        await migrate(engine)
+        registry = TableRegistry(engine)
+        before = await registry.get("key")
+        assert before == (Versioned(str(turn - 1), turn) if turn else None)
+        assert await registry.compare_and_set("key", before, str(turn))
+        if turn == 2:
+            await engine.execute("OPTIMIZE TABLE cluster_state FINAL")
+        await engine.close()
+
+
+async def test_producer_ids_are_given_once_whoever_asks(registry: Registry) -> None:
+    """Two that share a registry, as brokers of a cluster will, and restarts between."""
+    given: list[int] = []
+    for _ in range(3):
+        one, other = ProducerIds(registry), ProducerIds(registry)
+        fresh_from = await one.load()
+        now = await asyncio.gather(*((one, other)[n % 2].next() for n in range(50)))
+        assert min(now) >= fresh_from
+        given += now
+    assert len(set(given)) == len(given)
+
+
+async def test_producer_ids_go_on_over_the_end_of_a_block(registry: Registry) -> None:
+    ids = ProducerIds(registry)
+    assert [await ids.next() for _ in range(1001)] == list(range(1001))
+    assert await ids.load() == 2000
+
+
+async def test_keys_are_listed_by_prefix(registry: Registry) -> None:
+    for key in ["session/1", "session/2", "session", "slots", "sessions'%_"]:
+        await registry.compare_and_set(key, None, f"value of {key}")
+    await registry.compare_and_set("slots", Versioned("value of slots", 1), "new")
+    assert await registry.list("session/") == {
+        "session/1": Versioned("value of session/1", 1),
+        "session/2": Versioned("value of session/2", 1),
+    }
+    assert set(await registry.list("sessions'%_")) == {"sessions'%_"}
+    assert await registry.list("nothing") == {}
+    assert len(await registry.list("")) == 5
+    assert (await registry.list(""))["slots"] == Versioned("new", 2)
+
+
+async def test_a_key_is_deleted_as_it_is_expected_or_not_at_all(registry: Registry) -> None:
+    await registry.compare_and_set("key", None, "old")
+    await registry.compare_and_set("key", Versioned("old", 1), "new")
+    await registry.compare_and_set("other", None, "stays")
+    assert not await registry.delete("key", Versioned("old", 1))
+    assert await registry.get("key") == Versioned("new", 2)
+    assert await registry.delete("key", Versioned("new", 2))
+    assert await registry.get("key") is None
+    assert await registry.list("") == {"other": Versioned("stays", 1)}
+
+
+async def test_what_is_gone_already_counts_as_deleted(registry: Registry) -> None:
+    assert await registry.delete("key", Versioned("old", 1))
+
+
+async def test_a_deleted_key_can_be_made_again_and_not_be_changed(registry: Registry) -> None:
+    await registry.compare_and_set("key", None, "old")
+    await registry.delete("key", Versioned("old", 1))
+    assert not await registry.compare_and_set("key", Versioned("old", 1), "changed")
+    assert await registry.compare_and_set("key", None, "made again")
+    assert await registry.get("key") == Versioned("made again", 1)
+
+
+async def test_of_many_who_make_a_key_at_once_one_wins(registry: Registry) -> None:
+    won = await asyncio.gather(*(registry.compare_and_set("key", None, str(n)) for n in range(10)))
+    assert won.count(True) == 1
+    assert await registry.get("key") == Versioned(str(won.index(True)), 1)
+
+
+async def test_a_list_goes_on_while_keys_come_and_go(registry: Registry) -> None:
+    await registry.compare_and_set("a/stays", None, "here")
+
+    async def come_and_go(key: str) -> None:
+        for _ in range(3):
+            assert await registry.compare_and_set(key, None, "here")
+            assert await registry.delete(key, Versioned("here", 1))
+
+    async def look() -> None:
+        for _ in range(10):
+            assert (await registry.list("a/"))["a/stays"] == Versioned("here", 1)
+
+    await asyncio.gather(come_and_go("a/one"), come_and_go("a/other"), look())
+
+
+async def test_every_change_of_many_who_count_together_counts_once(
+    shard: EngineProcess, table: str
+) -> None:
+    """Whoever is told that they won did win, and nobody else; through two servers."""
+    servers = [server_of(shard, replica) for replica in (0, 1)]
+
+    async def count(server: ClickHouseServer) -> int:
+        registry, wins = KeeperRegistry(server, table), 0
+        while wins < CHANGES_OF_A_RACE:
+            found = await registry.get("counter")
+            wins += await registry.compare_and_set(
+                "counter", found, str(int(found.value) + 1 if found else 1)
+            )
+        return wins
+
+    wins = await asyncio.gather(*(count(servers[n % 2]) for n in range(4)))
+    final = await KeeperRegistry(servers[0], table).get("counter")
+    assert final == Versioned(str(sum(wins)), sum(wins))
+    for server in servers:
+        await server.close()
+
+
+class FaultyServer:
+    """A server between which and the registry something goes wrong, call by call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.faults: list[Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]] = []
+        self.old_answers: list[list[Row]] = []
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        async def run() -> None:
+            await self._engine.execute(sql, params)
+
+        if self.faults:
+            await self.faults.pop(0)(run)
+        else:
+            await run()
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        if self.old_answers:
+            return self.old_answers.pop(0)
+        return await self._engine.rows(sql, params)
+
+
+@pytest.fixture
+def faulty(server: ClickHouseServer) -> FaultyServer:
+    return FaultyServer(server)
+
+
+@pytest.fixture
+def shaken(faulty: FaultyServer, table: str) -> KeeperRegistry:
+    """A registry behind `faulty`; `keeper_registry` is the same one without faults."""
+    return KeeperRegistry(faulty, table)  # type: ignore[arg-type]  # it asks for no more
+
+
+async def never_arrives(_run: Callable[[], Awaitable[None]]) -> None:
+    raise EngineError("the connection was refused")
+
+
+async def answer_is_lost(run: Callable[[], Awaitable[None]]) -> None:
+    await run()
+    raise EngineError("no answer in time")
+
+
+async def test_a_change_that_never_arrived_is_made_again(
+    shaken: KeeperRegistry, faulty: FaultyServer
+) -> None:
+    faulty.faults = [never_arrives]
+    assert await shaken.compare_and_set("key", None, "first")
+    faulty.faults = [never_arrives, never_arrives]
+    assert await shaken.compare_and_set("key", Versioned("first", 1), "second")
+    faulty.faults = [never_arrives]
+    assert await shaken.delete("key", Versioned("second", 2))
+
+
+async def test_a_change_whose_answer_was_lost_is_known_to_have_happened(
+    shaken: KeeperRegistry, faulty: FaultyServer
+) -> None:
+    faulty.faults = [answer_is_lost]
+    assert await shaken.compare_and_set("key", None, "first")
+    faulty.faults = [answer_is_lost]
+    assert await shaken.compare_and_set("key", Versioned("first", 1), "second")
+    assert await shaken.get("key") == Versioned("second", 2)
+    faulty.faults = [answer_is_lost]
+    assert await shaken.delete("key", Versioned("second", 2))
+
+
+@pytest.mark.parametrize("expected", [None, Versioned("before", 1)])
+async def test_a_change_counts_even_if_others_changed_the_key_before_the_answer(
+    shaken: KeeperRegistry,
+    faulty: FaultyServer,
+    keeper_registry: KeeperRegistry,
+    expected: Versioned | None,
+) -> None:
+    if expected:
+        await keeper_registry.compare_and_set("key", None, expected.value)
+
+    async def overtaken(run: Callable[[], Awaitable[None]]) -> None:
+        await run()
+        for n in range(CHANGES_OF_A_RACE):
+            assert await keeper_registry.compare_and_set(
+                "key", await keeper_registry.get("key"), f"theirs {n}"
+            )
+        raise EngineError("no answer in time")
+
+    faulty.faults = [overtaken]
+    assert await shaken.compare_and_set("key", expected, "mine")
+
+
+async def test_who_was_overtaken_before_the_write_has_lost(
+    shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
+) -> None:
+    async def too_late(run: Callable[[], Awaitable[None]]) -> None:
+        assert await keeper_registry.compare_and_set(
+            "key", await keeper_registry.get("key"), "theirs"
+        )
+        await run()
+
+    faulty.faults = [too_late]
+    assert not await shaken.compare_and_set("key", None, "mine")
+    faulty.faults = [too_late]
+    assert not await shaken.compare_and_set("key", Versioned("theirs", 1), "mine")
+    faulty.faults = [too_late]
+    assert not await shaken.delete("key", Versioned("theirs", 2))
+    assert await shaken.get("key") == Versioned("theirs", 3)
+
+
+async def test_after_more_changes_than_are_remembered_nothing_is_claimed(
+    shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
+) -> None:
+    async def forgotten(run: Callable[[], Awaitable[None]]) -> None:
+        await run()
+        for n in range(10):
+            await keeper_registry.compare_and_set(
+                "key", await keeper_registry.get("key"), f"theirs {n}"
+            )
+
+    faulty.faults = [forgotten]
+    with pytest.raises(EngineError, match="not known"):
+        await shaken.compare_and_set("key", None, "mine")
+
+
+async def test_a_server_that_is_behind_does_not_mislead(
+    shaken: KeeperRegistry, faulty: FaultyServer, server: ClickHouseServer, table: str
+) -> None:
+    """The write went through one server and the look through another, which does not know yet."""
+    await shaken.compare_and_set("key", None, "first")
+    before = await server.rows(f"SELECT value, _version FROM {table} WHERE key = 'key'")
+    faulty.old_answers = [before]
+    assert await shaken.compare_and_set("key", Versioned("first", 1), "second")
+    faulty.old_answers = [before]  # older than what is expected
+    assert await shaken.compare_and_set("key", Versioned("second", 2), "third")
+    faulty.old_answers = [before]
+    assert not await shaken.compare_and_set("key", Versioned("second", 2), "mine")
+    faulty.old_answers = [before]
+    assert not await shaken.delete("key", Versioned("second", 2))
+    assert await shaken.get("key") == Versioned("third", 3)
+
+
+async def until_answered(registry: KeeperRegistry) -> Versioned | None:
+    deadline = time.monotonic() + RECOVERY_LIMIT_S
+    while True:
+        try:
+            return await registry.get("key")
+        except EngineError:
+            assert time.monotonic() < deadline, "the registry does not come back"
+            await asyncio.sleep(0.05)
+
+
+async def assert_nobody_answers(registry: KeeperRegistry) -> None:
+    """Each call, beside the others, ends in time and says so."""
+    started = time.monotonic()
+    outcomes = await asyncio.gather(
+        registry.get("key"),
+        registry.list(""),
+        registry.compare_and_set("key", Versioned("kept", 1), "lost"),
+        registry.compare_and_set("new", None, "lost"),
+        registry.delete("key", Versioned("kept", 1)),
+        return_exceptions=True,
+    )
+    assert time.monotonic() - started < CALL_LIMIT_S
+    assert [type(outcome) for outcome in outcomes] == [EngineError] * len(outcomes)
+
+
+async def test_a_keeper_that_is_killed_is_an_error_and_comes_back_with_everything(
+    keeper_registry: KeeperRegistry, keeper: Keeper
+) -> None:
+    await keeper_registry.compare_and_set("key", None, "kept")
+    keeper.kill()
+    try:
+        await assert_nobody_answers(keeper_registry)
+    finally:
+        keeper.start()
+    assert await until_answered(keeper_registry) == Versioned("kept", 1)
+    assert await keeper_registry.compare_and_set("key", Versioned("kept", 1), "changed")
+
+
+async def test_a_keeper_that_hangs_is_an_error_in_time(
+    server: ClickHouseServer, table: str, keeper: Keeper
+) -> None:
+    registry = KeeperRegistry(server, table, timeout_ms=1000)
+    await registry.compare_and_set("key", None, "kept")
+    with keeper.paused():
+        await assert_nobody_answers(registry)
+    found = await until_answered(registry)
+    # What was on its way may arrive when it wakes: that is what "not known" means.
+    assert found in (None, Versioned("kept", 1), Versioned("lost", 2))
+
+
+async def test_a_server_that_hangs_is_an_error_in_time(shard: EngineProcess, table: str) -> None:
+    server = server_of(shard)
+    registry = KeeperRegistry(server, table, timeout_ms=500)
+    await registry.compare_and_set("key", None, "kept")
+    with shard.paused():
+        await assert_nobody_answers(registry)
+    assert await until_answered(registry) is not None
+    await server.close()
+
+
+async def test_a_server_without_the_table_says_so(server: ClickHouseServer) -> None:
+    registry = KeeperRegistry(server, "nowhere")
+    with pytest.raises(EngineError) as refused:
+        await registry.compare_and_set("key", None, "value")
+    assert refused.value.code == 60

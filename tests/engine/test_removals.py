@@ -1,0 +1,319 @@
+"""What compaction decided is removed, and nothing that must stay, whoever wrote the batch."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.config import Settings
+from broker.log import removals as removals_module
+from broker.log.partition import PartitionLog
+from broker.log.places import OnePlace
+from broker.log.reader import ColdReader
+from broker.log.removals import Piece, Range, Removals, clipped, pieces
+from broker.log.tail_cache import TailCache
+from broker.topics import LocalCatalog
+from protocol.errors import NotLeaderOrFollower
+from storage.embedded import EmbeddedEngine
+from tests.support.log_parts import (
+    ScriptedEngine,
+    header_of,
+    make_appender,
+    rows_of,
+    stored_values,
+)
+from tests.support.record_batches import Record, batch_of
+
+ALL = 1 << 40
+COMPACT = {"cleanup.policy": "compact"}
+
+
+class House:
+    """A log, and the part of the broker that removes."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine = engine
+        self.scripted = ScriptedEngine(engine)
+        self.catalog = LocalCatalog(engine, Settings())
+        self.reader = ColdReader(OnePlace(self.scripted), 64 << 20)
+        self.removals = Removals(
+            lambda: {"": engine},
+            self.catalog,
+            OnePlace(engine),
+            self.reader,
+            lambda _: self.answers,
+        )
+        self.answers = True
+
+    async def log(
+        self,
+        records: int = 10,
+        *,
+        partitions: int = 1,
+        configs: dict[str, str] | None = None,
+        tail_bytes: int = 64 << 20,
+    ) -> PartitionLog:
+        """Partition 0 of a new compacted topic, a batch per record; values are their offsets."""
+        topic = await self.catalog.create(f"t-{uuid4()}", partitions, configs or COMPACT)
+        log = self.catalog.log(topic, 0)
+        await self.append(log, records, tail_bytes)
+        return log
+
+    async def append(self, log: PartitionLog, records: int, tail_bytes: int = 64 << 20) -> None:
+        appender = make_appender(self.engine, cache=TailCache(tail_bytes))
+        first = log.next_offset
+        for value in range(first, first + records):
+            data = batch_of(Record(key=b"key", value=b"%d" % value)).data
+            appender.append(log, data, header_of(data))
+        await appender.close()
+
+    async def decide(
+        self, topic_id: UUID, *ranges: Range, partition: int = 0, batch_id: UUID | None = None
+    ) -> UUID:
+        """As the job writes it, or somebody with the SQL password."""
+        batch_id = batch_id or uuid4()
+        text = ",".join(f"({first},{last})" for first, last in ranges)
+        await self.engine.execute(
+            "INSERT INTO compaction_removals (run_id, batch_id, topic_id, partition, ranges)"
+            f" SELECT generateUUIDv4(), {{batch_id:UUID}}, {{topic_id:UUID}}, {partition},"
+            f" [{text}]::Array(Tuple(first Int64, last Int64))",
+            {"batch_id": str(batch_id), "topic_id": str(topic_id)},
+        )
+        return batch_id
+
+    async def noted(self) -> dict[UUID, tuple[int, str]]:
+        """Of each batch that is dealt with: how many rows went, or why none did."""
+        rows = await self.engine.rows(
+            "SELECT batch_id, removed, refused FROM compaction_batches WHERE state != 'pending'"
+        )
+        return {UUID(str(b)): (int(str(removed)), str(why)) for b, removed, why in rows}
+
+    async def offsets(self, log: PartitionLog) -> list[int]:
+        return [offset for offset, _ in await stored_values(self.engine, log)]
+
+
+@pytest.fixture
+def house(engine: EmbeddedEngine) -> House:
+    return House(engine)
+
+
+async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: House) -> None:
+    log = await house.log(10)
+    batch = await house.decide(log.topic_id, (0, 2), (5, 5))
+    await house.removals.round()
+    assert await house.offsets(log) == [3, 4, 6, 7, 8, 9]
+    assert await house.noted() == {batch: (4, "")}
+
+
+async def test_other_partitions_and_topics_keep_their_rows(house: House) -> None:
+    log = await house.log(5, partitions=2)
+    sibling = house.catalog.log(log.topic, 1)
+    await house.append(sibling, 5)
+    other = await house.log(5)
+    await house.decide(log.topic_id, (0, 3))
+    await house.removals.round()
+    assert await house.offsets(log) == [4]
+    assert await house.offsets(sibling) == await house.offsets(other) == list(range(5))
+
+
+async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: House) -> None:
+    log = await house.log(10)
+    await house.decide(log.topic_id, (-(2**63), 2**63 - 1))
+    await house.removals.round()
+    assert await house.offsets(log) == [9]
+    restarted = LocalCatalog(house.engine, Settings())
+    await restarted.load()
+    again = restarted.log(log.topic, 0)
+    assert (again.log_start_offset, again.high_watermark) == (0, 10)
+
+
+async def test_rows_below_the_log_start_are_not_for_compaction(house: House) -> None:
+    log = await house.log(10)
+    log.log_start_offset = 4
+    batch = await house.decide(log.topic_id, (0, 5))
+    await house.removals.round()
+    assert await house.offsets(log) == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert await house.noted() == {batch: (2, "")}
+
+
+async def test_a_topic_that_is_not_compacted_loses_nothing(house: House) -> None:
+    log = await house.log(5, configs={"cleanup.policy": "delete"})
+    batch = await house.decide(log.topic_id, (0, 3))
+    await house.removals.round()
+    assert await house.offsets(log) == list(range(5))
+    assert await house.noted() == {
+        batch: (0, f"the cleanup.policy of {log.topic.name} has no compact")
+    }
+
+
+async def test_a_topic_that_is_compacted_and_deleted_from_is_compacted(house: House) -> None:
+    log = await house.log(5, configs={"cleanup.policy": "compact,delete"})
+    await house.decide(log.topic_id, (0, 1))
+    await house.removals.round()
+    assert await house.offsets(log) == [2, 3, 4]
+
+
+async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(house: House) -> None:
+    log = await house.log(5)
+    unknown = await house.decide(uuid4(), (0, 3))
+    partition = await house.decide(log.topic_id, (0, 3), partition=7)
+    house.answers = False
+    await house.removals.round()
+    assert await house.noted() == {}
+    house.answers = True
+    await house.removals.round()
+    assert await house.noted() == {
+        unknown: (0, "there is no such topic"),
+        partition: (0, f"{log.topic.name} has no partition 7"),
+    }
+
+
+async def test_a_batch_for_another_leader_waits_for_it(house: House) -> None:
+    log = await house.log(5)
+    batch = await house.decide(log.topic_id, (0, 0))
+    led = house.catalog._logs[log.topic_id].pop(0)
+    await house.removals.round()
+    assert await house.noted() == {}
+    house.catalog._logs[log.topic_id][0] = led
+    led.close(NotLeaderOrFollower("handed over"))
+    await house.removals.round()
+    assert await house.noted() == {}
+    led.closed = None
+    await house.removals.round()
+    assert await house.noted() == {batch: (1, "")}
+
+
+async def test_too_many_ranges_are_refused_and_not_read(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals_module, "_RANGES_MAX", 2)
+    log = await house.log(10)
+    batch = await house.decide(log.topic_id, (0, 0), (2, 2), (4, 4))
+    await house.removals.round()
+    assert await house.noted() == {batch: (0, "a batch may have 2 ranges, this one has 3")}
+    assert await house.offsets(log) == list(range(10))
+
+
+async def test_ranges_without_order_or_sense_do_what_they_say_at_most(house: House) -> None:
+    log = await house.log(10)
+    await house.decide(log.topic_id, (6, 7), (1, 3), (2, 4), (3, 3), (8, 5), (-5, -1))
+    await house.removals.round()
+    assert await house.offsets(log) == [0, 5, 8, 9]
+
+
+async def test_a_batch_that_was_cut_short_is_applied_again(house: House) -> None:
+    log = await house.log(10)
+    batch = await house.decide(log.topic_id, (0, 4))
+    await house.engine.execute(
+        "DELETE FROM messages WHERE topic_id = {id:UUID} AND offset < 3", {"id": str(log.topic_id)}
+    )
+    await house.removals.round()
+    assert await house.offsets(log) == [5, 6, 7, 8, 9]
+    assert await house.noted() == {batch: (2, "")}
+    await house.removals.round()
+    assert len(await house.engine.rows("SELECT 1 FROM compaction_applied")) == 1
+
+
+async def test_batches_written_later_are_found_after_a_look_that_found_none(house: House) -> None:
+    log = await house.log(10)
+    await house.removals.round()
+    await house.removals.round()
+    await house.decide(log.topic_id, (0, 0))
+    await house.removals.round()
+    assert await house.offsets(log) == list(range(1, 10))
+
+
+async def test_many_batches_share_a_few_deletions(house: House) -> None:
+    logs = [await house.log(6) for _ in range(4)]
+    for log in logs:
+        for offset in (0, 2, 4):
+            await house.decide(log.topic_id, (offset, offset))
+    await house.removals.round()
+    assert [await house.offsets(log) for log in logs] == [[1, 3, 5]] * 4
+    assert await house.engine.rows("SELECT count() FROM system.mutations") == [[1]]
+
+
+async def test_what_the_caches_held_of_a_log_is_read_again(house: House) -> None:
+    log = await house.log(10, tail_bytes=0)
+    kept = await house.log(10)
+    assert len(rows_of(await read(house, log))) == 10
+    await house.decide(log.topic_id, (0, 3), (5, 5))
+    await house.decide(kept.topic_id, (0, 3), (5, 5))
+    await house.removals.round()
+    assert kept.tail.start_offset == 6
+    assert kept.tail.read(5, ALL, at_least_one=True) is None
+    tail = kept.tail.read(6, ALL, at_least_one=True)
+    assert tail is not None
+    assert [row.offset for row in rows_of(tail)] == [6, 7, 8, 9]
+    for emptied in (log, kept):
+        assert [row.offset for row in rows_of(await read(house, emptied))] == [4, 6, 7, 8, 9]
+        # A consumer inside a hole gets on.
+        assert [row.offset for row in rows_of(await read(house, emptied, 1))] == [4, 6, 7, 8, 9]
+
+
+async def test_a_read_that_began_before_is_not_kept(house: House) -> None:
+    log = await house.log(10, tail_bytes=0)
+    house.scripted.read_gate.clear()
+    reading = asyncio.create_task(read(house, log))
+    await house.scripted.read_came.wait()
+    await house.decide(log.topic_id, (0, 3))
+    await house.removals.round()
+    house.scripted.read_gate.set()
+    await reading
+    assert [row.offset for row in rows_of(await read(house, log))] == [4, 5, 6, 7, 8, 9]
+    assert house.scripted.reads == 2
+    assert house.reader._outdated == set()
+
+
+async def read(house: House, log: PartitionLog, offset: int = 0) -> list[bytes]:
+    return await house.reader.read(log, offset, ALL)
+
+
+@given(
+    st.sets(st.integers(0, 60)),
+    st.integers(0, 12),
+)
+def test_pieces_are_the_same_offsets_and_bounded(offsets: set[int], numbers_max: int) -> None:
+    ranges = _ranges_of(offsets)
+    found = list(pieces(ranges, numbers_max))
+    assert sorted(offset for piece in found for offset in _offsets(piece)) == sorted(offsets)
+    # One range by itself needs no numbers; one more may be taken while what is less stays small.
+    assert all(len(piece.numbers) <= numbers_max for piece in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-5, 40), st.integers(-5, 40))),
+    st.integers(0, 10),
+    st.integers(0, 40),
+)
+def test_clipped_ranges_ascend_and_lie_inside(ranges: list[Range], start: int, end: int) -> None:
+    found = clipped(ranges, start, end)
+    wanted = {o for first, last in ranges for o in range(first, last + 1) if start <= o < end}
+    assert [o for first, last in found for o in range(first, last + 1)] == sorted(wanted)
+
+
+def test_a_statement_is_no_longer_than_a_query_may_be() -> None:
+    ranges = [(n * 300 + 1, n * 300 + 1) for n in range(2**63 // 300 - 100_000, 2**63 // 300)]
+    assert max(len(piece.condition) for piece in pieces(ranges)) < 256 * 1024 - 25_000
+
+
+def _ranges_of(offsets: set[int]) -> list[Range]:
+    found: list[Range] = []
+    for offset in sorted(offsets):
+        if found and found[-1][1] == offset - 1:
+            found[-1] = found[-1][0], offset
+        else:
+            found.append((offset, offset))
+    return found
+
+
+def _offsets(piece: Piece) -> set[int]:
+    span = range(piece.first, piece.last + 1)
+    if not piece.numbers:
+        return set(span)
+    numbers = {piece.first + number for number in piece.numbers}
+    return set(span) - numbers if piece.kept else numbers

@@ -1,0 +1,324 @@
+"""Which records are too old or too many, asked of a real engine; and in which order they are given
+up: the checkpoint first, then the log start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.log.checkpoints import read_checkpoints
+from broker.log.log_starts import LogStarts
+from broker.log.partition import PartitionLog
+from broker.log.places import OnePlace
+from broker.log.retention import Retention
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.row_lane import RowLane
+from tests.support.log_parts import ScriptedEngine, make_log, make_topic
+from tests.support.small_tables import Clock, make_lane
+
+NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
+HOUR = 3_600_000
+MINUTE = 60_000
+LONG_AGO = NOON - 10_000 * HOUR
+
+
+class House:
+    """Partitions that are led here, their rows, and a clock that is set by hand."""
+
+    def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
+        self.engine = engine
+        self.clock = Clock(NOON)
+        self.logs: list[PartitionLog] = []
+        self.starts = LogStarts(lambda _: (lane,))
+        self.retention = Retention(lambda: self.logs, OnePlace(engine), self.starts, self.clock)
+
+    def log(self, **configs: str) -> PartitionLog:
+        """A partition; `retention_ms="1000"` is the config retention.ms."""
+        given = {name.replace("_", "."): value for name, value in configs.items()}
+        made = make_log(make_topic(f"t{len(self.logs)}", configs=given))
+        self.logs.append(made)
+        return made
+
+    async def append(self, log: PartitionLog, *times: tuple[int, int]) -> None:
+        """A record for each (timestamp, append time)."""
+        for timestamp_ms, append_ms in times:
+            await self.engine.execute(
+                "INSERT INTO messages (topic, topic_id, partition, offset, timestamp_ms, value,"
+                " append_time) SELECT {topic:String}, {id:UUID}, {partition:Int32},"
+                " {offset:Int64}, {timestamp:Int64}, 'value',"
+                " fromUnixTimestamp64Milli({append:Int64}, 'UTC')",
+                {
+                    "topic": log.topic.name,
+                    "id": str(log.topic_id),
+                    "partition": log.partition,
+                    "offset": log.next_offset,
+                    "timestamp": timestamp_ms,
+                    "append": append_ms,
+                },
+            )
+            log.next_offset += 1
+            log.advance(log.next_offset)
+
+    async def count_minutes(self, log: PartitionLog, *sizes: int, records: int = 10) -> None:
+        """Minutes of ten records each, with these bytes, the oldest first."""
+        for size in sizes:
+            first, last = log.next_offset, log.next_offset + records - 1
+            await self.engine.execute(
+                "INSERT INTO partition_minutes SELECT {topic:String}, {id:UUID},"
+                " {partition:Int32}, toDateTime({minute:Int64}, 'UTC'), {records:UInt64},"
+                " {bytes:UInt64}, {first:Int64}, {last:Int64}, now64(3), now64(3)",
+                {
+                    "topic": log.topic.name,
+                    "id": str(log.topic_id),
+                    "partition": log.partition,
+                    "minute": NOON // 1000 + first * 60,
+                    "records": records,
+                    "bytes": size,
+                    "first": first,
+                    "last": last,
+                },
+            )
+            log.next_offset += records
+            log.advance(log.next_offset)
+
+    async def checkpoint(self, log: PartitionLog) -> tuple[int, int]:
+        return (await read_checkpoints(self.engine)).get((log.topic_id, log.partition), (0, 0))
+
+
+@pytest.fixture
+async def house(engine: EmbeddedEngine) -> AsyncIterator[House]:
+    lane = make_lane(engine)
+    yield House(engine, lane)
+    await lane.close()
+
+
+def aged(*hours: float) -> list[tuple[int, int]]:
+    """Records that were appended at the time of their timestamp, so long before noon."""
+    return [(NOON - int(age * HOUR), NOON - int(age * HOUR)) for age in hours]
+
+
+# --- by time ---
+
+
+async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: House) -> None:
+    log = house.log(retention_ms=str(2 * HOUR))
+    await house.append(log, *aged(4, 3, 2.001, 2, 1, 0))
+    await house.retention.round()
+    assert log.log_start_offset == 3
+    assert await house.checkpoint(log) == (3, 6)
+
+
+async def test_an_old_record_behind_a_young_one_stays(house: House) -> None:
+    log = house.log(retention_ms=str(2 * HOUR))
+    await house.append(log, *aged(4, 1, 5, 0))
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: House) -> None:
+    log = house.log(retention_ms=str(2 * HOUR))
+    await house.append(log, (LONG_AGO, NOON), (NOON + HOUR, LONG_AGO), (LONG_AGO, NOON))
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+@pytest.mark.parametrize("no_time", [-1, -(2**63)])
+async def test_a_record_without_a_timestamp_counts_by_its_append(
+    house: House, no_time: int
+) -> None:
+    log = house.log(retention_ms=str(2 * HOUR))
+    await house.append(log, (no_time, NOON - 3 * HOUR), (no_time, NOON - HOUR), *aged(0))
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: House) -> None:
+    log = house.log(retention_ms=str(HOUR))
+    await house.append(log, *aged(4, 3, 2))
+    await house.retention.round()
+    assert (log.log_start_offset, log.high_watermark) == (3, 3)
+    assert await house.checkpoint(log) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"retention_ms": "-1"},
+        {"cleanup_policy": "compact", "retention_ms": "1", "retention_bytes": "0"},
+        {"retention_ms": str(2**63 - 1)},
+    ],
+    ids=["no limit", "compacted only", "longer than time itself"],
+)
+async def test_nothing_goes_where_nothing_is_to_go(
+    house: House, configs: Mapping[str, str]
+) -> None:
+    log = house.log(**configs)
+    await house.append(log, *aged(10_000, 1))
+    await house.count_minutes(log, 100)
+    await house.retention.round()
+    assert log.log_start_offset == 0
+    assert await house.checkpoint(log) == (0, 0)
+
+
+async def test_compacted_and_deleted_records_go_by_age_as_well(house: House) -> None:
+    log = house.log(cleanup_policy="compact,delete", retention_ms=str(HOUR))
+    await house.append(log, *aged(4, 0))
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(house: House) -> None:
+    log = house.log(retention_ms=str(100 * HOUR))
+    await house.append(log, *aged(50, 0))
+    await house.retention.round()
+    asked = ScriptedEngine(house.engine)
+    house.retention._places = OnePlace(asked)
+    house.clock.now_ms = NOON + 51 * HOUR - MINUTE
+    asked.failing_rows.append("FROM messages")
+    await house.retention.round()
+    assert asked.failing_rows, "it was asked although nothing is due"
+    house.clock.now_ms = NOON + 51 * HOUR
+    asked.failing_rows.clear()
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+async def test_another_retention_time_counts_at_once(house: House) -> None:
+    log = house.log(retention_ms=str(100 * HOUR))
+    await house.append(log, *aged(50, 0))
+    await house.retention.round()
+    assert log.log_start_offset == 0
+    shorter = make_topic(configs={"retention.ms": str(HOUR)}).config
+    log.topic = replace(log.topic, config=shorter)
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+# --- by size ---
+
+
+async def test_at_least_so_many_bytes_stay(house: House) -> None:
+    exact, more, less = (
+        house.log(retention_bytes=str(limit), retention_ms="-1") for limit in (300, 299, 301)
+    )
+    for log in (exact, more, less):
+        await house.count_minutes(log, 100, 100, 100, 100, 100)
+    await house.retention.round()
+    assert [log.log_start_offset for log in (exact, more, less)] == [20, 20, 10]
+    assert await house.checkpoint(exact) == (20, 50)
+
+
+async def test_what_is_not_counted_yet_is_beyond_the_limit(house: House) -> None:
+    log = house.log(retention_bytes="100", retention_ms="-1")
+    await house.count_minutes(log, 100, 100)
+    await house.append(log, *aged(0, 0))
+    await house.retention.round()
+    assert log.log_start_offset == 10
+
+
+async def test_what_has_gone_is_not_counted_again(house: House) -> None:
+    log = house.log(retention_bytes="200", retention_ms="-1")
+    await house.count_minutes(log, 100, 100, 100, 100)
+    for _ in range(3):
+        await house.retention.round()
+        assert log.log_start_offset == 20
+
+
+async def test_minutes_that_overlap_stay_while_one_of_them_does(house: House) -> None:
+    log = house.log(retention_bytes="250", retention_ms="-1")
+    await house.count_minutes(log, 100, 100, 100)
+    # The clock was set back: rows that lie between those of another minute.
+    await house.engine.execute(
+        "INSERT INTO partition_minutes SELECT topic, topic_id, partition, minute + 7, 1, 100, 5,"
+        " 25, now64(3), now64(3) FROM partition_minutes LIMIT 1"
+    )
+    await house.retention.round()
+    assert log.log_start_offset == 5
+
+
+async def test_the_partitions_of_a_topic_have_the_limit_each(house: House) -> None:
+    first = house.log(retention_bytes="100", retention_ms="-1")
+    second = PartitionLog(first.topic, 1, 0, 0, 0)
+    house.logs.append(second)
+    await house.count_minutes(first, 100, 100, 100)
+    await house.count_minutes(second, 100)
+    await house.retention.round()
+    assert (first.log_start_offset, second.log_start_offset) == (20, 0)
+
+
+# --- the order of it ---
+
+
+async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    lane = make_lane(scripted)
+    starts = LogStarts(lambda _: (lane,))
+    log = make_log(end=10)
+    scripted.gate.clear()
+    moving = asyncio.create_task(starts.raise_to(log, 7))
+    await scripted.insert_came.wait()
+    assert log.log_start_offset == 0
+    scripted.gate.set()
+    await moving
+    assert log.log_start_offset == 7
+    assert await read_checkpoints(engine) == {(log.topic_id, 0): (7, 10)}
+
+    scripted.faults.append("refused")
+    with pytest.raises(EngineError):
+        await starts.raise_to(log, 9)
+    assert log.log_start_offset == 7
+    await lane.close()
+
+
+async def test_it_is_stored_wherever_the_partition_may_have_rows(house: House) -> None:
+    stored: list[str] = []
+
+    class Lane:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def store(self, *_: object) -> None:
+            assert log.log_start_offset == 0
+            stored.append(self.name)
+
+    log = make_log(end=10)
+    starts = LogStarts(lambda _: (Lane("old"), Lane("new")))  # type: ignore[arg-type, return-value]
+    await starts.raise_to(log, 4)
+    assert sorted(stored) == ["new", "old"]
+    await starts.raise_to(log, 4)
+    await starts.raise_to(log, 3)
+    assert (log.log_start_offset, len(stored)) == (4, 2)
+
+
+async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end(
+    house: House,
+) -> None:
+    behind, beyond = house.log(retention_ms="-1"), house.log(retention_ms="-1")
+    for log, start in ((behind, 3), (beyond, 9)):
+        await house.append(log, *aged(1, 1, 1, 1))
+        await house.engine.execute(
+            "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, {start:Int64}, 9",
+            {"id": str(log.topic_id), "start": start},
+        )
+    await house.retention.round()
+    assert (behind.log_start_offset, beyond.log_start_offset) == (3, 0)
+
+
+async def test_a_partition_that_cannot_be_read_does_not_keep_the_others(house: House) -> None:
+    asked = ScriptedEngine(house.engine)
+    house.retention._places = OnePlace(asked)
+    first, second = (house.log(retention_ms=str(HOUR)) for _ in range(2))
+    for log in (first, second):
+        await house.append(log, *aged(3, 0))
+    asked.failing_rows.append("timestamp_ms >=")
+    await house.retention.round()
+    assert sorted((first.log_start_offset, second.log_start_offset)) == [0, 1]
+    await house.retention.round()
+    assert (first.log_start_offset, second.log_start_offset) == (1, 1)

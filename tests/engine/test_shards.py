@@ -1,0 +1,533 @@
+"""Replicas as one shard: who is asked, what is known of an insert, who is away."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing
+
+import pytest
+
+from storage.blocks import INT64, STRING, Table, block
+from storage.clickhouse import ClickHouseServer, NotSent
+from storage.engine import (
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    Parameter,
+    Row,
+)
+from storage.shards import SYNCED_TABLES, AnyServer, Shard
+from tests.support.engine_process import EngineProcess
+from tests.support.tcp_proxy import TcpProxy
+
+LIMIT_S = 20.0
+AWAY_AFTER_MS = 600
+ROWS = Table("", (("name", STRING), ("n", INT64)))
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with EngineProcess(tmp_path_factory.mktemp("server") / "data") as process:
+        yield process
+
+
+@pytest.fixture
+async def proxies(process: EngineProcess) -> AsyncIterator[list[TcpProxy]]:
+    """Two ways to one server: two replicas that are always in sync."""
+    async with TcpProxy(process.http) as first, TcpProxy(process.http) as second:
+        yield [first, second]
+
+
+def server(url: str) -> ClickHouseServer:
+    return ClickHouseServer(
+        url,
+        user="default",
+        password="",
+        database="default",
+        lanes=1,
+        connect_timeout_ms=300,
+        request_timeout_ms=2000,
+        ping_timeout_ms=500,
+    )
+
+
+@pytest.fixture
+async def shard(proxies: list[TcpProxy]) -> AsyncIterator[Shard]:
+    servers = [server(proxy.url) for proxy in proxies]
+    shard = Shard("one", servers, replicated=False, away_after_ms=AWAY_AFTER_MS)
+    await asyncio.gather(*(one.rows("SELECT 1") for one in servers))
+    await shard.start()
+    yield shard
+    await shard.close()
+
+
+@pytest.fixture
+async def direct(process: EngineProcess) -> AsyncIterator[ClickHouseServer]:
+    """Past the proxies."""
+    there = server(process.urls[0])
+    yield there
+    await there.close()
+
+
+@pytest.fixture
+async def table(direct: ClickHouseServer, request: pytest.FixtureRequest) -> str:
+    name = "t_" + "".join(c if c.isalnum() else "_" for c in request.node.name)[:80]
+    await direct.execute(
+        f"CREATE TABLE {name} (name String, n Int64) ENGINE = MergeTree ORDER BY n"
+        " SETTINGS non_replicated_deduplication_window = 100"
+    )
+    return name
+
+
+def some_rows(count: int) -> bytes:
+    return block(ROWS, [(f"row {n}", n) for n in range(count)])
+
+
+async def insert(shard: Shard, table: str, token: str, columns: str = ROWS.column_list) -> None:
+    await shard.insert_block(0, table, columns, some_rows(10), token)
+
+
+async def count(engine: ClickHouseServer | Shard, table: str) -> object:
+    [[found]] = await engine.rows(f"SELECT count() FROM {table}")
+    return found
+
+
+async def read(shard: Shard, sql: str) -> int:
+    return sum([len(part) async for part in shard.read_native(sql, {}, 1 << 20)])
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110  # nothing there tells when it comes true
+            await asyncio.sleep(0.02)
+
+
+# --- inserts
+
+
+async def test_a_block_goes_to_the_preferred_replica(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await insert(shard, table, "a-1")
+    before = proxies[1].to_server
+    for number in range(2, 5):
+        await insert(shard, table, f"a-{number}")
+    assert proxies[1].to_server - before < 1000  # a ping or two
+    assert await count(shard, table) == 40
+
+
+async def test_a_block_goes_to_the_next_replica_when_the_preferred_one_cannot_be_reached(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await proxies[0].refuse()
+    await insert(shard, table, "a-1")
+    assert await count(shard, table) == 10
+
+
+async def test_a_block_whose_answer_is_lost_goes_to_the_next_replica_and_is_stored_once(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await insert(shard, table, "a-1")
+    proxies[0].lose_answers()
+    await insert(shard, table, "a-2")
+    assert await count(shard, table) == 20
+
+
+async def test_a_block_goes_to_the_next_replica_when_the_preferred_one_stalls(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await insert(shard, table, "a-1")
+    proxies[0].stall()
+    await insert(shard, table, "a-2")
+    asked_at = time.monotonic()
+    await insert(shard, table, "a-3")
+    assert time.monotonic() - asked_at < 1.5, "a replica that stalls is left alone"
+    assert await count(shard, table) == 30
+
+
+async def test_a_block_that_was_sent_to_nobody_is_rejected(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    for proxy in proxies:
+        await proxy.refuse()
+    with pytest.raises(NotSent):
+        await insert(shard, table, "a-1")
+
+
+async def test_a_token_once_in_doubt_stays_so_until_a_replica_takes_it(
+    shard: Shard, proxies: list[TcpProxy], direct: ClickHouseServer, table: str
+) -> None:
+    await insert(shard, table, "a-1")
+    proxies[0].lose_answers()
+    await proxies[1].refuse()
+    with pytest.raises(InsertOutcomeUnknown):  # the second replica was not even reached
+        await insert(shard, table, "a-2")
+    await proxies[0].refuse()
+    with pytest.raises(InsertOutcomeUnknown):  # now neither was
+        await insert(shard, table, "a-2")
+    await proxies[1].pass_on()
+    await eventually(lambda: not shard.away)
+    with pytest.raises(InsertOutcomeUnknown) as refused:  # and one refuses what it is shown
+        await insert(shard, table, "a-2", columns="name, missing")
+    assert refused.value.code == 16
+    with pytest.raises(InsertRejected):  # of another token that is certain
+        await insert(shard, table, "a-3", columns="name, missing")
+    await insert(shard, table, "a-2")
+    assert await count(direct, table) == 20
+    with pytest.raises(InsertRejected):  # what is known is forgotten
+        await insert(shard, table, "a-2", columns="name, missing")
+
+
+async def test_an_insert_whose_caller_leaves_is_in_doubt(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await insert(shard, table, "a-1")
+    proxies[0].stall()
+    inserting = asyncio.create_task(insert(shard, table, "a-2"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(inserting, 0.1)
+    for proxy in proxies:
+        await proxy.refuse()
+    with pytest.raises(InsertOutcomeUnknown):
+        await insert(shard, table, "a-2")
+
+
+async def test_what_a_replica_refuses_for_its_content_is_not_shown_to_the_next(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    await count(shard, table)
+    before = proxies[1].to_server
+    with pytest.raises(InsertRejected) as refused:
+        await insert(shard, table, "a-1", columns="name, missing")
+    assert refused.value.code == 16
+    assert proxies[1].to_server - before < 1000
+
+
+# --- reads
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "stall", "lose_answers"])
+async def test_reads_go_to_the_next_replica(
+    shard: Shard, proxies: list[TcpProxy], table: str, trouble: str
+) -> None:
+    await insert(shard, table, "a-1")
+    result = getattr(proxies[0], trouble)()
+    if result is not None:
+        await result
+    assert await count(shard, table) == 10
+    assert await read(shard, f"SELECT n FROM {table}") > 80
+
+
+async def test_a_range_that_breaks_midway_is_an_error_and_the_next_one_comes_from_elsewhere(
+    shard: Shard, proxies: list[TcpProxy]
+) -> None:
+    sql = "SELECT cityHash64(number) FROM numbers(1000000)"
+    await shard.rows("SELECT 1")
+    proxies[0].cut(to_client=3_000_000)
+    with pytest.raises(EngineError):
+        await read(shard, sql)
+    assert await read(shard, sql) > 8_000_000
+
+
+async def test_a_faulty_statement_is_not_asked_of_the_next_replica(
+    shard: Shard, proxies: list[TcpProxy]
+) -> None:
+    await shard.rows("SELECT 1")
+    before = proxies[1].to_server
+    with pytest.raises(EngineError) as refused:
+        await shard.rows("SELECT no_such_column")
+    assert refused.value.code == 47
+    assert proxies[1].to_server - before < 1000
+
+
+async def test_a_statement_is_never_sent_twice(
+    shard: Shard, proxies: list[TcpProxy], direct: ClickHouseServer, table: str
+) -> None:
+    statement = f"INSERT INTO {table} SELECT 'a', 1"
+    await shard.execute(statement)
+    proxies[0].lose_answers()
+    with pytest.raises(EngineError):
+        await shard.execute(statement)
+    await shard.execute(statement)  # by the other one
+    await proxies[0].refuse()
+    await shard.execute(statement)
+    assert await count(direct, table) == 4
+
+
+async def test_a_replica_that_failed_comes_back_when_it_answers(
+    shard: Shard, proxies: list[TcpProxy], table: str
+) -> None:
+    proxies[0].stall()
+    await insert(shard, table, "a-1")
+    await proxies[0].pass_on()
+
+    def used() -> int:
+        return proxies[0].to_server
+
+    async with asyncio.timeout(LIMIT_S):
+        for number in range(2, 10_000):
+            before = used()
+            await insert(shard, table, f"a-{number}")
+            if used() - before > 1000:  # more than a ping
+                break
+            await asyncio.sleep(0.05)
+    assert not shard.away
+
+
+# --- away
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "stall"])
+async def test_a_shard_of_which_nobody_answers_is_away_until_somebody_does(
+    shard: Shard, proxies: list[TcpProxy], table: str, trouble: str
+) -> None:
+    await insert(shard, table, "a-1")
+    assert not shard.away
+    for proxy in proxies:
+        result = getattr(proxy, trouble)()
+        if result is not None:
+            await result
+    gone_at = time.monotonic()
+    await eventually(lambda: shard.away)
+    assert time.monotonic() - gone_at >= AWAY_AFTER_MS / 1000 * 0.9
+    for ask in (insert(shard, table, "a-2"), count(shard, table), read(shard, "SELECT 1")):
+        asked_at = time.monotonic()
+        with pytest.raises(EngineError, match="away"):
+            await ask
+        assert time.monotonic() - asked_at < 0.2
+    await proxies[1].pass_on()
+    await eventually(lambda: not shard.away)
+    await insert(shard, table, "a-2")
+    assert await count(shard, table) == 20
+
+
+async def test_a_shard_is_not_away_while_one_replica_answers(
+    shard: Shard, proxies: list[TcpProxy]
+) -> None:
+    proxies[0].stall()
+    until = time.monotonic() + 3 * AWAY_AFTER_MS / 1000
+    while time.monotonic() < until:
+        await shard.rows("SELECT 1")
+        assert not shard.away
+
+
+async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:
+    shard = Shard("one", [server(proxies[0].url)], replicated=False)
+    await shard.start()
+    await eventually(lambda: proxies[0].to_server > 0)
+    [pings] = shard.background
+    await shard.close()
+    assert pings.cancelled()
+    await eventually(lambda: proxies[0].open == 0)
+
+
+# --- replication, by servers that do as they are told
+
+
+class Scripted(ClickHouseServer):
+    """Writes down what it is asked, and fails with the codes that it is given."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        super().__init__(f"http://{name}", user="", password="", lanes=1)
+        self._name = name
+        self._asked = asked
+        self.failures: dict[str, list[int]] = {}
+
+    def _ask(self, what: str) -> None:
+        self._asked.append(f"{self._name}: {what}")
+        for prefix, codes in self.failures.items():
+            if what.startswith(prefix) and codes and (code := codes.pop(0)):
+                outcome = InsertRejected if code == 285 else InsertOutcomeUnknown
+                raise outcome(what, code) if prefix == "insert" else EngineError(what, code)
+
+    async def insert(
+        self, table: str, columns: str, block: bytes, token: str, settings: Mapping[str, str]
+    ) -> None:
+        self._ask(f"insert {token} quorum {settings.get('insert_quorum')}")
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        self._ask(sql)
+        return []
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        self._ask(sql)
+
+    async def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        self._ask(sql)
+        yield b"block"
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def replicas(asked: list[str]) -> list[Scripted]:
+    return [Scripted("a", asked), Scripted("b", asked)]
+
+
+def replicated(replicas: list[Scripted]) -> Shard:
+    return Shard("one", replicas, replicated=True, quorum=2, quorum_min=1)
+
+
+def syncs(name: str) -> list[str]:
+    return [f"{name}: SYSTEM SYNC REPLICA {table} LIGHTWEIGHT" for table in SYNCED_TABLES]
+
+
+async def test_a_block_is_on_a_quorum_or_on_as_many_as_are_alive_but_for_a_minimum(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = replicated(replicas)
+    await insert(shard, "t", "a-1")
+    replicas[0].failures["insert"] = [285]
+    await insert(shard, "t", "a-2")
+    await insert(shard, "t", "a-3")
+    assert asked == [
+        "a: insert a-1 quorum 2",
+        "a: insert a-2 quorum 2",
+        "a: insert a-2 quorum 0",
+        "a: insert a-3 quorum 2",
+    ]
+
+
+async def test_a_quorum_that_was_not_reached_in_time_is_in_doubt(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = replicated(replicas)
+    replicas[0].failures["insert"] = [319]
+    replicas[1].failures["insert"] = [285, 285]
+    with pytest.raises(InsertOutcomeUnknown):
+        await insert(shard, "t", "a-1")
+    assert asked == [
+        "a: insert a-1 quorum 2",
+        "b: insert a-1 quorum 2",
+        "b: insert a-1 quorum 0",
+    ]
+
+
+async def test_without_a_smaller_quorum_too_few_replicas_are_a_refusal(
+    replicas: list[Scripted],
+) -> None:
+    shard = Shard("one", replicas, replicated=True, quorum=2, quorum_min=2)
+    for replica in replicas:
+        replica.failures["insert"] = [285]
+    with pytest.raises(InsertRejected) as refused:
+        await insert(shard, "t", "a-1")
+    assert refused.value.code == 285
+
+
+async def test_a_replica_fetches_what_it_has_not_got_before_it_is_read_first(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = replicated(replicas)
+    await asyncio.gather(shard.rows("one"), shard.rows("two"))
+    assert sorted(asked[-2:]) == ["a: one", "a: two"]
+    assert asked[:-2] == syncs("a")
+    asked.clear()
+    await insert(shard, "t", "a-1")
+    await shard.rows("three")  # what it took itself it has
+    assert asked == ["a: insert a-1 quorum 2", "a: three"]
+    asked.clear()
+    shard.expect_foreign_writes()
+    async with aclosing(shard.read_native("four", {}, 1)) as blocks:
+        assert await anext(blocks) == b"block"
+    assert asked == [*syncs("a"), "a: four"]
+
+
+async def test_a_replica_is_behind_after_writes_to_another(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = replicated(replicas)
+    await shard.rows("one")
+    replicas[0].failures["insert"] = [319]
+    await insert(shard, "t", "a-1")
+    asked.clear()
+    await shard.rows("two")
+    assert asked == [*syncs("b"), "b: two"]
+    asked.clear()
+    replicas[1].failures["three"] = [242]
+    await shard.rows("three")
+    assert asked == ["b: three", *syncs("a"), "a: three"]
+
+
+async def test_a_replica_that_cannot_catch_up_is_not_read(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = replicated(replicas)
+    replicas[0].failures["SYSTEM SYNC REPLICA consumer_offsets"] = [159, 159]
+    await shard.rows("one")
+    assert "a: one" not in asked
+    assert asked[-1] == "b: one"
+    replicas[1].failures["two"] = [242]
+    with pytest.raises(EngineError):
+        await shard.rows("two")
+    assert "a: two" not in asked
+
+
+async def test_servers_that_show_one_table_need_not_catch_up(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    shard = Shard("one", replicas, replicated=False)
+    await insert(shard, "t", "a-1")
+    await shard.rows("one")
+    assert asked == ["a: insert a-1 quorum None", "a: one"]
+
+
+# --- any server
+
+
+@pytest.fixture
+async def any_server(proxies: list[TcpProxy]) -> AsyncIterator[AnyServer]:
+    async with AsyncExitStack() as stack:
+        servers = [server(proxy.url) for proxy in proxies]
+        for one in servers:
+            stack.push_async_callback(one.close)
+        await asyncio.gather(*(one.rows("SELECT 1") for one in servers))
+        yield AnyServer(servers, timeout_ms=500)
+
+
+@pytest.mark.parametrize("trouble", ["refuse", "stall", "lose_answers"])
+async def test_any_server_answers_for_one_that_does_not(
+    any_server: AnyServer, proxies: list[TcpProxy], trouble: str
+) -> None:
+    assert await any_server.rows("SELECT 1") == [[1]]
+    result: Awaitable[None] | None = getattr(proxies[0], trouble)()
+    if result is not None:
+        await result
+    assert await any_server.rows("SELECT 2") == [[2]]
+    asked_at = time.monotonic()
+    assert await any_server.rows("SELECT 3") == [[3]]
+    assert time.monotonic() - asked_at < 0.45, "it is not asked again at once"
+
+
+async def test_any_server_sends_a_statement_once(
+    any_server: AnyServer, proxies: list[TcpProxy], direct: ClickHouseServer, table: str
+) -> None:
+    statement = f"INSERT INTO {table} SELECT 'a', 1"
+    await any_server.execute(statement)
+    proxies[0].lose_answers()
+    with pytest.raises(EngineError):
+        await any_server.execute(statement)
+    await proxies[0].refuse()
+    await any_server.execute(statement)
+    assert await count(direct, table) == 3
+    await proxies[1].refuse()
+    with pytest.raises(EngineError):
+        await any_server.execute(statement)
+
+
+async def test_a_server_that_refuses_a_statement_is_asked_again(
+    replicas: list[Scripted], asked: list[str]
+) -> None:
+    any_server = AnyServer(replicas)
+    replicas[0].failures["INSERT"] = [999]  # such a key exists
+    with pytest.raises(EngineError):
+        await any_server.execute("INSERT")
+    await any_server.rows("one")
+    replicas[0].failures["two"] = [999]  # Keeper is away
+    await any_server.rows("two")
+    await any_server.rows("three")
+    assert asked == ["a: INSERT", "a: one", "a: two", "b: two", "b: three"]

@@ -1,0 +1,208 @@
+"""What a broker does with its slots while its session ends under its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.cluster.leases import Session
+from broker.cluster.slots import Slots
+from broker.cluster.topics import SharedCatalog
+from broker.config import Settings
+from broker.log.tail_cache import TailCache
+from broker.producer_ids import ProducerIds
+from broker.store import Store
+from protocol.errors import NotLeaderOrFollower
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.registry import Versioned
+from storage.slot_map import Slot
+from tests.engine.test_shared_topics import Rows
+from tests.support.log_parts import LANES
+
+SHARD = "one"
+SLOT = 0
+
+
+class SlowRows(Rows):
+    """A registry whose reads wait while they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def get(self, key: str) -> Versioned | None:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().get(key)
+
+
+class OneBroker:
+    """The slots of a broker in front of one shard; all partitions and groups are in one slot."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.session_id = 1
+        self.sessions: dict[int, Session] = {}
+        self.ended: list[int] = []
+        self.topics, self.state, self.ids = Rows(), Rows(), SlowRows()
+        settings = Settings(lanes=LANES)
+        self.store = Store(SHARD, engine, settings, TailCache(1 << 20), lambda: True)
+        shard = cast(Any, SimpleNamespace(expect_foreign_writes=lambda: None, away=False))
+        self.slots = Slots(
+            {SHARD: self.store},
+            {SHARD: shard},
+            1,
+            ProducerIds(self.ids),
+            lambda: self.session_id,
+            lambda: lambda: True,
+            lambda: True,
+            lambda: self.sessions,
+            lambda session_id, why: self.ended.append(session_id),
+            0.2,
+        )
+        self.catalog = SharedCatalog(
+            self.topics, self.state, settings, self.slots, lambda: [engine], self._forget
+        )
+        self.slots.catalog = self.catalog
+
+    async def _forget(self, *_: object) -> None:
+        raise AssertionError("nothing is deleted here")
+
+    async def take(self) -> None:
+        await self.slots.take({SLOT: Slot(self.session_id, 1, (SHARD,))})
+
+    def lose(self) -> None:
+        self.session_id += 1
+        self.slots.lost()
+
+
+@pytest.fixture
+async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
+    made = OneBroker(engine)
+    made.store.rows.start()
+    made.store.groups.start()
+    await made.catalog.load()
+    yield made
+    await made.store.close()
+    await made.catalog.close()
+
+
+async def made_elsewhere(broker: OneBroker) -> None:
+    """Another broker makes a topic."""
+    other = SharedCatalog(broker.topics, broker.state, Settings(), Nothing(), list, broker._forget)
+    await other.load()
+    await other.create("t", 2, {})
+    await other.close()
+
+
+class Nothing:
+    """Leads nothing."""
+
+    def lasts(self) -> bool:
+        return True
+
+    def leads(self, *_: object) -> bool:
+        return False
+
+    def fresh(self, *_: object) -> Any:
+        raise AssertionError("nothing is led here")
+
+    def by_shard(self, partitions: Any) -> list[Any]:
+        assert not partitions
+        return []
+
+    async def open(self, partitions: Any) -> list[Any]:
+        raise AssertionError("nothing is led here")
+
+    def closed(self, partitions: Any) -> None:
+        assert not partitions
+
+    async def settled(self) -> None:
+        return None
+
+
+async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_meanwhile(
+    broker: OneBroker,
+) -> None:
+    await broker.take()
+    await made_elsewhere(broker)
+    broker.ids.go_on.clear()
+    broker.ids.asked.clear()
+    looking = asyncio.create_task(broker.catalog.refresh())
+    await broker.ids.asked.wait()
+
+    broker.lose()
+    broker.ids.go_on.set()
+
+    await looking
+    topic = broker.catalog.get("t")
+    assert topic is not None
+    with pytest.raises(NotLeaderOrFollower):
+        broker.catalog.log(topic, 1)
+    await broker.take()
+    assert broker.catalog.log(topic, 1).high_watermark == 0
+
+
+async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
+    broker: OneBroker,
+) -> None:
+    await made_elsewhere(broker)
+    broker.ids.go_on.clear()
+    broker.ids.asked.clear()
+    taking = asyncio.create_task(broker.take())
+    await broker.ids.asked.wait()
+
+    broker.lose()
+    broker.ids.go_on.set()
+
+    with pytest.raises(EngineError, match="lost t-0"):
+        await taking
+    topic = broker.catalog.get("t")
+    assert topic is not None
+    assert not broker.slots.leads(topic, 0)
+
+
+async def test_two_takes_at_once_write_through_one_appender(engine: EmbeddedEngine) -> None:
+    broker = OneBroker(engine)
+    broker.store.rows.start()
+
+    def always() -> bool:
+        return True
+
+    def days() -> range:
+        return range(0)
+
+    await asyncio.gather(*(broker.store.begin(1, always, days) for _ in range(3)))
+    first = broker.store.appender
+    await broker.store.begin(1, always, days)
+    assert broker.store.appender is first is not None
+    await broker.store.close()
+
+
+async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = OneBroker(engine)
+    broker.store.rows.start()
+    broker.ids.go_on.set()
+    await broker.catalog.create("orders", 1, {})
+    await broker.take()
+    appender = broker.store.appender
+    assert appender is not None
+    never = asyncio.Event()
+
+    async def release(partitions: object) -> None:
+        await never.wait()
+
+    monkeypatch.setattr(appender, "release", release)  # a shard that does not answer
+    async with asyncio.timeout(30):
+        await broker.slots.give_up([SLOT])
+    assert broker.ended == [1]
+    broker.slots.lost()
+    await broker.store.close()

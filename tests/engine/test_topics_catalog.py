@@ -1,0 +1,477 @@
+"""The topics of a broker: a change is in the table before it is seen, and survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.config import Settings
+from broker.log.appender import Appender
+from broker.topics import LocalCatalog, Topic
+from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from tests.support.log_parts import (
+    ScriptedEngine,
+    header_of,
+    make_appender,
+    plain,
+    stored_values,
+)
+
+LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+
+
+def catalog_on(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
+    return LocalCatalog(engine, Settings())
+
+
+async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
+    """A catalog as the next start of the broker sees it."""
+    catalog = catalog_on(engine)
+    await catalog.load()
+    return catalog
+
+
+async def clean_ups_of(catalog: LocalCatalog) -> None:
+    """Wait for them, and for the engine, which deletes rows behind them."""
+    await asyncio.gather(*catalog._cleanups)
+    async with asyncio.timeout(30):
+        unfinished = "SELECT 1 FROM system.mutations WHERE NOT is_done"
+        while await catalog._engine.rows(unfinished):  # noqa: ASYNC110  # the engine has no event
+            await asyncio.sleep(0.01)
+
+
+async def states(engine: EmbeddedEngine) -> list[str]:
+    rows = await engine.rows("SELECT state FROM topic_versions FINAL ORDER BY changed_at")
+    return [str(row[0]) for row in rows]
+
+
+async def append(appender: Appender, catalog: LocalCatalog, topic: Topic, *values: bytes) -> int:
+    data = plain(*values).data
+    appended = await appender.append(catalog.log(topic, 0), data, header_of(data))
+    return appended.base_offset
+
+
+@pytest.fixture
+def catalog(engine: EmbeddedEngine) -> LocalCatalog:
+    return catalog_on(engine)
+
+
+# --- Creating ---
+
+
+async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    made = await catalog.create("b", 3, LOG_APPEND_TIME)
+    other = await catalog.create("a", 1, {})
+    for known in (catalog, await restarted(engine)):
+        assert known.get("b") == known.by_id(made.topic_id) == made
+        assert known.all() == [other, made]
+        assert [known.log(made, n).partition for n in range(3)] == [0, 1, 2]
+        found = known.get("b")
+        assert found is not None
+        assert found.config.message_timestamp_type == "LogAppendTime"
+        assert found.configs == LOG_APPEND_TIME
+        assert known.get("c") is None
+
+
+async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -> None:
+    topic = await catalog.create("t", 2, {})
+    for partition in (-1, 2, 2**31 - 1):
+        with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
+            catalog.log(topic, partition)
+
+
+async def test_of_many_who_create_a_topic_one_does(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    results = await asyncio.gather(
+        *(catalog.create("t", n, {}) for n in range(1, 9)), return_exceptions=True
+    )
+    (made,) = [result for result in results if isinstance(result, Topic)]
+    assert sum(isinstance(result, TopicAlreadyExists) for result in results) == 7
+    assert catalog.all() == (await restarted(engine)).all() == [made]
+
+
+async def test_what_a_config_holds_comes_back_as_it_was(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    text = "*, 'a':\"b\"\\\t\n{}[]é,"
+    topic = await catalog.create("t", 1, {"leader.replication.throttled.replicas": text})
+    found = (await restarted(engine)).get("t")
+    assert found == topic
+
+
+# --- Changing ---
+
+
+async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    topic = await catalog.create("t", 2, {})
+    before = [catalog.log(topic, n) for n in range(2)]
+    changed = await catalog.add_partitions(topic, 4)
+    assert changed.partitions == 4
+    assert [catalog.log(changed, n) for n in range(2)] == before
+    assert all(log.topic is changed for log in before)
+    assert catalog.log(changed, 3).high_watermark == 0
+    assert (await restarted(engine)).get("t") == changed
+
+
+@pytest.mark.parametrize("total", [0, 1, 2])
+async def test_partitions_never_become_fewer(catalog: LocalCatalog, total: int) -> None:
+    topic = await catalog.create("t", 2, {})
+    with pytest.raises(InvalidPartitions, match=f"has 2 partitions; {total} is not more"):
+        await catalog.add_partitions(topic, total)
+    assert catalog.get("t") == topic
+
+
+async def test_configs_are_replaced_and_act_on_the_logs_at_once(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    topic = await catalog.create("t", 1, {"retention.ms": "5"})
+    log = catalog.log(topic, 0)
+    changed = await catalog.set_configs(topic, LOG_APPEND_TIME)
+    assert changed.configs == LOG_APPEND_TIME
+    assert log.topic.config.message_timestamp_type == "LogAppendTime"
+    assert catalog.log(changed, 0) is log
+    found = (await restarted(engine)).get("t")
+    assert found is not None
+    assert found.configs == LOG_APPEND_TIME
+
+
+async def test_changes_at_the_same_time_are_all_made(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    topic = await catalog.create("t", 1, {})
+    await asyncio.gather(
+        catalog.add_partitions(topic, 5), catalog.set_configs(topic, LOG_APPEND_TIME)
+    )
+    for known in (catalog, await restarted(engine)):
+        found = known.get("t")
+        assert found is not None
+        assert (found.partitions, found.configs) == (5, LOG_APPEND_TIME)
+
+
+async def test_a_change_that_the_engine_refuses_changes_nothing(engine: EmbeddedEngine) -> None:
+    scripted = ScriptedEngine(engine)
+    catalog = catalog_on(scripted)
+    topic = await catalog.create("t", 1, {})
+
+    async def refused(change: Coroutine[Any, Any, object]) -> None:
+        scripted.failing_rows.append("INSERT INTO topic_versions")
+        with pytest.raises(EngineError):
+            await change
+
+    await refused(catalog.create("other", 1, {}))
+    await refused(catalog.add_partitions(topic, 2))
+    await refused(catalog.set_configs(topic, LOG_APPEND_TIME))
+    await refused(catalog.delete(topic))
+    assert catalog.all() == (await restarted(engine)).all() == [topic]
+    assert catalog.log(topic, 0).closed is None
+    await catalog.create("other", 1, {})
+
+
+@pytest.mark.parametrize("change", ["create", "add_partitions", "set_configs", "delete"])
+@pytest.mark.parametrize("ticks", [0, 1, 5])
+async def test_a_client_that_leaves_leaves_no_change_half_made(
+    engine: EmbeddedEngine, catalog: LocalCatalog, change: str, ticks: int
+) -> None:
+    """Otherwise records are acknowledged in a topic that the table calls deleted."""
+    topic = await catalog.create("t", 1, {})
+    changes: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+        "create": lambda: catalog.create("other", 1, {}),
+        "add_partitions": lambda: catalog.add_partitions(topic, 2),
+        "set_configs": lambda: catalog.set_configs(topic, LOG_APPEND_TIME),
+        "delete": lambda: catalog.delete(topic),
+    }
+    request = asyncio.create_task(changes[change]())
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await catalog.close()
+    table = (await restarted(engine)).all()
+    assert catalog.all() == table
+    made = {"create": len(table) == 2, "delete": not table}.get(change, table != [topic])
+    assert made == (ticks > 0), "a change that began is made"
+
+
+async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    catalog = catalog_on(scripted)
+    scripted.execute_gate.clear()
+    request = asyncio.create_task(catalog.create("t", 1, {}))
+    await asyncio.sleep(0)
+    request.cancel()
+    closing = asyncio.create_task(catalog.close())
+    await asyncio.wait([closing], timeout=0.1)
+    assert not closing.done()
+    scripted.execute_gate.set()
+    await closing
+    assert catalog.all() == (await restarted(engine)).all() != []
+
+
+# --- Deleting ---
+
+
+async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    appender = make_appender(engine)
+    topic, other = await catalog.create("t", 1, {}), await catalog.create("o", 1, {})
+    await append(appender, catalog, topic, b"x")
+    await append(appender, catalog, other, b"y")
+    log = catalog.log(topic, 0)
+    woken: list[object] = []
+    log.waiters.add(woken.append)
+
+    await catalog.delete(topic)
+    assert (catalog.get("t"), catalog.by_id(topic.topic_id)) == (None, None)
+    assert isinstance(log.closed, UnknownTopicOrPartition)
+    assert woken == [log]
+    with pytest.raises(UnknownTopicOrPartition):
+        catalog.log(topic, 0)
+
+    await clean_ups_of(catalog)
+    assert await engine.rows("SELECT DISTINCT topic FROM messages") == [["o"]]
+    assert await states(engine) == ["live", "deleted"]
+    assert (await restarted(engine)).all() == [other]
+    await appender.close()
+
+
+async def test_a_topic_made_again_is_another_one_and_starts_empty(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    appender = make_appender(engine)
+    first = await catalog.create("t", 2, {})
+    await append(appender, catalog, first, b"old", b"old")
+    await catalog.delete(first)
+    second = await catalog.create("t", 1, {})
+    assert second.topic_id != first.topic_id
+    assert await append(appender, catalog, second, b"new") == 0
+    await clean_ups_of(catalog)
+    for known in (catalog, await restarted(engine)):
+        assert known.all() == [second]
+        assert known.log(second, 0).high_watermark == 1
+    assert await engine.rows("SELECT value FROM messages") == [["new"]]
+    await appender.close()
+
+
+async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_again(
+    engine: EmbeddedEngine,
+) -> None:
+    settled = asyncio.Event()
+
+    async def wait() -> None:
+        await settled.wait()
+
+    appender = make_appender(engine)
+    catalog = LocalCatalog(engine, Settings(), wait)
+    first = await catalog.create("t", 1, {})
+    await append(appender, catalog, first, b"old")
+    await catalog.delete(first)
+    second = await catalog.create("t", 1, {})
+    await append(appender, catalog, second, b"new")
+    settled.set()
+    await clean_ups_of(catalog)
+    assert await engine.rows("SELECT value FROM messages") == [["new"]]
+    await appender.close()
+
+
+async def test_what_is_gone_cannot_be_changed(catalog: LocalCatalog) -> None:
+    topic = await catalog.create("t", 1, {})
+    await catalog.delete(topic)
+    await catalog.create("t", 1, {})  # of the same name, but not the same
+    for change in (
+        catalog.delete(topic),
+        catalog.add_partitions(topic, 2),
+        catalog.set_configs(topic, {}),
+    ):
+        with pytest.raises(UnknownTopicOrPartition, match="topic t has been deleted"):
+            await change
+    await catalog.close()
+
+
+async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    appender = make_appender(scripted)
+    catalog = LocalCatalog(scripted, Settings(), appender.settled)
+    topic = await catalog.create("t", 1, {})
+    log = catalog.log(topic, 0)
+    scripted.gate.clear()
+    stored = asyncio.create_task(append(appender, catalog, topic, b"x"))
+    await scripted.next_insert()
+    await catalog.delete(topic)
+    clean_up = asyncio.create_task(clean_ups_of(catalog))
+    await asyncio.wait([clean_up], timeout=0.2)
+    scripted.gate.set()
+    assert await stored == 0
+    await clean_up
+    assert await stored_values(engine, log) == []
+    assert await states(engine) == ["deleted"]
+    await appender.close()
+
+
+async def test_rows_that_could_not_be_removed_are_removed_after_the_next_start(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    appender = make_appender(scripted)
+    catalog = catalog_on(scripted)
+    topic = await catalog.create("t", 1, {})
+    log = catalog.log(topic, 0)
+    await append(appender, catalog, topic, b"x")
+    scripted.failing_rows += ["DELETE FROM messages"] * 2
+    await catalog.delete(topic)
+    for _ in range(2):
+        await clean_ups_of(catalog)
+        assert await states(engine) == ["deleting"]
+        assert len(await stored_values(engine, log)) == 1
+        catalog = await restarted(scripted)
+        assert catalog.all() == []
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleted"]
+    assert await stored_values(engine, log) == []
+    await appender.close()
+
+
+async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
+    engine: EmbeddedEngine,
+) -> None:
+    scripted = ScriptedEngine(engine)
+    appender = make_appender(engine)
+    catalog = catalog_on(scripted)
+    topic = await catalog.create("t", 1, {})
+    log = catalog.log(topic, 0)
+    await append(appender, catalog, topic, b"x")
+    scripted.failing_rows.append("DELETE FROM messages")
+    await catalog.delete(topic)
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleting"]
+    await catalog.remove_left_over()
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleted"]
+    assert await stored_values(engine, log) == []
+    await appender.close()
+
+
+async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
+    engine: EmbeddedEngine,
+) -> None:
+    never = asyncio.Event()
+
+    async def never_settled() -> None:
+        await never.wait()
+
+    appender = make_appender(engine)
+    catalog = LocalCatalog(engine, Settings(), never_settled)
+    topic = await catalog.create("t", 1, {})
+    log = catalog.log(topic, 0)
+    await append(appender, catalog, topic, b"x")
+    await catalog.delete(topic)
+    await catalog.close()
+    assert await states(engine) == ["deleting"]
+    await clean_ups_of(await restarted(engine))
+    assert await states(engine) == ["deleted"]
+    assert await stored_values(engine, log) == []
+    await appender.close()
+
+
+# --- Starting ---
+
+
+async def test_a_log_goes_on_where_its_rows_end(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    appender = make_appender(engine)
+    topic = await catalog.create("t", 3, {})
+    await append(appender, catalog, topic, b"a", b"b", b"c")
+    again = await restarted(engine)
+    log, empty = again.log(topic, 0), again.log(topic, 1)
+    assert (log.log_start_offset, log.high_watermark, log.next_offset) == (0, 3, 3)
+    assert (empty.high_watermark, empty.next_offset) == (0, 0)
+    assert await append(appender, again, topic, b"d") == 3
+    await appender.close()
+
+
+@pytest.mark.parametrize(("rows", "floor", "end"), [(0, 7, 7), (3, 7, 7), (9, 7, 9)])
+async def test_the_next_offset_never_goes_back_below_its_checkpoint(
+    engine: EmbeddedEngine, catalog: LocalCatalog, rows: int, floor: int, end: int
+) -> None:
+    appender = make_appender(engine)
+    topic = await catalog.create("t", 1, {})
+    if rows:
+        await append(appender, catalog, topic, *[b"x"] * rows)
+    for start, next_offset in ((2, floor), (1, floor - 1)):
+        await engine.execute(
+            "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, {start:Int64}, {next:Int64}",
+            {"id": str(topic.topic_id), "start": start, "next": next_offset},
+        )
+    log = (await restarted(engine)).log(topic, 0)
+    assert (log.log_start_offset, log.next_offset, log.high_watermark) == (2, end, end)
+    await appender.close()
+
+
+async def test_producers_of_before_the_start_are_told_from_fresh_ones(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    await catalog.create("t", 1, {})
+    again = catalog_on(engine)
+    again.first_fresh_producer_id = 2000
+    await again.load()
+    topic = again.get("t")
+    assert topic is not None
+    assert again.log(topic, 0).first_fresh_producer_id == 2000
+
+
+async def test_sizes_are_those_of_keys_and_values_by_partition(
+    engine: EmbeddedEngine, catalog: LocalCatalog
+) -> None:
+    appender = make_appender(engine)
+    topic = await catalog.create("t", 2, {})
+    await append(appender, catalog, topic, b"12345", b"678")
+    assert await catalog.size_bytes() == {(topic.topic_id, 0): 8, (topic.topic_id, 1): 0}
+    await appender.close()
+
+
+# --- Everything ---
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_after_any_changes_a_restart_finds_what_there_was(
+    engine: EmbeddedEngine, seed: int
+) -> None:
+    rnd = random.Random(seed)
+    catalog = catalog_on(engine)
+    for _ in range(40):
+        known = catalog.all()
+        topic = rnd.choice(known) if known else None
+        stale = replace(topic, partitions=99, version=77) if topic else None
+        kind = rnd.choice(["create", "create", "delete", "partitions", "configs", "restart"])
+        if kind == "create":
+            name = f"t{rnd.randrange(6)}"
+            if catalog.get(name) is None:
+                await catalog.create(name, rnd.randrange(1, 5), {})
+        elif kind == "restart":
+            catalog = await restarted(engine)
+            assert catalog.all() == known
+        elif stale and kind == "delete":
+            await catalog.delete(stale)
+        elif stale and topic and kind == "partitions":
+            await catalog.add_partitions(stale, topic.partitions + 1)
+        elif stale:
+            await catalog.set_configs(stale, {"retention.ms": str(rnd.randrange(1000))})
+    await clean_ups_of(catalog)
+    assert (await restarted(engine)).all() == catalog.all()

@@ -1,0 +1,701 @@
+"""Six unmodified Kafka clients behind the same few verbs.
+
+Every verb makes a client of its own, with the client's defaults wherever a test does not ask for
+something else, and closes it. Reading is by assignment of a partition, but for kafkajs, which only
+reads as a member of a group. What a client cannot say or show is told by `can_send`, `as_sent` and
+`as_shown`, and nowhere else.
+"""
+
+import asyncio
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, cast
+
+import aiokafka
+import aiokafka.admin
+import confluent_kafka
+import kafka
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kafka.structs import OffsetAndMetadata
+
+from tests.support import tools
+from tests.support.helper_process import HelperProcess
+from tests.support.records import Headers, Record, record_from_json, record_to_json
+
+CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "kcat", "kafkajs", "java")
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+LIMIT_S = 60.0
+LINGER_MS = 20
+"""Long enough for several records to share a batch."""
+
+
+class Client(ABC):
+    """`acks` and `idempotent` None mean the client's own default."""
+
+    @abstractmethod
+    def create_topic(self, address: str, topic: str, partitions: int) -> None: ...
+
+    @abstractmethod
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        """Returns when all are acknowledged, or with acks=0 when all are sent."""
+
+    @abstractmethod
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]: ...
+
+    @abstractmethod
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        """From the first record on whose timestamp is `timestamp_ms` or later."""
+
+    def can_send(self, record: Record) -> bool:
+        return True
+
+    def as_sent(self, record: Record) -> Record:
+        """What of the record this client sends."""
+        return record
+
+    def as_shown(self, record: Record) -> Record:
+        """What of the record this client shows to who reads with it."""
+        return record
+
+
+Committed = Mapping[int, tuple[int, str]]
+"""Offset and metadata by partition, of one group and one topic."""
+
+
+class CommittingClient(Client):
+    """A client that commits offsets for a group without being a member, kafkajs excepted."""
+
+    @abstractmethod
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None: ...
+
+    @abstractmethod
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        """Of the partitions that have a committed offset."""
+
+
+GetClient = Callable[[str], Client]
+"""The client of a name among CLIENTS."""
+
+
+class KafkaPython(CommittingClient):
+    def can_send(self, record: Record) -> bool:
+        return not (record.key is None and record.value is None) and not any(
+            value is None for _, value in record.headers
+        )
+
+    def create_topic(self, address: str, topic: str, partitions: int) -> None:
+        admin = kafka.KafkaAdminClient(bootstrap_servers=address)
+        try:
+            admin.create_topics({topic: {"num_partitions": partitions}})
+        finally:
+            admin.close()
+
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        options: dict[str, object] = (
+            {} if idempotent is None else {"enable_idempotence": idempotent}
+        )
+        if acks is not None:
+            options["acks"] = acks if acks == "all" else int(acks)
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=address,
+            compression_type=None if codec == "none" else codec,
+            linger_ms=LINGER_MS,
+            **options,
+        )
+        try:
+            sent = [
+                producer.send(
+                    topic,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers),
+                    partition=partition,
+                    timestamp_ms=record.timestamp_ms,
+                )
+                for record in records
+            ]
+            producer.flush(LIMIT_S)
+            for acknowledgement in sent:
+                acknowledgement.get(LIMIT_S)
+        finally:
+            producer.close(timeout=LIMIT_S)
+
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return self._read(address, topic, partition, lambda consumer, _: offset, count)
+
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        def find(consumer: Any, assigned: Any) -> int:
+            return int(consumer.offsets_for_times({assigned: timestamp_ms})[assigned].offset)
+
+        return self._read(address, topic, partition, find, count)
+
+    def _read(
+        self,
+        address: str,
+        topic: str,
+        partition: int,
+        find_start: Callable[[Any, Any], int],
+        count: int,
+    ) -> list[Record]:
+        assigned = kafka.TopicPartition(topic, partition)
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="none"
+        )
+        try:
+            consumer.assign([assigned])
+            consumer.seek(assigned, find_start(consumer, assigned))
+
+            def poll() -> list[Record]:
+                polled = consumer.poll(timeout_ms=500).get(assigned, [])
+                return [_from_attributes(record) for record in polled]
+
+            return _collect(poll, count)
+        finally:
+            consumer.close()
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = {
+            kafka.TopicPartition(topic, partition): OffsetAndMetadata(offset, metadata, -1)
+            for partition, (offset, metadata) in offsets.items()
+        }
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=address, group_id=group, enable_auto_commit=False
+        )
+        try:
+            consumer.assign(list(wanted))
+            consumer.commit(wanted)
+        finally:
+            consumer.close()
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        consumer = kafka.KafkaConsumer(
+            bootstrap_servers=address, group_id=group, enable_auto_commit=False
+        )
+        try:
+            found = {
+                partition: consumer.committed(kafka.TopicPartition(topic, partition), metadata=True)
+                for partition in consumer.partitions_for_topic(topic)
+            }
+            return {
+                partition: (committed.offset, committed.metadata)
+                for partition, committed in found.items()
+                if committed is not None
+            }
+        finally:
+            consumer.close()
+
+
+class Aiokafka(CommittingClient):
+    def can_send(self, record: Record) -> bool:
+        return not (record.key is None and record.value is None)
+
+    def create_topic(self, address: str, topic: str, partitions: int) -> None:
+        async def create() -> None:
+            admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=address)
+            await admin.start()
+            try:
+                wanted = aiokafka.admin.NewTopic(topic, partitions, 1)
+                response = await admin.create_topics([wanted])
+                errors = [error for error in response.topic_errors if error[1] != 0]
+                assert not errors, errors
+            finally:
+                await admin.close()
+
+        asyncio.run(create())
+
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        options: dict[str, object] = (
+            {} if idempotent is None else {"enable_idempotence": idempotent}
+        )
+        if acks is not None:
+            options["acks"] = acks if acks == "all" else int(acks)
+
+        async def produce() -> None:
+            producer = aiokafka.AIOKafkaProducer(
+                bootstrap_servers=address,
+                compression_type=None if codec == "none" else codec,
+                linger_ms=LINGER_MS,
+                **options,
+            )
+            await producer.start()
+            try:
+                sent = [
+                    await producer.send(
+                        topic,
+                        key=record.key,
+                        value=record.value,
+                        headers=list(record.headers),
+                        partition=partition,
+                        timestamp_ms=record.timestamp_ms,
+                    )
+                    for record in records
+                ]
+                await asyncio.wait_for(asyncio.gather(*sent), LIMIT_S)
+            finally:
+                await producer.stop()
+
+        asyncio.run(produce())
+
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return asyncio.run(self._read(address, topic, partition, offset, None, count))
+
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return asyncio.run(self._read(address, topic, partition, None, timestamp_ms, count))
+
+    async def _read(
+        self,
+        address: str,
+        topic: str,
+        partition: int,
+        offset: int | None,
+        timestamp_ms: int | None,
+        count: int,
+    ) -> list[Record]:
+        assigned = aiokafka.TopicPartition(topic, partition)
+        consumer = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="none"
+        )
+        await consumer.start()
+        try:
+            consumer.assign([assigned])
+            if offset is None:
+                found = await consumer.offsets_for_times({assigned: timestamp_ms})
+                offset = found[assigned].offset
+            consumer.seek(assigned, offset)
+            records: list[Record] = []
+            async with asyncio.timeout(LIMIT_S):
+                while len(records) < count:
+                    batch = await consumer.getmany(assigned, timeout_ms=500)
+                    records += [_from_attributes(record) for record in batch.get(assigned, [])]
+            return records[:count]
+        finally:
+            await consumer.stop()
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = {
+            aiokafka.TopicPartition(topic, partition): committed
+            for partition, committed in offsets.items()
+        }
+
+        async def commit() -> None:
+            consumer = aiokafka.AIOKafkaConsumer(
+                bootstrap_servers=address, group_id=group, enable_auto_commit=False
+            )
+            await consumer.start()
+            try:
+                consumer.assign(list(wanted))
+                await consumer.commit(wanted)
+            finally:
+                await consumer.stop()
+
+        asyncio.run(commit())
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        """By its admin client, too: its consumer does not show metadata."""
+
+        async def committed() -> Committed:
+            consumer = aiokafka.AIOKafkaConsumer(
+                bootstrap_servers=address, group_id=group, enable_auto_commit=False
+            )
+            admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=address)
+            await admin.start()
+            try:
+                listed = await admin.list_consumer_group_offsets(group)
+            finally:
+                await admin.close()
+            found = {place: one for place, one in listed.items() if place.topic == topic}
+            await consumer.start()
+            try:
+                consumer.assign(list(found))
+                offsets = {place.partition: await consumer.committed(place) for place in found}
+            finally:
+                await consumer.stop()
+            shown = {place.partition: (one.offset, one.metadata) for place, one in found.items()}
+            assert offsets == {partition: offset for partition, (offset, _) in shown.items()}
+            return shown
+
+        return asyncio.run(committed())
+
+
+class ConfluentKafka(CommittingClient):
+    """librdkafka by its Python binding."""
+
+    def can_send(self, record: Record) -> bool:
+        return record.timestamp_ms != 0  # 0 asks librdkafka for the current time
+
+    def create_topic(self, address: str, topic: str, partitions: int) -> None:
+        admin = AdminClient({"bootstrap.servers": address})
+        wanted = NewTopic(topic, partitions, 1)
+        for created in admin.create_topics([wanted]).values():
+            created.result(LIMIT_S)
+
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        options: dict[str, Any] = {} if idempotent is None else {"enable.idempotence": idempotent}
+        if acks is not None:
+            options["acks"] = acks
+        reports: list[str] = []
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": address,
+                "compression.type": codec,
+                "linger.ms": LINGER_MS,
+                **options,
+            }
+        )
+        try:
+            for record in records:
+                producer.produce(
+                    topic,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers),
+                    partition=partition,
+                    timestamp=record.timestamp_ms or 0,
+                    on_delivery=lambda error, _: reports.append(str(error or "delivered")),
+                )
+            left = producer.flush(LIMIT_S)
+            assert left == 0, f"{left} records without a delivery report"
+            assert reports == ["delivered"] * len(records), set(reports)
+        finally:
+            producer.purge()  # or a failure would wait for what is left
+            producer.close()
+
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        start = confluent_kafka.TopicPartition(topic, partition, offset)
+        return self._read(address, lambda consumer: start, count)
+
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        wanted = confluent_kafka.TopicPartition(topic, partition, timestamp_ms)
+
+        def find(consumer: confluent_kafka.Consumer) -> confluent_kafka.TopicPartition:
+            return consumer.offsets_for_times([wanted], LIMIT_S)[0]
+
+        return self._read(address, find, count)
+
+    def _read(
+        self,
+        address: str,
+        find_start: Callable[[confluent_kafka.Consumer], confluent_kafka.TopicPartition],
+        count: int,
+    ) -> list[Record]:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": "required, and not used by an assignment",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+            }
+        )
+        try:
+            consumer.assign([find_start(consumer)])
+            return _collect(lambda: _from_librdkafka(consumer.consume(count, 0.5)), count)
+        finally:
+            consumer.close()
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        wanted = [
+            confluent_kafka.TopicPartition(topic, partition, offset, metadata)
+            if metadata
+            else confluent_kafka.TopicPartition(topic, partition, offset)
+            for partition, (offset, metadata) in offsets.items()
+        ]
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": group})
+        try:
+            done = consumer.commit(offsets=wanted, asynchronous=False)
+            errors = [str(one.error) for one in done or () if one.error is not None]
+            assert not errors, errors
+        finally:
+            consumer.close()
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": group})
+        try:
+            partitions = consumer.list_topics(topic, LIMIT_S).topics[topic].partitions
+            wanted = [confluent_kafka.TopicPartition(topic, partition) for partition in partitions]
+            found = consumer.committed(wanted, LIMIT_S)
+            return {
+                one.partition: (one.offset, one.metadata or "") for one in found if one.offset >= 0
+            }
+        finally:
+            consumer.close()
+
+
+class Kcat(Client):
+    """The command line tool: one run per verb, and per group of records that one run can send.
+
+    Keys and values are cut out of a stream by delimiters, headers are the same for a whole run,
+    timestamps are its own.
+    """
+
+    _KEY_END = b"\x1eK\x1e"
+    _RECORD_END = b"\x1eR\x1e"
+    _SHOWN = "%T %o %K %S "
+
+    def can_send(self, record: Record) -> bool:
+        # An argument cannot hold a zero byte, nor -H a header without a name.
+        if any(name == "" or (value and b"\x00" in value) for name, value in record.headers):
+            return False
+        # It skips an empty line; with -Z, which makes null of what is empty, a key is never empty.
+        if record.key is None:
+            return bool(record.value)
+        return record.key != b"" or record.value is not None
+
+    def as_sent(self, record: Record) -> Record:
+        return replace(record, timestamp_ms=None)
+
+    def as_shown(self, record: Record) -> Record:
+        """kcat shows a header's value up to the first zero byte."""
+        headers = ((name, value and value.split(b"\0")[0]) for name, value in record.headers)
+        return replace(record, headers=tuple(headers))
+
+    def create_topic(self, address: str, topic: str, partitions: int) -> None:
+        """kcat makes no topics itself: it asks for one, and the broker makes it."""
+        assert partitions == 1
+        self._run(["-L", "-b", address, "-t", topic, "-X", "allow.auto.create.topics=true"])
+
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        options = ["-P", "-b", address, "-t", topic, "-p", str(partition), "-z", codec]
+        options += ["-K", self._KEY_END.decode(), "-D", self._RECORD_END.decode()]
+        options += ["-X", f"linger.ms={LINGER_MS}"]
+        if acks is not None:
+            options += ["-X", f"acks={acks}"]
+        if idempotent is not None:
+            options += ["-X", f"enable.idempotence={str(idempotent).lower()}"]
+
+        def run_of(record: Record) -> tuple[bool, Headers]:
+            return record.value is None, record.headers
+
+        for (nulls, headers), group in groupby(records, run_of):
+            arguments = [*options, *(["-Z"] if nulls else [])]
+            for name, value in headers:
+                arguments += ["-H", name if value is None else f"{name}={value.decode()}"]
+            self._run(arguments, self._RECORD_END.join(self._line(record) for record in group))
+
+    def _line(self, record: Record) -> bytes:
+        key = b"" if record.key is None else record.key + self._KEY_END
+        return key + (record.value or b"")
+
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return self._read(address, topic, partition, str(offset), count)
+
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return self._read(address, topic, partition, f"s@{timestamp_ms}", count)
+
+    def _read(
+        self, address: str, topic: str, partition: int, start: str, count: int
+    ) -> list[Record]:
+        options = ["-C", "-b", address, "-t", topic, "-p", str(partition), "-o", start]
+        options += ["-c", str(count), "-e", "-q", "-f", self._SHOWN + "%k%s%h\x1e"]
+        output = self._run(options)
+        records = []
+        while output:
+            timestamp, offset, key_size, value_size, output = output.split(b" ", 4)
+            key, output = _cut(output, int(key_size))
+            value, output = _cut(output, int(value_size))
+            headers, _, output = output.partition(b"\x1e")
+            records.append(Record(key, value, _headers(headers), int(timestamp), int(offset)))
+        return records
+
+    def _run(self, arguments: Iterable[str], standard_input: bytes = b"") -> bytes:
+        result = subprocess.run(
+            [tools.program("kcat"), *arguments],
+            input=standard_input,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr.decode(errors="replace")
+        return result.stdout
+
+
+class Helped(CommittingClient):
+    """A client of another language, driven through its helper process."""
+
+    def __init__(self, helper: HelperProcess) -> None:
+        self.helper = helper
+
+    def create_topic(self, address: str, topic: str, partitions: int) -> None:
+        self.helper.ask("create_topic", kafka=address, topic=topic, partitions=partitions)
+
+    def produce(
+        self,
+        address: str,
+        topic: str,
+        records: Sequence[Record],
+        *,
+        partition: int = 0,
+        codec: str = "none",
+        acks: str | None = None,
+        idempotent: bool | None = None,
+    ) -> None:
+        self.helper.ask(
+            "produce",
+            kafka=address,
+            topic=topic,
+            partition=partition,
+            records=[record_to_json(record) for record in records],
+            codec=codec,
+            acks=acks,
+            idempotent=idempotent,
+        )
+
+    def read_from_offset(
+        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return self._read(
+            address, topic, partition, {"offset": offset, "timestamp_ms": None}, count
+        )
+
+    def read_from_timestamp(
+        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
+    ) -> list[Record]:
+        return self._read(address, topic, partition, {"timestamp_ms": timestamp_ms}, count)
+
+    def _read(
+        self, address: str, topic: str, partition: int, start: dict[str, int | None], count: int
+    ) -> list[Record]:
+        answer = self.helper.ask(
+            "read", kafka=address, topic=topic, partition=partition, count=count, **start
+        )
+        return [record_from_json(record) for record in answer]
+
+    def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None:
+        listed = [[partition, *committed] for partition, committed in offsets.items()]
+        self.helper.ask("commit", kafka=address, group=group, topic=topic, offsets=listed)
+
+    def committed(self, address: str, group: str, topic: str) -> Committed:
+        found = self.helper.ask("committed", kafka=address, group=group, topic=topic)
+        return {partition: (offset, metadata) for partition, offset, metadata in found}
+
+
+class Java(Helped):
+    """Kafka's own client."""
+
+
+class Kafkajs(Helped):
+    """Headers are an object to it: one entry per name, in the order in which names come up."""
+
+    def can_send(self, record: Record) -> bool:
+        return (
+            all(value is not None for _, value in record.headers)
+            and self.as_shown(record) == record
+        )
+
+    def as_shown(self, record: Record) -> Record:
+        names = list(dict.fromkeys(name for name, _ in record.headers))
+        return replace(
+            record, headers=tuple(sorted(record.headers, key=lambda header: names.index(header[0])))
+        )
+
+
+def _collect(poll: Callable[[], list[Record]], count: int) -> list[Record]:
+    records: list[Record] = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(records) < count:
+        assert time.monotonic() < deadline, f"read {len(records)} of {count} in {LIMIT_S} s"
+        records += poll()
+    return records[:count]
+
+
+def _from_attributes(record: Any) -> Record:
+    """kafka-python's and aiokafka's records look the same."""
+    return Record(record.key, record.value, tuple(record.headers), record.timestamp, record.offset)
+
+
+def _from_librdkafka(messages: Sequence[confluent_kafka.Message]) -> list[Record]:
+    records = []
+    for message in messages:
+        assert message.error() is None, message.error()
+        offset = message.offset()
+        assert offset is not None
+        headers = cast(list[tuple[str, bytes | None]], message.headers() or [])
+        records.append(
+            Record(message.key(), message.value(), tuple(headers), message.timestamp()[1], offset)
+        )
+    return records
+
+
+def _cut(output: bytes, size: int) -> tuple[bytes | None, bytes]:
+    """kcat shows the size of null as -1."""
+    return (None, output) if size < 0 else (output[:size], output[size:])
+
+
+def _headers(shown: bytes) -> Headers:
+    """kcat shows headers as name=value,name=value, and a value that is null as NULL."""
+    pairs = (header.split(b"=", 1) for header in shown.split(b",") if header)
+    return tuple((name.decode(), None if value == b"NULL" else value) for name, value in pairs)

@@ -1,0 +1,83 @@
+"""A real `brokerhouse serve` process for tests. It takes free ports at its first start."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.server_process import ServerProcess
+from tests.support.sql_rows import bound, sql_rows
+
+READY = "ready "
+NEVER_MS = str(10 * 86_400_000)
+"""For a setting that says how often: no test runs for so long."""
+
+started: list["BrokerProcess"] = []
+"""Every broker of this test session, for a look into its log when a test fails."""
+
+
+class BrokerProcess(ServerProcess):
+    """One data directory and the process that serves it.
+
+    `settings` are the broker's own setting names, given to it through its environment. Nothing is
+    deleted by age unless they say so: the records of many tests are of 2023.
+    """
+
+    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(data_dir.with_name(data_dir.name + ".log"))
+        self.data_dir = data_dir
+        self.settings = {"retention_check_interval_ms": NEVER_MS, **(settings or {})}
+        self.kafka = "127.0.0.1:0"
+        self.http = "127.0.0.1:0"
+        self.start_s = 0.0
+        """How long the last start took, from exec to the ready line."""
+        self._launched = 0.0
+        started.append(self)
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.http}"
+
+    def command(self) -> Sequence[str]:
+        command = [sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(self.data_dir)]
+        return [*command, "--kafka", self.kafka, "--http", self.http]
+
+    def environment(self) -> Mapping[str, str]:
+        return {f"BROKERHOUSE_{name.upper()}": value for name, value in self.settings.items()}
+
+    def launch(self) -> None:
+        self._launched = time.monotonic()
+        super().launch()
+
+    def is_ready(self) -> bool:
+        for line in self.printed().splitlines(keepends=True):
+            if line.startswith(READY) and line.endswith("\n"):
+                self.start_s = time.monotonic() - self._launched
+                addresses = dict(word.split("=", 1) for word in line.removeprefix(READY).split())
+                self.kafka, self.http = addresses["kafka"], addresses["http"]
+                return True
+        return False
+
+    def await_topic(self, topic: str) -> None:
+        """Until every broker there is knows the topic as it is now, or that it is not there."""
+
+    def coordinator(self, group: str) -> tuple[int, str]:
+        """The node id and the address of the broker that looks after the group."""
+        return 1, self.kafka
+
+    def rss_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def sql(
+        self,
+        query: str,
+        parameters: Mapping[str, str | int] | None = None,
+        *,
+        user: str | None = None,
+        password: str = "",
+    ) -> list[dict[str, Any]]:
+        """The rows of a query's result. Raises `SqlError`."""
+        return sql_rows(self.http_url, query, bound(parameters), user=user, password=password)

@@ -1,0 +1,138 @@
+"""What the brokers of a cluster say of it, each asked by itself, as bytes."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+from storage.slot_map import slot_of_group
+from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.wire import Wire
+
+LIMIT_S = 60.0
+LOOK_AGAIN_S = 0.02
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    node_id: int
+    epoch: int
+
+
+def metadata(broker: Broker, *topics: str) -> Any:
+    asked = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in topics]
+    with Wire(broker) as wire:
+        return wire.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=False), 12)
+
+
+def leaders(broker: Broker, topic: str) -> dict[int, Leader]:
+    """Who leads each partition, as this broker says; nothing where it does not know the topic."""
+    (described,) = metadata(broker, topic).topics
+    return {
+        partition.partition_index: Leader(partition.leader_id, partition.leader_epoch)
+        for partition in described.partitions
+    }
+
+
+def coordinator(broker: Broker, group: str, version: int = 4) -> int:
+    """The node that this broker sends members of the group to."""
+    with Wire(broker) as wire:
+        request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
+        answer = wire.ask(request, version)
+    return int(answer.node_id if version < 4 else answer.coordinators[0].node_id)
+
+
+def coordinators(broker: Broker, groups: Iterable[str]) -> dict[str, int]:
+    """For each group the node that this broker sends its members to."""
+    with Wire(broker) as wire:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=list(groups))
+        answer = wire.ask(request, 4)
+    return {found.key: int(found.node_id) for found in answer.coordinators}
+
+
+def await_true(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> float:
+    """How long it took, in seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < limit_s, f"not in {limit_s:.0f} s: {what}"
+        time.sleep(LOOK_AGAIN_S)
+    return time.monotonic() - began
+
+
+def await_leaders(
+    brokers: Iterable[Broker], topic: str, partitions: int, among: Collection[int] = ()
+) -> dict[int, Leader]:
+    """When all these brokers name the same leader of each partition, and these nodes lead some."""
+    asked = list(brokers)
+    agreed: dict[int, Leader] = {}
+
+    def settled() -> bool:
+        first, *others = [leaders(broker, topic) for broker in asked]
+        agreed.clear()
+        agreed.update(first)
+        named = {leader.node_id for leader in first.values()}
+        return (
+            len(first) == partitions
+            and NOBODY not in named
+            and named.issuperset(among)
+            and all(other == first for other in others)
+        )
+
+    await_true(settled, f"{topic} has leaders on which all agree, among them {sorted(among)}")
+    return agreed
+
+
+def await_settled(cluster: Cluster) -> None:
+    """When every broker has its share of the slots, and all of them say the same of it."""
+    one_each = {slot_of_group(f"group-{n}", SLOTS): f"group-{n}" for n in range(20 * SLOTS)}
+    assert len(one_each) == SLOTS
+
+    def settled() -> bool:
+        first, *others = [coordinators(broker, one_each.values()) for broker in cluster.brokers]
+        shares = Counter(first.values())
+        return (
+            all(other == first for other in others)
+            and shares.keys() == {broker.node_id for broker in cluster.brokers}
+            and max(shares.values()) - min(shares.values()) <= 1
+        )
+
+    await_true(settled, "every broker has its share of the slots")
+
+
+def another(cluster: Cluster, node_id: int) -> Broker:
+    """A broker that is not this one."""
+    return next(broker for broker in cluster.brokers if broker.node_id != node_id)
+
+
+def node(cluster: Cluster, node_id: int) -> Broker:
+    return next(broker for broker in cluster.brokers if broker.node_id == node_id)
+
+
+def counted(cluster: Cluster, topic: str) -> dict[int, tuple[int, int]]:
+    """For each partition that has rows: how many, and how many different offsets, on all shards."""
+    found: dict[int, tuple[int, int]] = {}
+    for engine in cluster.engines:
+        for row in engine.sql(
+            "SELECT partition, count() AS records, uniqExact(offset) AS offsets FROM messages"
+            " WHERE topic = {topic:String} AND NOT control GROUP BY partition",
+            {"topic": topic},
+        ):
+            records, offsets = found.get(row["partition"], (0, 0))
+            found[row["partition"]] = records + row["records"], offsets + row["offsets"]
+    return found
+
+
+@contextmanager
+def wires(cluster: Cluster) -> Iterator[list[Wire]]:
+    """A connection to each broker, in order."""
+    opened = [Wire(broker) for broker in cluster.brokers]
+    try:
+        yield opened
+    finally:
+        for wire in opened:
+            wire.close()

@@ -1,0 +1,358 @@
+"""Consumer groups of real clients for tests: members in processes of their own, records that flow.
+
+Members that share a client share a process, except those that a test kills: these have one each,
+so that a kill -9 leaves nothing that could still leave the group in order.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import confluent_kafka
+
+from tests.support import tools
+from tests.support.broker_process import BrokerProcess
+from tests.support.group_history import Event, History, Partition, event_from_json, violations
+
+CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "kafkajs", "java")
+COOPERATIVE = ("kafka-python", "confluent-kafka", "java")
+"""Those that have the cooperative-sticky assignor."""
+STATIC = ("kafka-python", "aiokafka", "confluent-kafka", "java")
+"""Those that have static members."""
+
+LIMIT_S = 60.0
+SESSION_TIMEOUT_MS = 45_000
+"""Long enough that no member is taken for dead on a busy machine."""
+HEARTBEAT_MS = 250
+TICK_S = 0.05
+
+_numbers = itertools.count(1)
+
+
+class MemberProcess:
+    """A process of one client, for any number of members."""
+
+    def __init__(self, client: str, log_path: Path) -> None:
+        self._histories: dict[str, History] = {}
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                _command(client),
+                cwd=tools.PROJECT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._commands = self._process.stdin
+        self._pump = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._pump.start()
+
+    def join(self, member: str, history: History, **settings: Any) -> None:
+        self._histories[member] = history
+        self.tell("join", member, **settings)
+
+    def tell(self, verb: str, member: str, **arguments: Any) -> None:
+        command = {"verb": verb, "member": member, **arguments}
+        self._commands.write(json.dumps(command) + "\n")
+        self._commands.flush()
+
+    def kill(self) -> None:
+        """All that the members reported before is in their histories when this returns."""
+        self._process.kill()
+        self._process.wait(LIMIT_S)
+        self._pump.join(LIMIT_S)
+        for member, history in self._histories.items():
+            history.add(Event("killed", member, time.monotonic_ns()))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(LIMIT_S)
+        self._pump.join(LIMIT_S)
+        self._commands.close()
+
+    def _read(self, lines: IO[str]) -> None:
+        with lines:
+            for line in lines:
+                event = event_from_json(json.loads(line))
+                self._histories[event.member].add(event)
+
+
+class MemberProcesses:
+    """Starts processes when the first member needs them, and ends them all."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._shared: dict[str, MemberProcess] = {}
+        self._alone: list[MemberProcess] = []
+
+    def shared(self, client: str) -> MemberProcess:
+        if client not in self._shared:
+            self._shared[client] = MemberProcess(client, self._logs / f"{client}.log")
+        return self._shared[client]
+
+    def alone(self, client: str) -> MemberProcess:
+        process = MemberProcess(client, self._logs / f"{client}.log")
+        self._alone.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in [*self._shared.values(), *self._alone]:
+            process.close()
+
+
+class Group:
+    """A group of members of any clients that subscribe to the same topics."""
+
+    def __init__(
+        self,
+        processes: MemberProcesses,
+        address: str,
+        name: str,
+        partitions: Iterable[Partition],
+        *,
+        assignors: Sequence[str] = ("range",),
+        pattern: str | None = None,
+    ) -> None:
+        """`pattern`: subscribe to the topics that match it, instead of those of `partitions`."""
+        self.name = name
+        self.history = History()
+        self.partitions = set(partitions)
+        self._processes = processes
+        self._members: dict[str, MemberProcess] = {}
+        self._settings = {
+            "kafka": address,
+            "group": name,
+            "topics": sorted({topic for topic, _ in self.partitions}),
+            "pattern": pattern,
+            "assignors": list(assignors),
+            "metadata_max_age_ms": 500,
+            "heartbeat_ms": HEARTBEAT_MS,
+            "instance_id": None,
+        }
+
+    def join(
+        self,
+        client: str,
+        *,
+        alone: bool = False,
+        commit: str = "sync",
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        instance_id: str | None = None,
+    ) -> str:
+        """The name of the new member, which is on its way when this returns.
+
+        `alone`: in a process of its own, to be killed. `commit`: sync, async, auto or before.
+        """
+        member = f"{client}-{next(_numbers)}"
+        process = self._processes.alone(client) if alone else self._processes.shared(client)
+        self._members[member] = process
+        self.history.held[member] = set()
+        settings = {
+            **self._settings,
+            "commit": commit,
+            "session_timeout_ms": session_timeout_ms,
+            "instance_id": instance_id,
+        }
+        process.join(member, self.history, **settings)
+        return member
+
+    def tell_to_leave(self, member: str) -> None:
+        """It is on its way out when this returns."""
+        self._members.pop(member).tell("leave", member)
+
+    def leave(self, member: str) -> None:
+        self.tell_to_leave(member)
+        self.await_events(
+            lambda: bool(self.history.events("left", "failed", member=member)), f"left: {member}"
+        )
+
+    def kill(self, member: str) -> None:
+        self._members.pop(member).kill()
+
+    def expect_failure(self, member: str) -> None:
+        """From now on it is no news that the member fails."""
+        del self._members[member]
+
+    def seek(self, member: str, partition: Partition, offset: int) -> int:
+        """When that was done. A member seeks once."""
+        topic, number = partition
+        self._members[member].tell("seek", member, topic=topic, partition=number, to=offset)
+        self.await_events(
+            lambda: bool(self.history.events("sought", member=member)), f"sought: {member}"
+        )
+        return self.history.events("sought", member=member)[0].at_ns
+
+    def await_settled(self) -> dict[str, set[Partition]]:
+        """Who owns what, when each member owns something and each partition is owned once."""
+        held = self.history.held
+
+        def settled() -> bool:
+            owned = [held[member] for member in self._members]
+            return all(owned) and sorted(itertools.chain(*owned)) == sorted(self.partitions)
+
+        self.await_events(settled, f"settled: {sorted(self._members)}")
+        return {member: set(held[member]) for member in self._members}
+
+    def await_processed(self, produced: Mapping[Partition, int]) -> None:
+        """Until the first that many records of each partition were processed."""
+        processed = self.history.processed
+
+        def caught_up() -> bool:
+            return all(
+                len(processed.get(partition, ())) >= count for partition, count in produced.items()
+            )
+
+        self.await_events(caught_up, f"processed {dict(produced)}")
+
+    def await_committed(self, produced: Mapping[Partition, int]) -> None:
+        committed = self.history.committed
+
+        def caught_up() -> bool:
+            return all(
+                committed.get(partition, 0) >= count for partition, count in produced.items()
+            )
+
+        self.await_events(caught_up, f"committed {dict(produced)}")
+
+    def await_failure(self, member: str) -> Event:
+        self.await_events(
+            lambda: bool(self.history.events("failed", member=member)), f"failed: {member}"
+        )
+        return self.history.events("failed", member=member)[0]
+
+    def changes(self, since_ns: int, *, member: str | None = None) -> list[Event]:
+        """What was given to members or taken from them."""
+        found = self.history.events(
+            "assigned", "revoked", "lost", "failed", member=member, since_ns=since_ns
+        )
+        return [event for event in found if event.partitions or event.kind == "failed"]
+
+    def violations(self, produced: Mapping[Partition, int]) -> list[str]:
+        failed = [f"{event.member} failed: {event.error}" for event in self._failures()]
+        return failed + violations(self.history.events(), produced)
+
+    def _failures(self) -> list[Event]:
+        return [event for event in self.history.failures if event.member in self._members]
+
+    def await_events(self, condition: Callable[[], bool], what: str) -> None:
+        """Until the condition holds, which events bring about; fails when a member fails."""
+
+        def done() -> bool:
+            failures = self._failures()
+            assert not failures, failures
+            return condition()
+
+        self.history.wait_for(done, what, LIMIT_S)
+
+
+class Flow:
+    """A producer that writes a record to each partition every few milliseconds."""
+
+    def __init__(self, address: str, partitions: Iterable[Partition]) -> None:
+        self._partitions = sorted(partitions)
+        self._changed = threading.Condition()
+        self._acknowledged: dict[Partition, int] = dict.fromkeys(self._partitions, 0)
+        self._failed: list[str] = []
+        self._stop = threading.Event()
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": address,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "reconnect.backoff.max.ms": 250,
+                "log_level": 2,  # brokers end in some tests, and that is told elsewhere
+            }
+        )
+        self._thread = threading.Thread(target=self._work, name="flow", daemon=True)
+        self._thread.start()
+
+    def acknowledged(self) -> dict[Partition, int]:
+        """How many records of each partition are acknowledged by now: the end of its log."""
+        with self._changed:
+            return dict(self._acknowledged)
+
+    def await_more(self) -> dict[Partition, int]:
+        """Until each partition has a record that was not acknowledged before this was asked."""
+        before = self.acknowledged()
+
+        def all_got_more() -> bool:
+            now = self._acknowledged
+            return all(now[partition] > count for partition, count in before.items())
+
+        with self._changed:
+            assert self._changed.wait_for(all_got_more, LIMIT_S), f"nothing is written: {before}"
+        return self.acknowledged()
+
+    def finish(self) -> dict[Partition, int]:
+        """Writes no more. How many records each partition has."""
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+        left = self._producer.flush(LIMIT_S)
+        assert left == 0, f"{left} records without a delivery report"
+        assert not self._failed, self._failed
+        return self.acknowledged()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(LIMIT_S)
+        self._producer.purge()
+        self._producer.close()
+
+    def _work(self) -> None:
+        while not self._stop.wait(TICK_S):
+            for topic, partition in self._partitions:
+                self._producer.produce(
+                    topic, b"record", partition=partition, on_delivery=self._delivered
+                )
+            self._producer.poll(0)
+
+    def _delivered(
+        self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message
+    ) -> None:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        with self._changed:
+            if error is not None or topic is None or partition is None:
+                self._failed.append(str(error))
+                return
+            # Of a duplicate librdkafka only knows that it is stored; reports are in order.
+            known = self._acknowledged[topic, partition] if offset is None else offset
+            self._acknowledged[topic, partition] = known + 1
+            self._changed.notify_all()
+
+
+@contextmanager
+def flowing(address: str, partitions: Iterable[Partition]) -> Iterator[Flow]:
+    flow = Flow(address, partitions)
+    try:
+        yield flow
+    finally:
+        flow.close()
+
+
+def partitions_of(topic: str, count: int) -> list[Partition]:
+    return [(topic, number) for number in range(count)]
+
+
+def generation(broker: BrokerProcess, group: str) -> int:
+    (row,) = broker.sql(
+        "SELECT generation FROM consumer_groups WHERE group_id = {group:String}", {"group": group}
+    )
+    return int(row["generation"])
+
+
+def _command(client: str) -> list[str]:
+    if client == "java":
+        return [*tools.java_command(), "GroupMembers"]
+    if client == "kafkajs":
+        node, helper = tools.node_command()
+        return [node, str(Path(helper).with_name("group_member.js"))]
+    return [sys.executable, "-m", "tests.support.group_member", client]

@@ -1,0 +1,234 @@
+"""The parts of a log, put together for tests: topics, batches, an engine whose faults are scripted.
+
+The engine behind it is the real one; only what cannot be caused on purpose (a refused insert, an
+unknown outcome, a delay) is made up, before or after the real insert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from broker.config import Settings
+from broker.log.appender import Appender, AppendLimits, Lease
+from broker.log.partition import PartitionLog
+from broker.log.tail_cache import TailCache
+from broker.topic_configs import effective
+from broker.topics import Topic
+from protocol._records import BatchHeader, check_crc, parse_headers
+from protocol.compression import decompress
+from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
+from storage.engine import Row as EngineRow
+from tests.support.record_batches import Batch, Record, Row, batch_of, stored
+
+LANES = 3
+LIMITS = AppendLimits(
+    block_max_bytes=16 << 20,
+    block_max_rows=65536,
+    decompressed_max_bytes=128 << 20,
+    linger_ms=0,
+    producer_id_expiration_ms=86_400_000,
+)
+NOTHING_FRESH = 2**62
+"""As `first_fresh_producer_id`: any producer may have rows from before."""
+
+
+def make_topic(
+    name: str = "topic", partitions: int = 1, configs: Mapping[str, str] | None = None
+) -> Topic:
+    given = configs or {}
+    return Topic(name, uuid4(), partitions, given, effective(given, Settings()))
+
+
+def make_log(
+    topic: Topic | None = None, partition: int = 0, *, end: int = 0, first_fresh: int = 0
+) -> PartitionLog:
+    return PartitionLog(topic or make_topic(), partition, 0, end, first_fresh)
+
+
+def make_appender(
+    engine: Engine,
+    *,
+    lanes: int = LANES,
+    limits: AppendLimits = LIMITS,
+    cache: TailCache | None = None,
+    owner: UUID | Lease | None = None,
+) -> Appender:
+    appender = Appender(engine, cache or TailCache(64 << 20), lanes, limits, owner or uuid4())
+    appender.start()
+    return appender
+
+
+def header_of(data: bytes) -> BatchHeader:
+    (header,) = parse_headers(data)
+    return header
+
+
+def numbered(
+    first: int, count: int, producer_id: int = -1, epoch: int = 0, *, tag: str = ""
+) -> Batch:
+    """A batch of an idempotent producer; each value tells producer, epoch and sequence."""
+    values = [f"{tag}{producer_id}/{epoch}/{(first + n) % 2**31}".encode() for n in range(count)]
+    fields = (
+        {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": first}
+        if producer_id >= 0
+        else {}
+    )
+    return batch_of(*(Record(value=value) for value in values), **fields)
+
+
+def plain(*values: bytes) -> Batch:
+    """A batch of a producer that is not idempotent."""
+    return batch_of(*(Record(value=value) for value in values))
+
+
+async def stored_values(engine: Engine, log: PartitionLog) -> list[tuple[int, str]]:
+    """What SQL sees of a partition: (offset, value), by offset."""
+    rows = await engine.rows(
+        "SELECT offset, value FROM messages WHERE topic_id = {id:UUID}"
+        " AND partition = {partition:Int32} ORDER BY offset",
+        {"id": str(log.topic_id), "partition": log.partition},
+    )
+    return [(int(str(offset)), str(value)) for offset, value in rows]
+
+
+def tail_rows(log: PartitionLog, offset: int = 0) -> list[Row]:
+    """What the tail cache has of a partition from `offset` on."""
+    batches = log.tail.read(offset, 1 << 40, at_least_one=True)
+    assert batches is not None
+    return rows_of(batches)
+
+
+def rows_of(batches: Sequence[bytes]) -> list[Row]:
+    """The rows of whole batches, as a consumer reads them; each must have a right CRC."""
+    return [row for data in batches for row in _rows_of(data)]
+
+
+def _rows_of(data: bytes) -> list[Row]:
+    header = header_of(data)
+    check_crc(data, header)
+    batch = Batch(
+        decompress(header.codec, data[61:], 1 << 30),
+        header.count,
+        attributes=header.attributes & ~7,
+        base_timestamp=header.base_timestamp,
+        max_timestamp=header.max_timestamp,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+    )
+    return stored(batch, header.base_offset, header.leader_epoch)
+
+
+@dataclass(frozen=True)
+class Insert:
+    """One call of `insert_block`."""
+
+    lane: int
+    token: str
+    size: int
+
+
+class ScriptedEngine:
+    """The real engine, with faults in the order they were asked for.
+
+    `faults` holds what the next inserts meet: None for nothing, "refused" and "unknown" before the
+    real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
+    closed inserts wait for it, as `execute` for `execute_gate`, streams for `read_gate` and small
+    queries for `rows_gate`.
+    `failing_reads` counts reads that are to fail; a statement fails that has a text of
+    `failing_rows` in it, once.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.faults: deque[str | None] = deque()
+        self.failing_rows: deque[str] = deque()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.inserts: list[Insert] = []
+        self.insert_came = asyncio.Event()
+        self.inserting: set[int] = set()
+        self.reads = 0
+        self.failing_reads = 0
+        self.read_came = asyncio.Event()
+        self.execute_gate = asyncio.Event()
+        self.execute_gate.set()
+        self.read_gate = asyncio.Event()
+        self.read_gate.set()
+        self.rows_gate = asyncio.Event()
+        self.rows_gate.set()
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        assert lane not in self.inserting, "inserts of one lane never overlap"
+        self.inserting.add(lane)
+        try:
+            self.inserts.append(Insert(lane, token, len(block)))
+            self.insert_came.set()
+            await self.gate.wait()
+            fault = self.faults.popleft() if self.faults else None
+            if fault == "defect":
+                raise AssertionError("a defect in the engine's client")
+            if fault in ("refused", "unknown"):
+                raise _error(fault)
+            await self.engine.insert_block(lane, table, columns, block, token)
+            if fault is not None:
+                raise _error(fault)
+        finally:
+            self.inserting.discard(lane)
+
+    async def next_insert(self) -> None:
+        """Wait until another insert has begun."""
+        self.insert_came.clear()
+        await self.insert_came.wait()
+
+    async def next_read(self) -> None:
+        """Wait until another read has begun."""
+        self.read_came.clear()
+        await self.read_came.wait()
+
+    async def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        self.reads += 1
+        self.read_came.set()
+        await self.read_gate.wait()
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise EngineError("scripted", 999)
+        stream = self.engine.read_native(sql, params, chunk_bytes)
+        try:
+            async for chunk in stream:
+                yield chunk
+        finally:
+            await stream.aclose()
+
+    async def rows(
+        self, sql: str, params: Mapping[str, Parameter] | None = None
+    ) -> list[EngineRow]:
+        await self.rows_gate.wait()
+        for failing in self.failing_rows:
+            if failing in sql:
+                self.failing_rows.remove(failing)
+                raise EngineError("scripted", 999)
+        return await self.engine.rows(sql, params)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self.execute_gate.wait()
+        for failing in self.failing_rows:
+            if failing in sql:
+                self.failing_rows.remove(failing)
+                raise EngineError("scripted", 999)
+        await self.engine.execute(sql, params)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+def _error(fault: str) -> EngineError:
+    return InsertRejected(fault) if fault.startswith("refused") else InsertOutcomeUnknown(fault)

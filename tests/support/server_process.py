@@ -1,0 +1,162 @@
+"""A server in a process of its own that a test may stop, kill, pause and start again.
+
+What it prints goes into one log file, over all its lives. It keeps its ports, so that who was
+connected finds it again. Waiting is on a condition, with a limit.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+PROJECT = Path(__file__).resolve().parents[2]
+LIMIT_S = 60.0
+READY_LIMIT_S = 180.0
+"""A busy machine may take that long; nothing here proves how fast a server begins."""
+LOOK_AGAIN_S = 0.02
+
+
+class ServerProcessError(Exception):
+    """The process did not do what it was told; the message ends with what it printed last."""
+
+
+class ServerProcess:
+    """One server. A subclass says how it is started and when it is ready."""
+
+    def __init__(self, log_path: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.log_path = log_path
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed_before = 0
+
+    def command(self) -> Sequence[str]:
+        """What is executed, with the ports of the last life."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """What it has beside the environment of the tests."""
+        return self._environment
+
+    def is_ready(self) -> bool:
+        """Whether it can be used by now; asked until it is true."""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Returns when it is ready."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Starts the process and does not wait for it."""
+        assert not self.running, "started twice"
+        self._printed_before = self.log_size()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(),
+                cwd=PROJECT,
+                env={**os.environ, **self.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def await_ready(self) -> None:
+        deadline = time.monotonic() + READY_LIMIT_S
+        while not self.is_ready():
+            if not self.running:
+                code = self._running().returncode
+                raise ServerProcessError(
+                    f"ended with code {code} before it was ready\n{self.log()}"
+                )
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ServerProcessError(f"not ready after {READY_LIMIT_S:.0f} s\n{self.log()}")
+            time.sleep(LOOK_AGAIN_S)
+
+    def stop(self) -> None:
+        """SIGTERM, and a clean exit."""
+        process = self._running()
+        process.terminate()
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerProcessError(
+                f"still there {LIMIT_S:.0f} s after SIGTERM\n{self.log()}"
+            ) from None
+        if code not in self.clean_exit_codes:
+            raise ServerProcessError(f"exit code {code} after SIGTERM\n{self.log()}")
+
+    clean_exit_codes: Sequence[int] = (0,)
+
+    def kill(self, after_s: float = 0.0) -> None:
+        """SIGKILL: it gets no chance to finish anything. Nothing where it has ended already."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(after_s)
+            self._process.kill()
+            self._process.wait(LIMIT_S)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: it takes connections and answers nothing."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._running().send_signal(signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def printed(self) -> str:
+        """Everything that it has printed in this life."""
+        return self.log_path.read_bytes()[self._printed_before :].decode(errors="replace")
+
+    def log_size(self) -> int:
+        return self.log_path.stat().st_size if self.log_path.exists() else 0
+
+    def log(self, start: int = 0, limit: int = 8000) -> str:
+        """What it printed from byte `start` on; of much, the last `limit` bytes."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_bytes()[start:][-limit:].decode(errors="replace")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None, "never started"
+        return self._process
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

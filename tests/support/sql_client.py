@@ -1,0 +1,104 @@
+"""A plain HTTP client for the broker's SQL interface, and a broker to use it on."""
+
+import base64
+import http.client
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaProducer
+
+from tests.support.broker_process import BrokerProcess
+
+USER, PASSWORD = "admin", "correct horse"
+ANSWER_LIMIT_S = 60.0
+
+
+def broker_with_writer(data_dir: Path, **settings: str) -> BrokerProcess:
+    """A running broker whose SQL may be written by USER, with ten records in the topic `kept`."""
+    broker = BrokerProcess(data_dir, {"sql_user": USER, "sql_password": PASSWORD, **settings})
+    broker.start()
+    producer = KafkaProducer(bootstrap_servers=broker.kafka)
+    for n in range(10):
+        producer.send("kept", b"%d" % n, partition=0)
+    producer.close()
+    return broker
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]  # by lower-case name
+    body: bytes
+
+    @property
+    def code(self) -> int:
+        """ClickHouse's error code; 0 where there is none."""
+        return int(self.headers.get("x-clickhouse-exception-code", "0"))
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+WRITER = basic(USER, PASSWORD)
+
+
+def connect(server: BrokerProcess) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(server.http, timeout=ANSWER_LIMIT_S)
+
+
+def send(
+    connection: http.client.HTTPConnection,
+    body: bytes | str | Iterable[bytes] | None = None,
+    *,
+    method: str = "POST",
+    path: str = "/",
+    headers: Mapping[str, str] | None = None,
+    **parameters: Any,
+) -> http.client.HTTPResponse:
+    query = urllib.parse.urlencode(parameters)
+    content = body.encode() if isinstance(body, str) else body
+    connection.request(
+        method, f"{path}?{query}" if query else path, body=content, headers=dict(headers or {})
+    )
+    return connection.getresponse()
+
+
+def ask(
+    server: BrokerProcess,
+    body: bytes | str | Iterable[bytes] | None = None,
+    *,
+    method: str = "POST",
+    path: str = "/",
+    headers: Mapping[str, str] | None = None,
+    **parameters: Any,
+) -> Answer:
+    """One request on a connection of its own; `parameters` go into the URL."""
+    connection = connect(server)
+    try:
+        response = send(connection, body, method=method, path=path, headers=headers, **parameters)
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, response.read())
+    finally:
+        connection.close()
+
+
+def write(server: BrokerProcess, sql: bytes | str, **parameters: Any) -> str:
+    """Run a statement as the user who may write; it has to succeed."""
+    answer = ask(server, sql, headers=WRITER, **parameters)
+    assert answer.status == 200, answer.text
+    return answer.text
+
+
+def read(server: BrokerProcess, sql: str, **parameters: Any) -> str:
+    """The result of a query without credentials; it has to succeed."""
+    answer = ask(server, sql, **parameters)
+    assert answer.status == 200, answer.text
+    return answer.text

@@ -1,0 +1,143 @@
+"""What the tests need that is no Python package: programs of the system, npm packages, jars.
+
+Packages are fetched once, and again when what asks for them changes. A missing program fails the
+test that needs it.
+"""
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+JS = PROJECT / "tests" / "support" / "js"
+JAVA = PROJECT / "tests" / "support" / "java"
+TOOLS = PROJECT / ".tools"
+JAVA_BUILD = TOOLS / "java"
+SPARK_SOURCE = PROJECT / "tests" / "spark" / "kafka_source"
+SPARK_BUILD = TOOLS / "spark"
+INSTALL_LIMIT_S = 600.0
+
+DEBIAN_PACKAGES = {
+    "java": "default-jre-headless",
+    "kcat": "kcat",
+    "mvn": "maven",
+    "node": "nodejs",
+    "npm": "npm",
+}
+
+
+def program(name: str) -> str:
+    """The path of a program; fails the test with what to install."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.fail(f"{name} is missing: apt-get install {DEBIAN_PACKAGES[name]}", pytrace=False)
+    return path
+
+
+@cache
+def node_command() -> list[str]:
+    """How to start the kafkajs helper."""
+    node = program("node")
+    stamp = JS / "node_modules" / ".installed"
+    wanted = _digest([JS / "package.json", JS / "package-lock.json"])
+    with _alone():
+        if not _is(stamp, wanted):
+            run([program("npm"), "ci"], directory=JS, limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
+    return [node, str(JS / "helper.js")]
+
+
+@cache
+def java_command() -> list[str]:
+    """How to start a class of the helper or of Kafka's tools: append its name."""
+    java = program("java")
+    libraries = JAVA_BUILD / "lib"
+    classes = JAVA_BUILD / "classes"
+    with _alone():
+        _install_jars(JAVA, libraries)
+        _compile_helper(java, libraries, classes)
+    return [
+        java,
+        # Short lives: start fast rather than run fast.
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-Xshare:auto",
+        "-Xmx512m",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-cp",
+        f"{classes}:{libraries}/*",
+    ]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process of the tests at a time: they share what is installed."""
+    TOOLS.mkdir(exist_ok=True)
+    with (TOOLS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def spark_source_jars() -> list[str]:
+    """Spark's own Kafka source."""
+    libraries = SPARK_BUILD / "lib"
+    with _alone():
+        _install_jars(SPARK_SOURCE, libraries)
+    return [str(jar) for jar in sorted(libraries.glob("*.jar"))]
+
+
+def _install_jars(project: Path, libraries: Path) -> None:
+    """What the pom of a project puts there."""
+    stamp = libraries / ".installed"
+    wanted = _digest([project / "pom.xml"])
+    if not _is(stamp, wanted):
+        shutil.rmtree(libraries, ignore_errors=True)
+        build = [program("mvn"), "--quiet", "--batch-mode", "package"]
+        run(build, directory=project, limit_s=INSTALL_LIMIT_S)
+        stamp.write_text(wanted)
+
+
+def _compile_helper(java: str, libraries: Path, classes: Path) -> None:
+    sources = sorted((JAVA / "src").glob("*.java"))
+    stamp = classes / ".compiled"
+    wanted = _digest([JAVA / "pom.xml", *sources])
+    if not _is(stamp, wanted):
+        jars = [str(jar) for jar in sorted(libraries.glob("*.jar"))]
+        compiler = [java, "-cp", ":".join(jars), "org.eclipse.jdt.internal.compiler.batch.Main"]
+        options = ["-17", "-proc:none", "-nowarn", "-cp", ":".join(jars)]
+        shutil.rmtree(classes, ignore_errors=True)
+        run([*compiler, *options, "-d", str(classes), *map(str, sources)], limit_s=INSTALL_LIMIT_S)
+        stamp.write_text(wanted)
+
+
+def run(
+    command: Sequence[str], *, directory: Path = PROJECT, limit_s: float, typed: bytes = b""
+) -> tuple[str, str]:
+    """What a command prints on stdout and on stderr; fails the test when the command fails."""
+    result = subprocess.run(
+        command, cwd=directory, input=typed, capture_output=True, timeout=limit_s, check=False
+    )
+    output, errors = result.stdout.decode(), result.stderr.decode(errors="replace")
+    if result.returncode != 0:
+        printed = f"{output[-4000:]}\n{errors[-4000:]}"
+        pytest.fail(f"{command[0]} ended with {result.returncode}:\n{printed}", pytrace=False)
+    return output, errors
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _is(stamp: Path, wanted: str) -> bool:
+    return stamp.exists() and stamp.read_text() == wanted

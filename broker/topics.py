@@ -12,7 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
@@ -21,7 +21,8 @@ from broker.config import Settings
 from broker.log.checkpoints import read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
-from broker.topic_configs import EffectiveTopicConfig, effective
+from broker.log.topic import Topic
+from broker.topic_configs import effective
 from protocol.errors import (
     InvalidPartitions,
     KafkaStorageError,
@@ -32,18 +33,6 @@ from protocol.errors import (
 from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Topic:
-    """One topic. `configs` holds only what was set on the topic; `config` is what applies."""
-
-    name: str
-    topic_id: UUID
-    partitions: int
-    configs: Mapping[str, str]
-    config: EffectiveTopicConfig = field(compare=False, repr=False)
-    version: int = 1
 
 
 class ChangedElsewhere(Exception):

@@ -57,7 +57,7 @@ from protocol.errors import (
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
-    from broker.topics import Topic
+    from broker.log.topic import Topic
 
 _BY_ID = 10  # the version from which OffsetCommit and OffsetFetch name topics by id
 _SEVERAL_GROUPS = 8

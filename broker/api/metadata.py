@@ -55,8 +55,8 @@ from protocol.versions import APIS
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
+    from broker.log.topic import Topic
     from broker.node import Broker
-    from broker.topics import Topic
 
 PARTITIONS_PER_PAGE = 2000
 """Kafka's max.request.partition.size.limit."""

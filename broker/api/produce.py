@@ -27,7 +27,7 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from broker.api.context import CloseConnection, RequestContext
 from broker.log.appender import Appended
 from broker.log.partition import PartitionLog
-from broker.topics import Topic
+from broker.log.topic import Topic
 from protocol._records import BatchHeader, check_crc, parse_headers
 from protocol.errors import (
     InvalidRecord,

@@ -48,7 +48,7 @@ from protocol.errors import (
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
-    from broker.topics import Topic
+    from broker.log.topic import Topic
 
 PARTITIONS_PER_REQUEST = 10_000
 """Kafka's limit of what one request may make."""

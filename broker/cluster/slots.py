@@ -26,9 +26,9 @@ from broker.log.ends import log_ends
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.log.places import Place, next_offset
+from broker.log.topic import Topic
 from broker.producer_ids import ProducerIds
 from broker.store import Store
-from broker.topics import Topic
 from common.clock import DAY_MS
 from coordinator.coordinator import GroupCoordinator
 from protocol._records import BatchHeader

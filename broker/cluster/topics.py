@@ -22,7 +22,8 @@ from uuid import UUID
 
 from broker.config import Settings
 from broker.log.partition import PartitionLog
-from broker.topics import ChangedElsewhere, Topic, TopicCatalog, store_version
+from broker.log.topic import Topic
+from broker.topics import ChangedElsewhere, TopicCatalog, store_version
 from protocol.errors import KafkaError, NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.registry import Registry, Versioned

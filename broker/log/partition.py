@@ -7,18 +7,14 @@ that the partition is bound to and runs ahead of it; a rejected block takes it b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
+from broker.log.topic import Topic
 from protocol._records import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
-
-if TYPE_CHECKING:
-    from broker.topics import Topic
-
 
 _REFUSED_KEPT = 10_000
 

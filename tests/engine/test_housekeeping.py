@@ -12,8 +12,8 @@ from broker.cluster.leases import Session, SessionState
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
+from broker.log.topic import Topic
 from broker.store import Store
-from broker.topics import Topic
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
 from tests.engine.test_shared_topics import Half, Rows

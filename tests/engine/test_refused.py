@@ -15,7 +15,7 @@ from broker.log import refused
 from broker.log.appender import Appended, Appender
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
-from broker.topics import Topic
+from broker.log.topic import Topic
 from protocol.errors import (
     InvalidRecord,
     KafkaError,

@@ -11,7 +11,7 @@ import pytest
 from broker.cluster.topics import VERSION_KEY, Partition, SharedCatalog
 from broker.config import Settings
 from broker.log.partition import PartitionLog
-from broker.topics import Topic
+from broker.log.topic import Topic
 from protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,

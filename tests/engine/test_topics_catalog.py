@@ -12,7 +12,8 @@ import pytest
 
 from broker.config import Settings
 from broker.log.appender import Appender
-from broker.topics import LocalCatalog, Topic
+from broker.log.topic import Topic
+from broker.topics import LocalCatalog
 from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError

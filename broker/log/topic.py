@@ -1,0 +1,21 @@
+"""A topic, as every log of its partitions knows it. The topics there are: broker/topics.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from broker.topic_configs import EffectiveTopicConfig
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic. `configs` holds only what was set on the topic; `config` is what applies."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+    configs: Mapping[str, str]
+    config: EffectiveTopicConfig = field(compare=False, repr=False)
+    version: int = 1

@@ -32,7 +32,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-ENV_PREFIX = "BROKERHOUSE_"
+from common.environment import ENV_PREFIX
+
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file where no `--config` flag does."""
 

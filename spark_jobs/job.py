@@ -22,8 +22,8 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
-from broker.config import ENV_PREFIX
 from common.console import console, new_table, printable
+from common.environment import ENV_PREFIX
 from spark_jobs.session import SparkMissing, session
 from spark_jobs.sql import Endpoint, SqlFailure, glob_pattern
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from yarl import URL
 
-from broker.config import ENV_PREFIX
+from common.environment import ENV_PREFIX
 
 MAX_TABLE_ROWS = 1000
 MAX_MESSAGE_BYTES = 65536

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.config import ENV_PREFIX, Address, parse_address
+from broker.config import Address, parse_address
 from common.console import console, escaped, new_table
+from common.environment import ENV_PREFIX
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition

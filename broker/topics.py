@@ -18,11 +18,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from broker.config import Settings
+from broker.effective_configs import effective
 from broker.log.checkpoints import read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
-from broker.topic_configs import effective
 from protocol.errors import (
     InvalidPartitions,
     KafkaStorageError,

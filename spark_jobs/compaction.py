@@ -31,10 +31,10 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from broker.topic_configs import TOPIC_CONFIGS
 from spark_jobs import job
 from spark_jobs.job import JobFailure, Report, Run
 from spark_jobs.sql import Endpoint, Question, frame
+from storage.topic_configs import TOPIC_CONFIGS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,6 +1,6 @@
 """Configs as DescribeConfigs and CreateTopics show them: value, where it comes from, synonyms.
 
-Topic configs come from `broker.topic_configs`. Broker configs are the settings, under Kafka's name
+Topic configs come from `storage.topic_configs`. Broker configs are the settings, under Kafka's name
 where Kafka has the same thing and under `brokerhouse.<setting>` where it has not, so that an admin
 tool shows what this broker runs with. All of them are read-only: settings are read at the start.
 """
@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from broker.config import Settings, as_text
-from broker.topic_configs import (
-    TOPIC_CONFIGS,
-    ConfigType,
-    TopicConfig,
-    default_text,
-)
+from broker.effective_configs import default_text
+from storage.topic_configs import TOPIC_CONFIGS, ConfigType, TopicConfig
 
 if TYPE_CHECKING:
     from broker.node import Broker

@@ -34,10 +34,10 @@ from kafka.protocol.admin import (
     ListConfigResourcesResponse,
 )
 
-from broker import topic_configs, topic_names
+from broker import topic_names
 from broker.api.config_entries import ConfigEntry, broker_entries, topic_entries
 from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.topic_configs import TOPIC_CONFIGS, ConfigType, default_text
+from broker.effective_configs import default_text
 from protocol.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -45,6 +45,8 @@ from protocol.errors import (
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from storage import topic_configs
+from storage.topic_configs import TOPIC_CONFIGS, ConfigType
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext

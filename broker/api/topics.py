@@ -30,7 +30,7 @@ from kafka.protocol.admin import (
     DeleteTopicsResponse,
 )
 
-from broker import topic_configs, topic_names
+from broker import topic_names
 from broker.api.config_entries import topic_entries
 from broker.api.refusals import REFUSALS, as_kafka_error
 from protocol.errors import (
@@ -45,6 +45,7 @@ from protocol.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from storage import topic_configs
 
 if TYPE_CHECKING:
     from broker.api.context import RequestContext

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.topic_configs import EffectiveTopicConfig
+from broker.effective_configs import EffectiveTopicConfig
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from confluent_kafka.cimpl import KafkaException, NewPartitions, NewTopic
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.api_message import ApiMessage
 
-from broker.topic_configs import TOPIC_CONFIGS
 from protocol.versions import APIS, ApiKey
+from storage.topic_configs import TOPIC_CONFIGS
 from tests.conftest import OwnBrokers
 from tests.support.broker_process import BrokerProcess
 

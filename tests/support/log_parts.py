@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from broker.config import Settings
+from broker.effective_configs import effective
 from broker.log.appender import Appender, AppendLimits, Lease
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
-from broker.topic_configs import effective
 from protocol._records import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter

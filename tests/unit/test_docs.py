@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker import config
-from broker.topic_configs import TOPIC_CONFIGS
+from storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")]
@@ -29,10 +29,10 @@ def test_the_settings_page_holds_every_setting_as_the_code_has_it() -> None:
     assert found == settings_lines(), "put this there:\n" + "\n".join(settings_lines())
 
 
-def test_the_settings_page_names_the_topic_configs_that_act() -> None:
+def test_the_settings_page_names_the_topic_configs_that_have_an_effect() -> None:
     page = (PROJECT / "docs/configuration.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| `([a-z.]+)` \|", page.partition("## Topic configs")[2], re.MULTILINE)
-    assert set(named) == {name for name, known in TOPIC_CONFIGS.items() if known.acts}
+    assert set(named) == {name for name, known in TOPIC_CONFIGS.items() if known.has_effect}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,18 +1,12 @@
-"""Topic configs and topic names: what is known, what is taken, what applies."""
+"""Topic configs and topic names: which exist, which values are allowed, which apply."""
 
 import pytest
 
 from broker import topic_names
 from broker.config import Settings
-from broker.topic_configs import (
-    TOPIC_CONFIGS,
-    EffectiveTopicConfig,
-    check,
-    default_text,
-    effective,
-    effective_text,
-)
+from broker.effective_configs import EffectiveTopicConfig, default_text, effective
 from protocol.errors import InvalidConfig, InvalidTopic
+from storage.topic_configs import TOPIC_CONFIGS, check
 
 INT64_MAX = 2**63 - 1
 
@@ -133,18 +127,15 @@ def test_what_applies_is_parsed_once() -> None:
     assert effective({"retention.ms": "1"}, settings) is effective({"retention.ms": "1"}, settings)
 
 
-def test_the_text_of_all_configs_has_overrides_as_they_were_sent() -> None:
+def test_a_default_is_the_setting_of_the_broker_or_that_of_kafka() -> None:
     settings = Settings(message_max_bytes=5000)
-    texts = effective_text({"cleanup.policy": " compact"}, settings)
-    assert texts.keys() == TOPIC_CONFIGS.keys()
-    assert texts["cleanup.policy"] == " compact"
-    assert texts["max.message.bytes"] == "5000"
+    assert default_text(TOPIC_CONFIGS["max.message.bytes"], settings) == "5000"
     assert default_text(TOPIC_CONFIGS["retention.ms"], settings) == "604800000"
 
 
 def test_a_config_that_does_nothing_says_so() -> None:
-    assert "nothing in this broker depends on it" in TOPIC_CONFIGS["segment.ms"].documentation
-    assert "nothing in this broker" not in TOPIC_CONFIGS["max.message.bytes"].documentation
+    assert "it has no effect in this broker" in TOPIC_CONFIGS["segment.ms"].documentation
+    assert "no effect" not in TOPIC_CONFIGS["max.message.bytes"].documentation
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "a" * 249, "__consumer_offsets"])

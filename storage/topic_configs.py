@@ -1,29 +1,28 @@
-"""Every topic config that Kafka 4 knows: name, type, default, what values it takes, what it does.
+"""Every topic config that Kafka 4 knows: name, type, default, allowed values, what it does.
 
-A topic keeps only what somebody set (its overrides, as text, exactly as sent); everything else
-follows the defaults here and the broker's settings. `check` is asked before an override is kept,
-so what is kept always parses. `effective` is what the log reads: typed, cached, cheap.
+A topic stores only the configs that somebody set (its overrides), as text, exactly as they were
+sent. Every other config has the default given here, or the one that a broker's settings give it
+(broker/effective_configs.py). `check` runs before an override is stored, so a stored override
+always parses.
 
-`acts` says whether this broker's behaviour depends on a config. The others are known, checked and
-kept, because tools set them and read them back, and their documentation says that nothing happens.
+`has_effect` says whether this broker's behaviour depends on a config. The other configs are
+checked and stored, because tools set them and read them back. Their documentation says that they
+have no effect.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal
 
-from broker.config import Settings
+from common.clock import DAY_MS
 from protocol.errors import InvalidConfig
 
 Value = bool | int | float | str | tuple[str, ...]
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-_DAY_MS = 24 * 60 * 60 * 1000
 
 
 class ConfigType(IntEnum):
@@ -41,29 +40,33 @@ class ConfigType(IntEnum):
 
 
 Rule = Callable[[Value], str | None]
-"""What is wrong with a parsed value, as the end of "it must ...", or None."""
+"""Takes a parsed value. Returns the end of "it must ..." if the value is not allowed, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One config: `default` as text, `broker_name` the broker config that it defaults to."""
+    """One config.
+
+    `default` is text, `broker_name` the broker config that gives a topic its default, `has_effect`
+    whether this broker's behaviour depends on the value.
+    """
 
     name: str
     type: ConfigType
     default: str
     rule: Rule
-    acts: bool
+    has_effect: bool
     broker_name: str | None
     doc: str
 
     @property
     def documentation(self) -> str:
-        if self.acts:
+        if self.has_effect:
             return self.doc
-        return f"{self.doc} Known, checked and kept; nothing in this broker depends on it."
+        return f"{self.doc} The value is checked and stored; it has no effect in this broker."
 
     def parse(self, text: str) -> Value:
-        """The typed value of `text`. InvalidConfig, with a sentence, where it has none."""
+        """The typed value of `text`. Raises `InvalidConfig`, which says what is allowed."""
         value = _parse(self.type, text.strip())
         problem = _EXPECTED[self.type] if value is None else self.rule(value)
         if value is None or problem is not None:
@@ -72,7 +75,7 @@ class TopicConfig:
 
 
 def _parse(kind: ConfigType, text: str) -> Value | None:
-    """As Kafka's ConfigDef reads text; None where it cannot."""
+    """Parses text as Kafka's ConfigDef does; None if `text` is not a value of this type."""
     match kind:
         case ConfigType.BOOLEAN:
             return {"true": True, "false": False}.get(text.lower())
@@ -166,10 +169,10 @@ def _config(
     rule: Rule,
     doc: str,
     broker_name: str | None = None,
-    acts: bool = False,
+    has_effect: bool = False,
 ) -> TopicConfig:
     text = str(default).lower() if isinstance(default, bool) else str(default)
-    return TopicConfig(name, kind, text, rule, acts, broker_name, doc)
+    return TopicConfig(name, kind, text, rule, has_effect, broker_name, doc)
 
 
 _BOOLEAN, _STRING, _LIST = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.LIST
@@ -181,16 +184,16 @@ _TABLE = (
         _LIST,
         "delete",
         _each_one_of("compact", "delete"),
-        "What becomes of old records: deleted, or compacted to the last one of each key.",
+        "What happens to old records: they are deleted, or compacted to the last one of each key.",
         "log.cleanup.policy",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "compression.gzip.level",
         _INT,
         -1,
         _gzip_level,
-        "Level of gzip where compression.type is gzip.",
+        "Compression level if compression.type is gzip.",
         "compression.gzip.level",
     ),
     _config(
@@ -198,7 +201,7 @@ _TABLE = (
         _INT,
         9,
         _between(1, 17),
-        "Level of lz4 where compression.type is lz4.",
+        "Compression level if compression.type is lz4.",
         "compression.lz4.level",
     ),
     _config(
@@ -206,8 +209,8 @@ _TABLE = (
         _STRING,
         "producer",
         _one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
-        "Codec of stored batches. Rows are stored in columns that ClickHouse compresses, and the "
-        "latest batches are served as the producer sent them, whatever is set here.",
+        "Codec of stored batches. This broker stores rows in columns that ClickHouse compresses, "
+        "and serves the latest batches as the producer compressed them.",
         "compression.type",
     ),
     _config(
@@ -215,17 +218,18 @@ _TABLE = (
         _INT,
         3,
         _between(-131072, 22),
-        "Level of zstd where compression.type is zstd.",
+        "Compression level if compression.type is zstd.",
         "compression.zstd.level",
     ),
     _config(
         "delete.retention.ms",
         _LONG,
-        _DAY_MS,
+        DAY_MS,
         _at_least(0),
-        "How long compaction keeps the record that deletes a key once those before it are gone.",
+        "How long compaction keeps a record that deletes a key (a tombstone) after it has removed "
+        "the earlier records of that key.",
         "log.cleaner.delete.retention.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "file.delete.delay.ms",
@@ -240,7 +244,7 @@ _TABLE = (
         _LONG,
         _INT64,
         _at_least(1),
-        "Records after which a log is flushed to disk; the setting fsync decides that here.",
+        "Records after which a log is flushed to disk. Here the setting fsync decides that.",
         "log.flush.interval.messages",
     ),
     _config(
@@ -248,7 +252,7 @@ _TABLE = (
         _LONG,
         _INT64,
         _at_least(0),
-        "Time after which a log is flushed to disk; the setting fsync decides that here.",
+        "Time after which a log is flushed to disk. Here the setting fsync decides that.",
         "log.flush.interval.ms",
     ),
     _config(
@@ -294,72 +298,74 @@ _TABLE = (
         _LONG,
         _INT64,
         _at_least(1),
-        "Longest time that a record escapes compaction, which runs when its job is run.",
+        "Longest time that a record may wait for compaction, which runs when its job is started.",
         "log.cleaner.max.compaction.lag.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "max.message.bytes",
         _INT,
         1_048_588,
         _at_least(0),
-        "Largest record batch taken, in bytes, compressed as it was sent.",
+        "Largest record batch that is accepted, in bytes, as the producer compressed it.",
         "message.max.bytes",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "message.timestamp.after.max.ms",
         _LONG,
         3_600_000,
         _at_least(0),
-        "How far a record's timestamp may lie ahead of the broker's clock under CreateTime; "
-        "9223372036854775807 lets every timestamp pass.",
+        "How far a record's timestamp may be ahead of the broker's clock if the timestamp type is "
+        "CreateTime; 9223372036854775807 allows every timestamp.",
         "log.message.timestamp.after.max.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "message.timestamp.before.max.ms",
         _LONG,
         _INT64,
         _at_least(0),
-        "How far a record's timestamp may lie behind the broker's clock under CreateTime.",
+        "How far a record's timestamp may be behind the broker's clock if the timestamp type is "
+        "CreateTime.",
         "log.message.timestamp.before.max.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "message.timestamp.type",
         _STRING,
         "CreateTime",
         _one_of("CreateTime", "LogAppendTime"),
-        "Whose time a record bears: its producer's, or the broker's at the append.",
+        "Who sets a record's timestamp: the producer (CreateTime), or the broker when it appends "
+        "the record (LogAppendTime).",
         "log.message.timestamp.type",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "min.cleanable.dirty.ratio",
         _DOUBLE,
         0.5,
         _between(0, 1),
-        "Share of a log that has to be uncompacted before compaction is worth its while.",
+        "Share of a log that must be new since the last compaction before it is compacted again.",
         "log.cleaner.min.cleanable.ratio",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "min.compaction.lag.ms",
         _LONG,
         0,
         _at_least(0),
-        "Shortest time that a record escapes compaction.",
+        "Shortest time that a record stays in the log before compaction may remove it.",
         "log.cleaner.min.compaction.lag.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "min.insync.replicas",
         _INT,
         1,
         _at_least(1),
-        "Replicas that must have a record before acks=all is answered. Every acknowledged record "
-        "is a row in ClickHouse, whose replication is set up there.",
+        "Replicas that must have a record before acks=all is answered. Here every acknowledged "
+        "record is a row in ClickHouse; replication is configured in ClickHouse.",
         "min.insync.replicas",
     ),
     _config(
@@ -367,7 +373,7 @@ _TABLE = (
         _BOOLEAN,
         False,
         _anything,
-        "Whether a new segment file is given its full size at once.",
+        "Whether a new segment file is created at its full size.",
         "log.preallocate",
     ),
     _config(
@@ -375,61 +381,61 @@ _TABLE = (
         _LONG,
         0,
         _at_least(-1),
-        "Bytes that may await their copy to tiered storage.",
+        "Bytes that may wait to be copied to tiered storage.",
     ),
     _config(
         "remote.copy.lag.ms",
         _LONG,
         0,
         _at_least(-1),
-        "Time that records may await their copy to tiered storage.",
+        "Time that records may wait to be copied to tiered storage.",
     ),
     _config(
         "remote.log.copy.disable",
         _BOOLEAN,
         False,
         _anything,
-        "Whether a topic in tiered storage is read only there.",
+        "Whether records are no longer copied to tiered storage.",
     ),
     _config(
         "remote.log.delete.on.disable",
         _BOOLEAN,
         False,
         _anything,
-        "Whether turning tiered storage off deletes what it holds.",
+        "Whether turning tiered storage off deletes the records in it.",
     ),
     _config(
         "remote.storage.enable",
         _BOOLEAN,
         False,
         _not_true,
-        "Tiered storage for the topic; this broker has none, as ClickHouse tiers its own disks.",
+        "Tiered storage for the topic. This broker has none: ClickHouse tiers its own disks.",
     ),
     _config(
         "retention.bytes",
         _LONG,
         -1,
         _anything,
-        "Bytes of keys and values that a partition keeps, the newest; older records are deleted. "
-        "-1 for no limit.",
+        "Bytes of keys and values that a partition keeps; beyond them its oldest records are "
+        "deleted. -1 for no limit.",
         "log.retention.bytes",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "retention.ms",
         _LONG,
-        7 * _DAY_MS,
+        7 * DAY_MS,
         _at_least(-1),
-        "Age at which records are deleted, by their timestamps; -1 for never.",
+        "Age, by its timestamp, at which a record is deleted; -1 for never.",
         "log.retention.ms",
-        acts=True,
+        has_effect=True,
     ),
     _config(
         "segment.bytes",
         _INT,
         1024**3,
         _at_least(1024**2),
-        "Size of a segment file; there are none here.",
+        "Size of a segment file. This broker has no segment files.",
         "log.segment.bytes",
     ),
     _config(
@@ -437,7 +443,7 @@ _TABLE = (
         _INT,
         10 * 1024**2,
         _at_least(4),
-        "Size of a segment's offset index; there are none here.",
+        "Size of a segment's offset index. This broker has no segment files.",
         "log.index.size.max.bytes",
     ),
     _config(
@@ -445,15 +451,15 @@ _TABLE = (
         _LONG,
         0,
         _at_least(0),
-        "Random time by which a segment ends early; there are none here.",
+        "Random time by which a segment ends early. This broker has no segment files.",
         "log.roll.jitter.ms",
     ),
     _config(
         "segment.ms",
         _LONG,
-        7 * _DAY_MS,
+        7 * DAY_MS,
         _at_least(1),
-        "Age at which a segment ends; there are none here.",
+        "Age at which a segment ends. This broker has no segment files.",
         "log.roll.ms",
     ),
     _config(
@@ -461,34 +467,17 @@ _TABLE = (
         _BOOLEAN,
         False,
         _anything,
-        "Whether a replica that lags may become the leader; every broker reads the same rows.",
+        "Whether a replica that lags may become the leader. Here every broker reads the same rows.",
         "unclean.leader.election.enable",
     ),
 )
 
 TOPIC_CONFIGS: Mapping[str, TopicConfig] = MappingProxyType({row.name: row for row in _TABLE})
-"""All of them, by name in alphabetical order."""
-
-
-def default_text(config: TopicConfig, settings: Settings) -> str:
-    """What a topic without an override has: the broker's setting, or Kafka's default."""
-    of_settings = {
-        "max.message.bytes": settings.message_max_bytes,
-        "retention.ms": settings.retention_ms,
-    }
-    return str(of_settings.get(config.name, config.default))
-
-
-def effective_text(configs: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Every config of a topic with these overrides, as text, by name."""
-    return {
-        name: configs.get(name, default_text(config, settings))
-        for name, config in TOPIC_CONFIGS.items()
-    }
+"""By name, in alphabetical order."""
 
 
 def check(configs: Mapping[str, str]) -> None:
-    """InvalidConfig, with a sentence, unless a topic may have these overrides together."""
+    """Raises `InvalidConfig`, with a sentence, if a topic may not have these overrides together."""
     values: dict[str, Value] = {}
     for name, text in configs.items():
         config = TOPIC_CONFIGS.get(name)
@@ -504,61 +493,3 @@ def check(configs: Mapping[str, str]) -> None:
             f"min.compaction.lag.ms ({shortest}) must not be larger than "
             f"max.compaction.lag.ms ({longest})."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EffectiveTopicConfig:
-    """What the log reads of a topic's configs, parsed. Times in ms, sizes in bytes, -1 no limit."""
-
-    max_message_bytes: int
-    message_timestamp_type: Literal["CreateTime", "LogAppendTime"]
-    timestamp_before_max_ms: int
-    timestamp_after_max_ms: int
-    cleanup_policy: frozenset[str]
-    compression_type: str
-    min_insync_replicas: int
-    retention_ms: int
-    retention_bytes: int
-    delete_retention_ms: int
-    min_compaction_lag_ms: int
-    max_compaction_lag_ms: int
-
-
-def effective(configs: Mapping[str, str], settings: Settings) -> EffectiveTopicConfig:
-    """The configs that apply to a topic with these overrides. Cached: cheap to call per request."""
-    return _effective(frozenset(configs.items()), settings.message_max_bytes, settings.retention_ms)
-
-
-@lru_cache(maxsize=1024)
-def _effective(
-    overrides: frozenset[tuple[str, str]], message_max: int, retention_ms: int
-) -> EffectiveTopicConfig:
-    defaults = {"max.message.bytes": str(message_max), "retention.ms": str(retention_ms)}
-    given = defaults | dict(overrides)
-
-    def value(name: str) -> Value:
-        config = TOPIC_CONFIGS[name]
-        return config.parse(given.get(name, config.default))
-
-    def number(name: str) -> int:
-        parsed = value(name)
-        assert isinstance(parsed, int)
-        return parsed
-
-    policies = value("cleanup.policy")
-    assert isinstance(policies, tuple)
-    by_broker = value("message.timestamp.type") == "LogAppendTime"
-    return EffectiveTopicConfig(
-        max_message_bytes=number("max.message.bytes"),
-        message_timestamp_type="LogAppendTime" if by_broker else "CreateTime",
-        timestamp_before_max_ms=number("message.timestamp.before.max.ms"),
-        timestamp_after_max_ms=number("message.timestamp.after.max.ms"),
-        cleanup_policy=frozenset(policies),
-        compression_type=str(value("compression.type")),
-        min_insync_replicas=number("min.insync.replicas"),
-        retention_ms=number("retention.ms"),
-        retention_bytes=number("retention.bytes"),
-        delete_retention_ms=number("delete.retention.ms"),
-        min_compaction_lag_ms=number("min.compaction.lag.ms"),
-        max_compaction_lag_ms=number("max.compaction.lag.ms"),
-    )

@@ -1,0 +1,76 @@
+"""The configs that apply to a topic: its own over the broker's settings over Kafka's defaults."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from broker.config import Settings
+from storage.topic_configs import TOPIC_CONFIGS, TopicConfig, Value
+
+
+def default_text(config: TopicConfig, settings: Settings) -> str:
+    """The value of a config that no topic override sets: a broker setting, or Kafka's default."""
+    of_settings = {
+        "max.message.bytes": settings.message_max_bytes,
+        "retention.ms": settings.retention_ms,
+    }
+    return str(of_settings.get(config.name, config.default))
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveTopicConfig:
+    """The configs that a log depends on, parsed. Times in ms, sizes in bytes, -1 no limit."""
+
+    max_message_bytes: int
+    message_timestamp_type: Literal["CreateTime", "LogAppendTime"]
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    cleanup_policy: frozenset[str]
+    compression_type: str
+    min_insync_replicas: int
+    retention_ms: int
+    retention_bytes: int
+    delete_retention_ms: int
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+
+
+def effective(configs: Mapping[str, str], settings: Settings) -> EffectiveTopicConfig:
+    """The configs that apply to a topic with these overrides. Cached: cheap to call per request."""
+    return _effective(frozenset(configs.items()), settings.message_max_bytes, settings.retention_ms)
+
+
+@lru_cache(maxsize=1024)
+def _effective(
+    overrides: frozenset[tuple[str, str]], message_max: int, retention_ms: int
+) -> EffectiveTopicConfig:
+    defaults = {"max.message.bytes": str(message_max), "retention.ms": str(retention_ms)}
+    given = defaults | dict(overrides)
+
+    def value(name: str) -> Value:
+        config = TOPIC_CONFIGS[name]
+        return config.parse(given.get(name, config.default))
+
+    def number(name: str) -> int:
+        parsed = value(name)
+        assert isinstance(parsed, int)
+        return parsed
+
+    policies = value("cleanup.policy")
+    assert isinstance(policies, tuple)
+    by_broker = value("message.timestamp.type") == "LogAppendTime"
+    return EffectiveTopicConfig(
+        max_message_bytes=number("max.message.bytes"),
+        message_timestamp_type="LogAppendTime" if by_broker else "CreateTime",
+        timestamp_before_max_ms=number("message.timestamp.before.max.ms"),
+        timestamp_after_max_ms=number("message.timestamp.after.max.ms"),
+        cleanup_policy=frozenset(policies),
+        compression_type=str(value("compression.type")),
+        min_insync_replicas=number("min.insync.replicas"),
+        retention_ms=number("retention.ms"),
+        retention_bytes=number("retention.bytes"),
+        delete_retention_ms=number("delete.retention.ms"),
+        min_compaction_lag_ms=number("min.compaction.lag.ms"),
+        max_compaction_lag_ms=number("max.compaction.lag.ms"),
+    )

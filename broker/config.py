@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from common.address import Address, parse_address
 from common.environment import ENV_PREFIX
+from sql.http.settings import SqlSettings
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file where no `--config` flag does."""
@@ -47,30 +49,6 @@ _GIB = 1024 * _MIB
 
 class ConfigError(Exception):
     """The settings cannot be used. The message is one sentence for the person who wrote them."""
-
-
-class Address(NamedTuple):
-    """A host and a TCP port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """`HOST:PORT` or `[IPV6]:PORT` as an Address. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not colon or not host or any(c.isspace() for c in host):
-        raise ValueError("write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
-    return Address(host, int(port))
 
 
 def _address_text(text: str) -> str:
@@ -298,6 +276,20 @@ class Settings(BaseSettings):
     def advertised_address(self) -> Address | None:
         """`advertised` taken apart; None where clients are told the address listened on."""
         return None if self.advertised is None else parse_address(self.advertised)
+
+    @property
+    def sql(self) -> SqlSettings:
+        """The settings `sql_*`, as the HTTP interface takes them."""
+        secret = self.sql_password
+        return SqlSettings(
+            data_dir=self.data_dir,
+            max_queries=self.sql_max_queries,
+            max_threads=self.sql_max_threads,
+            max_memory_bytes=self.sql_max_memory_bytes,
+            anonymous=self.sql_anonymous,
+            user=self.sql_user,
+            password=None if secret is None else secret.get_secret_value(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ from aiohttp import web
 from broker.cluster.config import ClusterConfig
 from broker.cluster.node import open_cluster
 from broker.cluster.ownership import NodeIdTaken, WrongSlots
-from broker.config import Settings, parse_address
+from broker.config import Settings
 from broker.connection import Connection
-from broker.logging import log_to_stderr
 from broker.node import Broker, Node
 from broker.single import open_engine, open_single
+from common.address import parse_address
+from common.logging import log_to_stderr
 from storage.embedded import DataDirectoryError
 from storage.engine import EngineError
 from storage.schema import SchemaError

@@ -77,7 +77,7 @@ class SingleNode:
         self.removals = Removals(
             lambda: {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
         )
-        self.sql = make_app(engine, settings)
+        self.sql = make_app(engine, settings.sql)
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError`."""

@@ -3,7 +3,9 @@
 import click
 
 from broker import config
-from broker.config import Address, ConfigError, parse_address
+from broker.config import ConfigError
+from common.address import Address, parse_address
+from common.logging import log_to_stderr
 
 
 class WrongSettings(click.ClickException):
@@ -94,8 +96,13 @@ def engine(
     except ConfigError as error:
         raise WrongSettings(str(error)) from error
 
-    from broker import engine_server
+    from sql.http import engine_server
 
+    log_to_stderr(settings.log_level, settings.log_format)
     context.exit(
-        engine_server.run(engine_server.EngineServer(settings, listen, keepers, shard, replica))
+        engine_server.run(
+            engine_server.EngineServerSettings(
+                settings.sql, settings.fsync, listen, keepers, shard, replica
+            )
+        )
     )

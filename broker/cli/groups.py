@@ -33,7 +33,7 @@ from broker.cli.topics import (
     existing,
     explained,
 )
-from broker.config import Address
+from common.address import Address
 from common.console import console, new_table, printable
 
 if TYPE_CHECKING:

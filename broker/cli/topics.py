@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.config import Address, parse_address
+from common.address import Address, parse_address
 from common.console import console, escaped, new_table
 from common.environment import ENV_PREFIX
 

@@ -25,7 +25,6 @@ from typing import IO, TypeVar
 
 from aiohttp import web
 
-from broker.config import Settings
 from sql.http.access import Action, Role, SqlError, sql_error
 from sql.http.codings import (
     ENCODERS,
@@ -58,6 +57,7 @@ from sql.http.request import (
     read_form,
     url_parameters,
 )
+from sql.http.settings import SqlSettings
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ _STATUS = {
 }
 
 
-def make_app(engine: Engine, settings: Settings) -> web.Application:
+def make_app(engine: Engine, settings: SqlSettings) -> web.Application:
     """The SQL interface for people, as an aiohttp application."""
     return application(HttpInterface(engine, settings))
 
@@ -129,7 +129,7 @@ class NobodyError(SqlError):
 
 
 class HttpInterface:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: SqlSettings) -> None:
         self._engine = engine
         self._settings = settings
         self._gateway: SqlGateway | None = None
@@ -145,9 +145,7 @@ class HttpInterface:
 
     def _make_gateway(self) -> SqlGateway:
         settings = self._settings
-        limits = Limits(
-            settings.sql_max_queries, settings.sql_max_threads, settings.sql_max_memory_bytes
-        )
+        limits = Limits(settings.max_queries, settings.max_threads, settings.max_memory_bytes)
         return SqlGateway(self._engine, limits)
 
     async def stop_queries(self, _app: web.Application) -> None:
@@ -238,8 +236,8 @@ class HttpInterface:
         settings = self._settings
         if self._is_sql_user(user, password):
             return Role.WRITER
-        here = settings.sql_anonymous == "always" or (
-            settings.sql_anonymous == "loopback" and is_local(request)
+        here = settings.anonymous == "always" or (
+            settings.anonymous == "loopback" and is_local(request)
         )
         if here and user in ("", "default") and not password:
             return Role.READER
@@ -247,15 +245,13 @@ class HttpInterface:
 
     def _is_sql_user(self, user: str, password: str) -> bool:
         settings = self._settings
-        if settings.sql_user is None or settings.sql_password is None:
+        if settings.user is None or settings.password is None:
             return False
         # Bytes of a header that are no UTF-8 come as surrogates; they are nobody's name.
-        right = hmac.compare_digest(
-            user.encode(errors="surrogateescape"), settings.sql_user.encode()
-        )
+        right = hmac.compare_digest(user.encode(errors="surrogateescape"), settings.user.encode())
         return right & hmac.compare_digest(
             password.encode(errors="surrogateescape"),
-            settings.sql_password.get_secret_value().encode(),
+            settings.password.encode(),
         )
 
     async def _answer(self, request: web.Request, ask: Ask) -> web.StreamResponse:

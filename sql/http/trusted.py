@@ -10,11 +10,11 @@ import asyncio
 
 from aiohttp import web
 
-from broker.config import Settings
 from sql.http.access import Role
 from sql.http.gateway import Job, Limits
 from sql.http.interface import Body, HttpInterface, Place, refused
 from sql.http.request import Ask, credentials, is_local
+from sql.http.settings import SqlSettings
 from sql.http.text import InsertData
 from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine
 from storage.engine import StorageFault
@@ -25,7 +25,7 @@ STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of
 class EngineInterface(HttpInterface):
     """Serves one engine, on any number of listeners."""
 
-    def __init__(self, engine: WatchedEngine, settings: Settings) -> None:
+    def __init__(self, engine: WatchedEngine, settings: SqlSettings) -> None:
         super().__init__(engine, settings)
         self._watched = engine
         self._trusted: TrustedGateway | None = None
@@ -34,13 +34,13 @@ class EngineInterface(HttpInterface):
 
     def _make_gateway(self) -> TrustedGateway:
         settings = self._settings
-        limits = Limits(STATEMENTS_AT_ONCE, settings.sql_max_threads, settings.sql_max_memory_bytes)
+        limits = Limits(STATEMENTS_AT_ONCE, settings.max_threads, settings.max_memory_bytes)
         self._trusted = TrustedGateway(self._watched, limits)
         return self._trusted
 
     def _who(self, request: web.Request) -> Role:
         user, password = credentials(request)
-        if self._settings.sql_user is None:
+        if self._settings.user is None:
             trusted = is_local(request) and user in ("", "default") and not password
         else:
             trusted = self._is_sql_user(user, password)

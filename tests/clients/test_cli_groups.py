@@ -23,7 +23,7 @@ from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 from broker.cli import groups as cli_groups
 from broker.cli import topics as cli_kafka
 from broker.cli.main import main
-from broker.config import parse_address
+from common.address import parse_address
 from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run
 from tests.clients.test_cli import closed_port as closed_port
 from tests.support.broker_process import BrokerProcess

@@ -45,7 +45,7 @@ def disk(engine: EmbeddedEngine) -> FailingDisk:
 
 @pytest.fixture
 async def interface(disk: FailingDisk, tmp_path: Path) -> EngineInterface:
-    return EngineInterface(disk, Settings(data_dir=tmp_path))
+    return EngineInterface(disk, Settings(data_dir=tmp_path).sql)
 
 
 @pytest.fixture

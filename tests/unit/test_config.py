@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker import config
-from broker.config import Address, ConfigError, Settings, parse_address
+from broker.config import ConfigError, Settings
+from common.address import Address, parse_address
 
 
 @pytest.fixture

@@ -16,15 +16,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvloop
 from aiohttp import web
 
-from broker.config import Address, Settings
-from broker.logging import log_to_stderr
+from common.address import Address
 from sql.http.interface import application
+from sql.http.settings import SqlSettings
 from sql.http.trusted import EngineInterface
 from storage.embedded import ClusterPlace, DataDirectoryError, EmbeddedEngine
 from storage.engine import StorageFault
@@ -39,17 +38,18 @@ class EngineStartError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineServer:
-    """What one engine is to be. Of `settings` those of the data directory, SQL and logs count."""
+class EngineServerSettings:
+    """What one engine stores, where it listens, and which replica of which shard it is."""
 
-    settings: Settings
+    sql: SqlSettings
+    fsync: bool
     listen: Sequence[Address]
     keepers: Sequence[Address]
     shard: str
     replica: str
 
 
-async def serve(server: EngineServer, progress: Callable[[str], None]) -> None:
+async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -> None:
     """Run until SIGINT or SIGTERM. Prints the ready line.
 
     Raises `EngineStartError`, and `StorageFault` when what is on disk may be damaged.
@@ -58,14 +58,13 @@ async def serve(server: EngineServer, progress: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    settings = server.settings
-    progress(f"opening {settings.data_dir}")
+    progress(f"opening {server.sql.data_dir}")
     engine = await asyncio.to_thread(_open, server)
     try:
         for path in await engine.damaged_parts():
             log.error("the engine found %s damaged and left it out: its rows are missing", path)
         await _look_for_keeper(server.keepers)
-        interface = EngineInterface(engine, settings)
+        interface = EngineInterface(engine, server.sql)
         runner = web.AppRunner(application(interface), access_log=None)
         await runner.setup()
         try:
@@ -82,12 +81,11 @@ async def serve(server: EngineServer, progress: Callable[[str], None]) -> None:
         await engine.close()
 
 
-def _open(server: EngineServer) -> EmbeddedEngine:
-    settings = server.settings
+def _open(server: EngineServerSettings) -> EmbeddedEngine:
     place = ClusterPlace(server.keepers, server.shard, server.replica) if server.keepers else None
     try:
         return EmbeddedEngine(
-            Path(settings.data_dir), 0, settings.fsync, settings.sql_max_memory_bytes, place
+            server.sql.data_dir, 0, server.fsync, server.sql.max_memory_bytes, place
         )
     except DataDirectoryError as error:
         raise EngineStartError(str(error)) from error
@@ -129,9 +127,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def run(server: EngineServer) -> int:
-    """Serve until a signal; the exit code. What is wrong is one sentence on stderr."""
-    log_to_stderr(server.settings.log_level, server.settings.log_format)
+def run(server: EngineServerSettings) -> int:
+    """Serve until a signal; returns the exit code. An error is one sentence on stderr."""
 
     def progress(text: str) -> None:
         print(f"brokerhouse engine: {text}", file=sys.stderr, flush=True)

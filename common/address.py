@@ -1,0 +1,29 @@
+"""An address as people write it: HOST:PORT, or [IPV6]:PORT."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    """A host and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT` or `[IPV6]:PORT` as an Address. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or any(c.isspace() for c in host):
+        raise ValueError("write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092")
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
+    return Address(host, int(port))

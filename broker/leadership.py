@@ -1,19 +1,16 @@
 """Which brokers there are, and who looks after what: what Metadata and FindCoordinator tell.
 
-`SingleBroker` is the whole cluster by itself. With several brokers the slot map and the sessions in
-the registry say it, as this broker has read them last.
+`SingleBroker` is the whole cluster by itself. For several brokers see broker/cluster/leadership.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from broker.cluster.leases import Session
 from broker.log.partition import SINGLE_BROKER_EPOCH
-from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 NO_NODE = -1
 
@@ -70,64 +67,3 @@ class SingleBroker:
 
     def coordinator(self, key: str) -> Node | None:
         return self.brokers()[0]
-
-
-class Slotted(Protocol):
-    """What has been read of the registry: broker/cluster/ownership.py."""
-
-    @property
-    def slot_map(self) -> SlotMap | None: ...
-
-    @property
-    def sessions(self) -> Mapping[int, Session]: ...
-
-
-class SlotLeadership:
-    """`Leadership` by slots.
-
-    A partition whose shard its owner cannot reach has no leader, so that clients write what they
-    may write anywhere to other partitions.
-    """
-
-    def __init__(self, ownership: Slotted, own: Callable[[], Node]) -> None:
-        """`own`: this broker, which is told of even while it has no session."""
-        self._ownership = ownership
-        self._own = own
-
-    def brokers(self) -> Sequence[Node]:
-        own = self._own()
-        nodes = {
-            session.node_id: _node(session)
-            for session in self._ownership.sessions.values()
-            if not session.is_over
-        }
-        nodes[own.node_id] = own
-        return [nodes[node_id] for node_id in sorted(nodes)]
-
-    @property
-    def controller_id(self) -> int:
-        return self.brokers()[0].node_id
-
-    def leader(self, topic_id: UUID, partition: int) -> Leader:
-        slot_map = self._ownership.slot_map
-        if slot_map is None:
-            return Leader(NO_NODE, 0)
-        slot = slot_map.slots[slot_of_partition(topic_id, partition, len(slot_map.slots))]
-        session = self._ownership.sessions.get(slot.owner)
-        if session is None or session.is_over or slot.writes_to in session.away:
-            return Leader(NO_NODE, slot.epoch)
-        return Leader(session.node_id, slot.epoch)
-
-    def coordinator(self, key: str) -> Node | None:
-        slot_map = self._ownership.slot_map
-        if slot_map is None:
-            return None
-        slot = slot_map.slots[slot_of_group(key, len(slot_map.slots))]
-        session = self._ownership.sessions.get(slot.owner)
-        if session is None or session.is_over or slot.shards[0] in session.away:
-            return None
-        return _node(session)
-
-
-def _node(session: Session) -> Node:
-    return Node(session.node_id, session.host, session.port, session.rack)

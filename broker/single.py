@@ -22,8 +22,8 @@ from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
-from broker.store import append_limits, group_coordinator
 from broker.topics import LocalCatalog
+from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
 from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from broker.cluster.leases import Session
+from broker.cluster.leases import BrokerSession
+from broker.cluster.shard_host import ShardHost
 from broker.cluster.topics import Deleted, SharedCatalog
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
-from broker.store import Store
 from broker.topics import remove_rows, store_version
 from common.clock import wall_ms
 from storage.engine import EngineError
@@ -60,7 +60,7 @@ class Known(Protocol):
     def slot_map(self) -> SlotMap | None: ...
 
     @property
-    def sessions(self) -> Mapping[int, Session]: ...
+    def sessions(self) -> Mapping[int, BrokerSession]: ...
 
 
 class Housekeeping:
@@ -70,7 +70,7 @@ class Housekeeping:
         self,
         ownership: Known,
         catalog: SharedCatalog,
-        stores: Mapping[str, Store],
+        stores: Mapping[str, ShardHost],
         shards: Mapping[str, Reachable],
         sweep_every_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
@@ -121,7 +121,7 @@ class Housekeeping:
         except EngineError as error:
             log.warning("%s: could not be put in order, again soon: %s", what, error)
 
-    async def _keep(self, store: Store) -> None:
+    async def _keep(self, store: ShardHost) -> None:
         await self._mirror_topics(store)
         await self._rollups[store.name].count()
 
@@ -130,7 +130,7 @@ class Housekeeping:
             self._swept_s[name] = time.monotonic()
             await self._sweeps[name].round()
 
-    async def _mirror_topics(self, store: Store) -> None:
+    async def _mirror_topics(self, store: ShardHost) -> None:
         # The shard is read first: a topic that another broker is making is in the registry before.
         rows = await store.engine.rows(
             "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
@@ -155,7 +155,7 @@ class Housekeeping:
                 {"topic_id": str(topic_id), "version": version},
             )
 
-    def _promise(self, store: Store) -> Callable[[int], Awaitable[None]]:
+    def _promise(self, store: ShardHost) -> Callable[[int], Awaitable[None]]:
         async def no_row_before(time_ms: int) -> None:
             await store.no_row_before(time_ms)
             for session in self._ownership.sessions.values():

@@ -4,7 +4,7 @@ No IO, no asyncio, no storage; the clock is an argument (milliseconds that only 
 still for nobody: CLOCK_BOOTTIME). What must hold, and what the model in
 tests/unit/test_lease_model.py checks:
 
-* A broker serves only while its `Lease` is valid: counted from before its renewal was sent.
+* A broker serves only while its `SessionLease` is valid: counted from before its renewal was sent.
 * Others may call a session dead only when its row has been `silent` for longer than that by their
   own clock: `DRIFT` is how much faster one clock may go than another.
 * A slot changes hands only after its old owner has released it, or is dead and fenced on the shard
@@ -35,7 +35,7 @@ class SessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BrokerReport:
     """What a broker tells the others with each renewal.
 
     `lanes`: for each shard, how many numbers of each lane are resolved; a shard must be in it
@@ -50,7 +50,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrokerSession:
     """One life of a broker, as its row in the registry tells. Only its broker renews it.
 
     `renewals` counts what was sent, so that no two rows are the same text.
@@ -74,7 +74,7 @@ class Session:
     def is_over(self) -> bool:
         return self.state in (SessionState.CLOSED, SessionState.DEAD)
 
-    def renewed(self, state: SessionState, report: Report) -> Session:
+    def renewed(self, state: SessionState, report: BrokerReport) -> BrokerSession:
         """The row of the next renewal."""
         return replace(
             self,
@@ -87,7 +87,7 @@ class Session:
             topics_seen=report.topics_seen,
         )
 
-    def ended(self, state: SessionState) -> Session:
+    def ended(self, state: SessionState) -> BrokerSession:
         """The row when nothing comes after it; what it said last about its lanes stays."""
         return replace(self, state=state)
 
@@ -95,7 +95,7 @@ class Session:
         return text_of(asdict(self) | {"away": sorted(self.away)})
 
     @classmethod
-    def from_text(cls, text: str) -> Session:
+    def from_text(cls, text: str) -> BrokerSession:
         """Raises `MalformedState`."""
         found = object_of(text, {one.name for one in fields(cls)}, "a session")
         try:
@@ -124,13 +124,13 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class SessionLease:
     """How long a broker may serve by its own clock, after the renewals that are known to count."""
 
     ttl_ms: int
     sent_ms: int
 
-    def renewed(self, sent_ms: int) -> Lease:
+    def renewed(self, sent_ms: int) -> SessionLease:
         """A renewal that was sent at `sent_ms` was accepted, whenever the answer came."""
         return replace(self, sent_ms=max(self.sent_ms, sent_ms))
 
@@ -187,7 +187,7 @@ class Plan:
 def plan(
     me: int,
     slot_map: SlotMap,
-    sessions: Mapping[int, Session],
+    sessions: Mapping[int, BrokerSession],
     silent: Collection[int],
     reachable: Collection[str],
     releasing: Collection[int] = (),
@@ -229,7 +229,7 @@ def plan(
     )
 
 
-def _rooms(slot_map: SlotMap, live: Mapping[int, Session]) -> dict[int, int]:
+def _rooms(slot_map: SlotMap, live: Mapping[int, BrokerSession]) -> dict[int, int]:
     """How many slots each live session has too few; below 0: too many.
 
     Those with most keep the odd ones, so that nothing moves for the sake of evenness alone.
@@ -240,25 +240,25 @@ def _rooms(slot_map: SlotMap, live: Mapping[int, Session]) -> dict[int, int]:
     return {key: each + (place < odd) - owned[key] for place, key in enumerate(in_order)}
 
 
-def _reaches(session: Session, slot: Slot) -> bool:
+def _reaches(session: BrokerSession, slot: Slot) -> bool:
     """Whether the session's broker knows all shards of the slot, and they answer it."""
     return session.lanes.keys() >= set(slot.shards) and session.away.isdisjoint(slot.shards)
 
 
-def _rank(session: Session, number: int, others: Iterable[Session]) -> int:
+def _rank(session: BrokerSession, number: int, others: Iterable[BrokerSession]) -> int:
     """How many others would rather have the slot: different for each, and the same everywhere."""
     mine = _weight(session, number)
     return sum(_weight(other, number) > mine for other in others)
 
 
-def _weight(session: Session, number: int) -> bytes:
+def _weight(session: BrokerSession, number: int) -> bytes:
     return blake2b(f"{session.node_id}/{number}".encode(), digest_size=8).digest()
 
 
 def _claims(
     me: int,
     slot_map: SlotMap,
-    live: Mapping[int, Session],
+    live: Mapping[int, BrokerSession],
     free: Sequence[int],
     room: Mapping[int, int],
     reachable: Collection[str],
@@ -281,7 +281,7 @@ def _claims(
 def _releases(
     me: int,
     slot_map: SlotMap,
-    live: Mapping[int, Session],
+    live: Mapping[int, BrokerSession],
     free: Sequence[int],
     room: Mapping[int, int],
     reachable: Collection[str],

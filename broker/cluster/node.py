@@ -1,7 +1,8 @@
 """A broker among several, in front of a ClickHouse cluster: it keeps nothing itself.
 
-Topics and who leads what are in the registry; each shard has a `Store` here. The broker serves the
-slots that its session owns: broker/cluster/ownership.py decides, broker/cluster/slots.py does it.
+Topics and who leads what are in the registry; each shard has a `ShardHost` here. The broker serves
+the slots that its session owns: broker/cluster/ownership.py decides, broker/cluster/slots.py does
+it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import TypeVar
 from broker.cluster.config import ClusterConfig
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping, keeper_of
-from broker.cluster.leases import Session
+from broker.cluster.leadership import SlotLeadership
+from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.servers import migrate, registry_of, single_servers
+from broker.cluster.shard_host import ShardHost
 from broker.cluster.slots import Slots
 from broker.cluster.topics import SharedCatalog, watch
 from broker.config import Settings
 from broker.leadership import Node as BrokerNode
-from broker.leadership import SlotLeadership
 from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
 from broker.log.retention import Retention
@@ -32,7 +34,6 @@ from broker.log.tail_cache import TailCache
 from broker.node import Address, Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
-from broker.store import Store
 from common.clock import wall_ms
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
@@ -87,7 +88,7 @@ class ClusterNode:
         self._ownership: Ownership | None = None
         cache = TailCache(settings.tail_cache_bytes)
         self._stores = {
-            name: Store(name, shard, settings, cache, self._keeps_house(name))
+            name: ShardHost(name, shard, settings, cache, self._keeps_house(name))
             for name, shard in self._shards.items()
         }
         producer_ids = ProducerIds(self._state)
@@ -247,7 +248,7 @@ class ClusterNode:
         return None if self._ownership is None else self._ownership.slot_map
 
     @property
-    def sessions(self) -> Mapping[int, Session]:
+    def sessions(self) -> Mapping[int, BrokerSession]:
         return {} if self._ownership is None else self._ownership.sessions
 
     def _session_id(self) -> int:

@@ -23,7 +23,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Protocol, TypeVar
 
-from broker.cluster.leases import Lease, Plan, Report, Session, SessionState, Watch, plan
+from broker.cluster.leases import (
+    BrokerReport,
+    BrokerSession,
+    Plan,
+    SessionLease,
+    SessionState,
+    Watch,
+    plan,
+)
 from storage.engine import EngineError
 from storage.registry import Registry, Versioned
 from storage.registry_values import MalformedState
@@ -60,10 +68,10 @@ class WrongSlots(Exception):
 class SlotOwner(Protocol):
     """What serves the slots. `EngineError` is expected, anything else a defect."""
 
-    def report(self) -> Report:
+    def report(self) -> BrokerReport:
         """What the others should know; asked right before each renewal."""
 
-    async def fence(self, session: Session, shard: str) -> None:
+    async def fence(self, session: BrokerSession, shard: str) -> None:
         """No insert of a dead session lands on this shard any more. Raises `EngineError`."""
 
     async def take(self, slots: Mapping[int, Slot]) -> None:
@@ -103,10 +111,10 @@ class _Held:
 class _Tenure:
     """One session while it lasts."""
 
-    row: Session
+    row: BrokerSession
     at: Versioned
-    lease: Lease
-    attempt: Session
+    lease: SessionLease
+    attempt: BrokerSession
     sent_ms: dict[str, int] = field(default_factory=dict)
     """Renewals whose outcome is unknown. All expect the same version, so one counts at most."""
     held: dict[int, _Held] = field(default_factory=dict)
@@ -147,10 +155,10 @@ class Ownership:
         blocks of a session with an old id for repetitions, and drop them.
         """
         self.slot_map: SlotMap | None = None
-        self.sessions: Mapping[int, Session] = {}
+        self.sessions: Mapping[int, BrokerSession] = {}
         self._registry = registry
         self._owner = owner
-        self._node = Session(0, node_id, host, port, rack, ttl_ms)
+        self._node = BrokerSession(0, node_id, host, port, rack, ttl_ms)
         self._ttl_ms = ttl_ms
         self._first_map = first_map
         self._reachable = reachable
@@ -372,7 +380,7 @@ class Ownership:
         if older:
             await self._ask(self._registry.delete(_key(session_id), found))
             return
-        tenure = _Tenure(row, found, Lease(self._ttl_ms, sent_ms), row)
+        tenure = _Tenure(row, found, SessionLease(self._ttl_ms, sent_ms), row)
         if not tenure.lease.valid(self._clock_ms()):
             return
         self._tenure = tenure
@@ -392,7 +400,7 @@ class Ownership:
         self._soon()
         return None
 
-    def _twins(self) -> list[Session]:
+    def _twins(self) -> list[BrokerSession]:
         return [
             session
             for key, session in self.sessions.items()
@@ -418,7 +426,7 @@ class Ownership:
                 raise self._taken_by(twin)
         return not twins
 
-    def _taken_by(self, twin: Session) -> NodeIdTaken:
+    def _taken_by(self, twin: BrokerSession) -> NodeIdTaken:
         return NodeIdTaken(
             f"node id {twin.node_id} is that of the broker at {twin.host}:{twin.port}, which runs"
             f" (session {twin.session_id}); give each broker its own"
@@ -436,7 +444,7 @@ class Ownership:
             self._end("others have declared it dead")
             return
         tenure.lease = tenure.lease.renewed(tenure.sent_ms[found.value])
-        tenure.at, tenure.row = found, Session.from_text(found.value)
+        tenure.at, tenure.row = found, BrokerSession.from_text(found.value)
         tenure.sent_ms.clear()
         if tenure.row.state is SessionState.LEAVING and not tenure.said_leaving:
             tenure.said_leaving = True
@@ -502,14 +510,14 @@ class Ownership:
 
     def _see_sessions(self, found: Mapping[str, Versioned], now_ms: int) -> bool:
         rows: dict[int, Versioned] = {}
-        sessions: dict[int, Session] = {}
+        sessions: dict[int, BrokerSession] = {}
         for key, row in found.items():
             session_id = _number(key.removeprefix(SESSION_PREFIX))
             known = self._rows.get(session_id)
             if known is not None and known.version >= row.version and session_id in self.sessions:
                 rows[session_id], sessions[session_id] = known, self.sessions[session_id]
             else:
-                rows[session_id], sessions[session_id] = row, Session.from_text(row.value)
+                rows[session_id], sessions[session_id] = row, BrokerSession.from_text(row.value)
         tenure = self._tenure
         if tenure is not None:
             mine = sessions.get(tenure.row.session_id)
@@ -727,7 +735,7 @@ class Ownership:
         for held in helds:
             held.phase, held.busy = _Phase.GIVEN_UP, False
 
-    async def _fence(self, session: Session, shard: str) -> None:
+    async def _fence(self, session: BrokerSession, shard: str) -> None:
         fence = (session.session_id, shard)
         try:
             await self._owner.fence(session, shard)

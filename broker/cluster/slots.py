@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import UUID
 
-from broker.cluster.leases import Report, Session
+from broker.cluster.leases import BrokerReport, BrokerSession
+from broker.cluster.shard_host import ShardHost
 from broker.cluster.topics import Partition, SharedCatalog
 from broker.log.appender import Appended
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
@@ -28,7 +29,6 @@ from broker.log.partition import PartitionLog
 from broker.log.places import Place, next_offset
 from broker.log.topic import Topic
 from broker.producer_ids import ProducerIds
-from broker.store import Store
 from common.clock import DAY_MS
 from coordinator.coordinator import GroupCoordinator
 from protocol._records import BatchHeader
@@ -46,14 +46,14 @@ class Slots:
 
     def __init__(
         self,
-        stores: Mapping[str, Store],
+        stores: Mapping[str, ShardHost],
         shards: Mapping[str, Shard],
         slots: int,
         producer_ids: ProducerIds,
         session_id: Callable[[], int],
         lease: Callable[[], Callable[[], bool]],
         lasts: Callable[[], bool],
-        sessions: Callable[[], Mapping[int, Session]],
+        sessions: Callable[[], Mapping[int, BrokerSession]],
         end_session: Callable[[int, str], None],
         patience_s: float,
     ) -> None:
@@ -75,14 +75,14 @@ class Slots:
         self._patience_s = patience_s
         self._mine: dict[int, Slot] = {}
         self._serving: set[int] = set()
-        self._stores_of: dict[PartitionLog, tuple[Store, ...]] = {}
+        self._stores_of: dict[PartitionLog, tuple[ShardHost, ...]] = {}
         self.catalog: SharedCatalog
 
     # SlotOwner
 
-    def report(self) -> Report:
+    def report(self) -> BrokerReport:
         floors = {name: store.floor_ms() for name, store in self._stores.items()}
-        return Report(
+        return BrokerReport(
             day=min(floors.values()) // DAY_MS,
             lanes={name: store.resolved for name, store in self._stores.items()},
             append_floors=floors,
@@ -90,7 +90,7 @@ class Slots:
             topics_seen=self.catalog.seen,
         )
 
-    async def fence(self, session: Session, shard: str) -> None:
+    async def fence(self, session: BrokerSession, shard: str) -> None:
         """Nothing of that session comes to this shard any more. Raises `EngineError`."""
         lanes = session.lanes.get(shard)
         if lanes is None:
@@ -243,14 +243,14 @@ class Slots:
         """Of every shard that may have rows of it. Raises `EngineError`."""
         return [store.rows for store in self._places(partition)]
 
-    def _places(self, partition: PartitionLog) -> list[Store]:
+    def _places(self, partition: PartitionLog) -> list[ShardHost]:
         """Each store that may have rows, once; a slot may come back to where it was."""
         stores = self._stores_of.get(partition)
         if stores is None:
             raise EngineError(f"this broker does not lead {partition}")
         return list(dict.fromkeys(stores))
 
-    def _store(self, name: str) -> Store:
+    def _store(self, name: str) -> ShardHost:
         store = self._stores.get(name)
         if store is None:
             raise EngineError(f"shard {name} is not in this broker's file: add it and restart")
@@ -308,7 +308,7 @@ class Slots:
         )
 
     async def _read_ends(
-        self, stores: Sequence[Store], partitions: Sequence[Partition]
+        self, stores: Sequence[ShardHost], partitions: Sequence[Partition]
     ) -> tuple[dict[Key, int], dict[Key, int]]:
         ends: dict[Key, int] = {}
         starts: dict[Key, int] = {}
@@ -360,7 +360,7 @@ class Slots:
         partition.closed = NotLeaderOrFollower(f"another broker leads {partition} now")
         partition.wake()
 
-    async def _release(self, store: Store, logs: Iterable[PartitionLog]) -> None:
+    async def _release(self, store: ShardHost, logs: Iterable[PartitionLog]) -> None:
         appender = store.appender
         here = [one for one in logs if self._stores_of.get(one, (None,))[-1] is store]
         if appender is not None and here:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from broker.cluster.housekeeping import Housekeeping, keeper_of
-from broker.cluster.leases import Session, SessionState
+from broker.cluster.leases import BrokerSession, SessionState
+from broker.cluster.shard_host import ShardHost
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
-from broker.store import Store
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
 from tests.engine.test_shared_topics import Half, Rows
@@ -23,8 +23,8 @@ MINUTE_MS = 60_000
 NOW_MS = 1_700_000_040_000 - 1_700_000_040_000 % MINUTE_MS
 
 
-def session(session_id: int, **more: int | dict[str, int] | SessionState) -> Session:
-    made = Session(session_id, session_id, "host", 9092, None, 9000)
+def session(session_id: int, **more: int | dict[str, int] | SessionState) -> BrokerSession:
+    made = BrokerSession(session_id, session_id, "host", 9092, None, 9000)
     return replace(made, **more)  # type: ignore[arg-type]  # by name
 
 
@@ -38,7 +38,7 @@ class Known:
             SlotMap.first([("a", range(SLOTS))], SLOTS).claim([0, 1], 1).claim([2, 3], 2)
         )
     )
-    sessions: dict[int, Session] = field(
+    sessions: dict[int, BrokerSession] = field(
         default_factory=lambda: {1: session(1), 2: session(2, append_floors={"a": NOW_MS})}
     )
 
@@ -58,7 +58,7 @@ class House:
         self.catalog = SharedCatalog(
             self.topics, Rows(), Settings(), Half(0), list, self._no_offsets
         )
-        store = Store("a", engine, Settings(), TailCache(0), lambda: True)
+        store = ShardHost("a", engine, Settings(), TailCache(0), lambda: True)
         self.keeping = Housekeeping(
             self.known, self.catalog, {"a": store}, {"a": self.shard}, 0, lambda: self.now_ms
         )

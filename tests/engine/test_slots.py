@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from broker.cluster.leases import Session
+from broker.cluster.leases import BrokerSession
+from broker.cluster.shard_host import ShardHost
 from broker.cluster.slots import Slots
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
-from broker.store import Store
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
@@ -48,11 +48,11 @@ class OneBroker:
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.session_id = 1
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, BrokerSession] = {}
         self.ended: list[int] = []
         self.topics, self.state, self.ids = Rows(), Rows(), SlowRows()
         settings = Settings(lanes=LANES)
-        self.store = Store(SHARD, engine, settings, TailCache(1 << 20), lambda: True)
+        self.store = ShardHost(SHARD, engine, settings, TailCache(1 << 20), lambda: True)
         shard = cast(Any, SimpleNamespace(expect_foreign_writes=lambda: None, away=False))
         self.slots = Slots(
             {SHARD: self.store},

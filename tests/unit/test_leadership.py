@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from broker.cluster.leases import Session, SessionState
-from broker.leadership import NO_NODE, Leader, Node, SingleBroker, SlotLeadership
+from broker.cluster.leadership import SlotLeadership
+from broker.cluster.leases import BrokerSession, SessionState
+from broker.leadership import NO_NODE, Leader, Node, SingleBroker
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
@@ -17,8 +18,8 @@ SLOTS = 8
 OWN = Node(1, "one", 9092)
 
 
-def session(session_id: int, node_id: int) -> Session:
-    return Session(session_id, node_id, f"host{node_id}", 9092, None, 9000)
+def session(session_id: int, node_id: int) -> BrokerSession:
+    return BrokerSession(session_id, node_id, f"host{node_id}", 9092, None, 9000)
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Seen:
             .claim(range(4, SLOTS), 12)
         )
     )
-    sessions: Mapping[int, Session] = field(
+    sessions: Mapping[int, BrokerSession] = field(
         default_factory=lambda: {11: session(11, 1), 12: session(12, 2)}
     )
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 
 from broker.cluster import leases
-from broker.cluster.leases import Lease, Session, SessionState, Watch
+from broker.cluster.leases import BrokerSession, SessionLease, SessionState, Watch
 from storage.slot_map import NOBODY, Slot, SlotMap
 
 TTL = 2
@@ -143,12 +143,12 @@ _NOBODY = (0, TTL, False, 0, 0, 0, -1, 0, None)
 
 @cache
 def lease_valid(age: int) -> bool:
-    return Lease(TTL, -age).valid(0)
+    return SessionLease(TTL, -age).valid(0)
 
 
 @cache
 def age_renewed(age: int, sent_age: int) -> int:
-    return -Lease(TTL, -age).renewed(-sent_age).sent_ms
+    return -SessionLease(TTL, -age).renewed(-sent_age).sent_ms
 
 
 @cache
@@ -186,7 +186,7 @@ def plan(
     releasing: bool,
 ) -> leases.Plan:
     sessions = {
-        number: Session(number, number, "host", 9092, None, TTL, state, lanes={SHARD: (0,)})
+        number: BrokerSession(number, number, "host", 9092, None, TTL, state, lanes={SHARD: (0,)})
         for number, state in enumerate(states, 1)
         if state is not None
     }

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.cluster.leases import Lease, Plan, Report, Session, SessionState, Watch, plan
+from broker.cluster.leases import (
+    BrokerReport,
+    BrokerSession,
+    Plan,
+    SessionLease,
+    SessionState,
+    Watch,
+    plan,
+)
 from storage.registry_values import MalformedState
 from storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 
@@ -130,7 +138,7 @@ def test_a_shard_is_retired_once_nothing_needs_it() -> None:
 # As text
 
 
-SESSION = Session(
+SESSION = BrokerSession(
     session_id=12,
     node_id=3,
     host="broker-3",
@@ -148,8 +156,8 @@ SESSION = Session(
 
 
 def test_a_session_is_the_same_after_it_was_text() -> None:
-    assert Session.from_text(SESSION.to_text()) == SESSION
-    assert Session.from_text(replace(SESSION, rack=None).to_text()).rack is None
+    assert BrokerSession.from_text(SESSION.to_text()) == SESSION
+    assert BrokerSession.from_text(replace(SESSION, rack=None).to_text()).rack is None
 
 
 names = st.text(max_size=5)
@@ -177,7 +185,7 @@ def test_a_map_is_a_few_bytes_for_each_slot() -> None:
 @pytest.mark.parametrize("text", ["", "7", "[]", "{}", '{"session_id":1}', "{"])
 def test_text_of_another_kind_is_refused(text: str) -> None:
     with pytest.raises(MalformedState, match="not a session"):
-        Session.from_text(text)
+        BrokerSession.from_text(text)
     with pytest.raises(MalformedState, match="not a slot map"):
         SlotMap.from_text(text)
 
@@ -200,7 +208,7 @@ def test_a_session_with_a_field_that_is_none_is_refused(field: str, value: objec
     found = json.loads(SESSION.to_text())
     found[field] = value
     with pytest.raises(MalformedState, match="not a session"):
-        Session.from_text(json.dumps(found))
+        BrokerSession.from_text(json.dumps(found))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +228,7 @@ def test_a_map_with_a_slot_that_is_none_is_refused(slots: object) -> None:
 
 
 def test_a_renewal_tells_the_report_and_no_two_are_the_same() -> None:
-    report = Report(20_001, {"a": (8,)}, {"a": 5}, frozenset({"c"}), 18)
+    report = BrokerReport(20_001, {"a": (8,)}, {"a": 5}, frozenset({"c"}), 18)
     row = SESSION.renewed(SessionState.LIVE, report)
     assert (row.renewals, row.state, row.day) == (4_712, SessionState.LIVE, 20_001)
     assert row.lanes == {"a": (8,)}
@@ -236,7 +244,7 @@ def test_a_renewal_tells_the_report_and_no_two_are_the_same() -> None:
 
 
 def test_a_lease_is_valid_for_its_time_from_the_sending_of_what_was_accepted() -> None:
-    lease = Lease(9_000, sent_ms=1_000)
+    lease = SessionLease(9_000, sent_ms=1_000)
     assert lease.valid(9_999)
     assert not lease.valid(10_000)
     assert lease.renewed(3_000).valid(11_999)
@@ -263,14 +271,14 @@ def test_a_session_is_silent_when_its_row_is_unchanged_for_a_quarter_more_than_i
 # The plan
 
 
-def session(number: int, state: SessionState = SessionState.LIVE, *away: str) -> Session:
+def session(number: int, state: SessionState = SessionState.LIVE, *away: str) -> BrokerSession:
     lanes = {"a": (0,), "b": (0,)}
-    return Session(
+    return BrokerSession(
         number, number, "host", 9092, None, 9_000, state, lanes=lanes, away=frozenset(away)
     )
 
 
-def live(*numbers: int) -> dict[int, Session]:
+def live(*numbers: int) -> dict[int, BrokerSession]:
     return {number: session(number) for number in numbers}
 
 
@@ -285,7 +293,7 @@ def owned(*owners: int, shards: str = "") -> SlotMap:
 def planned(
     me: int,
     slot_map: SlotMap,
-    sessions: Mapping[int, Session],
+    sessions: Mapping[int, BrokerSession],
     silent: tuple[int, ...] = (),
     reachable: str = "ab",
     releasing: tuple[int, ...] = (),

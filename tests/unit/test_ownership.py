@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from broker.cluster.leases import Report, Session
+from broker.cluster.leases import BrokerReport, BrokerSession
 from broker.cluster.ownership import NEXT_SESSION_KEY, NodeIdTaken, Ownership
 from storage.engine import EngineError
 from storage.registry import Versioned
@@ -78,9 +78,9 @@ class Store:
     def slot_map(self) -> SlotMap:
         return SlotMap.from_text(self.values[SLOTS_KEY].value)
 
-    def session(self, session_id: int) -> Session | None:
+    def session(self, session_id: int) -> BrokerSession | None:
         found = self.values.get(f"session/{session_id}")
-        return None if found is None else Session.from_text(found.value)
+        return None if found is None else BrokerSession.from_text(found.value)
 
 
 class Door:
@@ -151,13 +151,13 @@ class Server:
         self.take_hangs = self.give_up_hangs = self.fence_hangs = False
         self.refuses_to_take: set[int] = set()
 
-    def report(self) -> Report:
-        return Report(day=20_000, lanes={"a": (0,), "b": (0,)}, away=frozenset(self.away))
+    def report(self) -> BrokerReport:
+        return BrokerReport(day=20_000, lanes={"a": (0,), "b": (0,)}, away=frozenset(self.away))
 
     def reachable(self) -> set[str]:
         return {"a", "b", "c"} - self.away
 
-    async def fence(self, session: Session, shard: str) -> None:
+    async def fence(self, session: BrokerSession, shard: str) -> None:
         assert session.is_over
         await _hang_if(self.fence_hangs)
         if shard in self.away:
@@ -769,11 +769,11 @@ class Writer(Server):
         self._idle = {shard: asyncio.Event() for shard in self._resolved}
         self._lanes: list[asyncio.Task[None]] = []
 
-    def report(self) -> Report:
+    def report(self) -> BrokerReport:
         lanes = {shard: (count,) for shard, count in self._resolved.items()}
-        return Report(day=20_000, lanes=lanes, away=frozenset(self.away))
+        return BrokerReport(day=20_000, lanes=lanes, away=frozenset(self.away))
 
-    async def fence(self, session: Session, shard: str) -> None:
+    async def fence(self, session: BrokerSession, shard: str) -> None:
         number = session.lanes[shard][0] + 1
         while True:
             await self._way(shard)

@@ -1,7 +1,7 @@
-"""What a broker runs on one shard: the lanes that write there, the groups that live there.
+"""What a broker runs on one shard: the lanes that write to it, and the groups stored on it.
 
-The appender belongs to a session of the broker: its tokens carry the session's id, and when the
-session is over it is abandoned. The rest outlives sessions.
+The appender belongs to one session of the broker: its tokens carry the session's id, and it is
+abandoned when that session ends. Everything else outlives sessions.
 """
 
 from __future__ import annotations
@@ -12,64 +12,25 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from broker.config import Settings
-from broker.log.appender import Appender, AppendLimits, Lease
+from broker.log.appender import Appender, Lease
 from broker.log.rollup import Rollup
 from broker.log.tail_cache import TailCache
+from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
-from coordinator.groups import GroupLimits
-from coordinator.membership import SharedCache
-from coordinator.offsets import CommittedOffsets
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
 
 
-def append_limits(settings: Settings) -> AppendLimits:
-    return AppendLimits(
-        settings.block_max_bytes,
-        settings.block_max_rows,
-        settings.decompressed_max_bytes,
-        settings.linger_ms,
-        settings.producer_id_expiration_ms,
-    )
-
-
-def group_coordinator(
-    settings: Settings,
-    engine: Engine,
-    rows: RowLane,
-    lease: Callable[[], bool] = lambda: True,
-    keeps_house: Callable[[], bool] = lambda: True,
-) -> GroupCoordinator:
-    """The groups whose rows are in this engine."""
-    offsets = CommittedOffsets(engine, rows, settings.node_id, wall_ms)
-    return GroupCoordinator(
-        SharedCache(engine, rows, settings.node_id, offsets, wall_ms, keeps_house=keeps_house),
-        offsets,
-        GroupLimits(
-            settings.group_min_session_timeout_ms,
-            settings.group_max_session_timeout_ms,
-            settings.group_initial_rebalance_delay_ms,
-            settings.group_max_size,
-        ),
-        settings.groups_max_bytes,
-        settings.offsets_retention_minutes * 60_000,
-        wall_ms,
-        lease=lease,
-        keeps_house=keeps_house,
-    )
-
-
 @dataclass(slots=True)
 class Writing:
-    """The appender of a session, and the promise that was given for it: see `Store.floor_ms`."""
+    """The appender of a session. For what it promises see `ShardHost.floor_ms`."""
 
     session_id: int
     appender: Appender
     lease: Callable[[], bool]
 
 
-class Store:
+class ShardHost:
     """One shard, as this broker uses it."""
 
     def __init__(
@@ -150,7 +111,7 @@ class Store:
         self._floor_ms = max(self._floor_ms, time_ms)
 
     async def close(self) -> None:
-        """Store what is queued, then stop."""
+        """ShardHost what is queued, then stop."""
         await self.groups.close()
         await self.rows.close()
         if self.appender is not None:

@@ -9,8 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +20,7 @@ from tests.support import tools
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
 from tests.support.records import Record
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 BLOCK = re.compile(r"^## (.+?)$|^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -102,7 +102,7 @@ def test_an_example_reads_what_was_written_and_commits_it(
         try:
             while "value" not in lines.get(timeout=LIMIT_S):
                 pass  # kafkajs writes its log there, too
-            await_true(lambda: 0 in ConfluentKafka().committed(broker.kafka, group, "events"))
+            until(lambda: 0 in ConfluentKafka().committed(broker.kafka, group, "events"))
         finally:
             process.terminate()
 
@@ -110,13 +110,6 @@ def test_an_example_reads_what_was_written_and_commits_it(
 def pump(output: IO[str], lines: "queue.SimpleQueue[str]") -> None:
     for line in output:
         lines.put(line)
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    """Asks until it holds."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_the_page_has_an_example_for_each_client() -> None:

@@ -34,7 +34,6 @@ from tests.support.cluster_view import (
     another,
     await_leaders,
     await_settled,
-    await_true,
     coordinator,
     leaders,
     metadata,
@@ -43,6 +42,7 @@ from tests.support.cluster_view import (
 )
 from tests.support.records import Record
 from tests.support.samples import Target
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 PARTITIONS = 12
@@ -218,7 +218,7 @@ def test_any_broker_describes_any_group(cluster: Cluster, target: Target) -> Non
 
     with wires(cluster) as connections:
         for wire in connections:
-            await_true(partial(all_stable, wire, groups), "a broker describes all groups")
+            until(partial(all_stable, wire, groups), "a broker describes all groups")
 
 
 def all_stable(wire: Wire, groups: list[str]) -> bool:
@@ -272,7 +272,7 @@ def test_a_topic_that_is_deleted_is_gone_everywhere_and_comes_back_empty(
     with Wire(second) as wire:
         deletion = DeleteTopicsRequest(topic_names=[target.name], timeout_ms=1000)
         assert wire.ask(deletion, 5).responses[0].error_code == 0
-    await_true(
+    until(
         lambda: all(leaders(broker, target.name) == {} for broker in cluster.brokers),
         "the topic is gone everywhere",
     )
@@ -326,7 +326,7 @@ def test_a_setting_of_a_topic_that_is_changed_through_one_broker_acts_on_every_l
 
     for partition, leader in leaders(cluster.brokers[0], target.name).items():
         with Wire(node(cluster, leader.node_id)) as wire:
-            await_true(partial(takes_less, wire, target, partition), "the batch is too large")
+            until(partial(takes_less, wire, target, partition), "the batch is too large")
 
 
 def takes_less(wire: Wire, target: Target, partition: int) -> bool:

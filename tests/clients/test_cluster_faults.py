@@ -27,7 +27,6 @@ from tests.support.cluster_view import (
     Leader,
     await_leaders,
     await_settled,
-    await_true,
     counted,
     leaders,
     node,
@@ -42,6 +41,7 @@ from tests.support.group_members import (
 from tests.support.log_parts import numbered
 from tests.support.samples import Target
 from tests.support.server_process import PROJECT
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 PARTITIONS = 6
@@ -120,7 +120,7 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
     victim, *rest = cluster.brokers
 
     with written(cluster, target) as flow, away(victim, killed=True):
-        took_s = await_true(
+        took_s = until(
             lambda: {at.node_id for at in leaders(rest[0], target.name).values()} == {2, 3},
             "the others lead all partitions",
         )
@@ -190,7 +190,7 @@ def stored(cluster: Cluster, target: Target, among: set[int]) -> Leader:
                 found.append(leader)
         return bool(found)
 
-    await_true(taken, f"one of {among} leads {target.name}")
+    until(taken, f"one of {among} leads {target.name}")
     return found[0]
 
 
@@ -315,7 +315,7 @@ def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
         stuck.await_more()
         (shard.pause if end == "paused" else shard.kill)()
         try:
-            await_true(told_everywhere, "the partitions of the shard have no leader")
+            until(told_everywhere, "the partitions of the shard have no leader")
             going_on.await_more()
             keyless = send_keyless(cluster, target.name)
             assert set(keyless) <= set(kept)
@@ -377,7 +377,7 @@ def topic_on(cluster: Cluster, shard: int, prefix: str) -> str:
             made = samples.create_topic(wire, f"{prefix}-{n}")
             if slot_of_partition(made.topic_id, 0, SLOTS) * 2 // SLOTS == shard:
                 break
-    await_true(
+    until(
         lambda: all(NOBODY not in _nodes(broker, made.name) for broker in cluster.brokers),
         "every broker knows the topic",
     )

@@ -7,8 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT, free_port
 from tests.support.sql_client import Answer, basic, send
 from tests.support.sql_rows import SqlError
+from tests.support.waiting import until
 from tests.support.zookeeper import Keeper
 
 DATABASE = "brokerhouse_shard"
@@ -109,12 +109,6 @@ def count(engine: EngineProcess, what: str = "count()") -> int:
 def place(address: str) -> tuple[str, int]:
     host, port = address.split(":")
     return host, int(port)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + CONDITION_LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
 
 
 def rows(numbers: range) -> bytes:

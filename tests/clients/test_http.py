@@ -42,6 +42,7 @@ from tests.support.sql_client import (
     send,
     write,
 )
+from tests.support.waiting import until
 
 MIB = 1024 * 1024
 
@@ -80,15 +81,6 @@ def running(server: BrokerProcess) -> list[str]:
         "SELECT query FROM system.processes WHERE query NOT LIKE '%system.processes%' FORMAT TSV",
     )
     return text.splitlines()
-
-
-def eventually(condition: Callable[[], bool], limit_s: float = 60.0) -> bool:
-    """Whether it becomes true; asking costs a request each time, so this spins slowly by itself."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-    return True
 
 
 # --- being there
@@ -141,7 +133,7 @@ def test_head_gives_the_headers_of_a_query(server: BrokerProcess) -> None:
 def test_head_of_a_long_answer_ends_the_query(server: BrokerProcess) -> None:
     sql = "SELECT number AS head_of_long FROM system.numbers"
     assert ask(server, method="HEAD", query=sql).status == 200
-    assert eventually(lambda: not any("head_of_long" in q for q in running(server)))
+    until(lambda: not any("head_of_long" in q for q in running(server)))
 
 
 def test_the_format_comes_from_the_query_the_parameter_or_the_header(server: BrokerProcess) -> None:
@@ -495,8 +487,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_data_inserts_nothing(
     head = f"POST / HTTP/1.1\r\nHost: x\r\nAuthorization: {who}\r\nContent-Length: 99999\r\n\r\n"
     with raw_connection(server) as raw:
         raw.sendall(head.encode() + f"INSERT INTO {table} FORMAT CSV\n1,a\n2,b\n".encode())
-        assert eventually(lambda: any(table in query for query in running(server)))
-    assert eventually(lambda: not any(table in query for query in running(server)))
+        until(lambda: any(table in query for query in running(server)))
+    until(lambda: not any(table in query for query in running(server)))
     assert read(server, f"SELECT count() FROM {table}") == "0\n"
 
 
@@ -765,7 +757,7 @@ def test_a_slow_reader_holds_the_query_back(server: BrokerProcess) -> None:
         assert any("slow_reader" in query for query in running(server))
     assert peak_bytes(server) - before < 50 * MIB
     connection.close()
-    assert eventually(lambda: not any("slow_reader" in query for query in running(server)))
+    until(lambda: not any("slow_reader" in query for query in running(server)))
 
 
 @pytest.mark.parametrize(
@@ -781,9 +773,9 @@ def test_a_client_that_leaves_ends_its_query(server: BrokerProcess, sql: str, wa
     connection = connect(server)
     url = "/?" + urllib.parse.urlencode({"wait_end_of_query": waits})
     connection.request("POST", url, sql)
-    assert eventually(lambda: any("left_alone" in query for query in running(server)))
+    until(lambda: any("left_alone" in query for query in running(server)))
     connection.close()
-    assert eventually(lambda: not any("left_alone" in query for query in running(server)))
+    until(lambda: not any("left_alone" in query for query in running(server)))
 
 
 def test_places_are_given_back_however_a_query_ends(
@@ -861,7 +853,7 @@ def test_producers_and_consumers_go_on_while_heavy_queries_run(
         assert len(running(server)) == len(heavy), "they have run all the time"
         for connection in connections:
             connection.close()
-    assert eventually(lambda: not running(server))
+    until(lambda: not running(server))
 
 
 def _read_much(connection: http.client.HTTPConnection) -> None:
@@ -933,7 +925,7 @@ def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     insert.putrequest("POST", "/?query=INSERT+INTO+default.nosuch+FORMAT+CSV")
     insert.putheader("Content-Length", "1000")
     insert.endheaders(b"1,2\n")
-    assert eventually(lambda: len(running(server)) >= 3)
+    until(lambda: len(running(server)) >= 3)
     start = time.monotonic()
     server.stop()
     assert time.monotonic() - start < 15
@@ -986,11 +978,11 @@ def test_a_session_takes_one_query_at_a_time(server: BrokerProcess) -> None:
     connection = connect(server)
     url = "/?" + urllib.parse.urlencode({"session_id": "busy"})
     connection.request("POST", url, "SELECT sum(number) AS in_busy FROM system.numbers")
-    assert eventually(lambda: any("in_busy" in query for query in running(server)))
+    until(lambda: any("in_busy" in query for query in running(server)))
     answer = ask(server, "SELECT 1", session_id="busy")
     assert (answer.status, answer.code) == (500, 373)
     connection.close()
-    assert eventually(lambda: ask(server, "SELECT 1", session_id="busy").text == "1\n")
+    until(lambda: ask(server, "SELECT 1", session_id="busy").text == "1\n")
 
 
 def test_a_session_has_to_be_there_when_the_client_says_so(server: BrokerProcess) -> None:
@@ -1000,7 +992,7 @@ def test_a_session_has_to_be_there_when_the_client_says_so(server: BrokerProcess
     ask(server, "SELECT 1", session_id="present", close_session="1")
     assert ask(server, "SELECT 1", session_id="present", session_check="1").code == 372
     ask(server, "SELECT 1", session_id="short", session_timeout="0")
-    assert eventually(
+    until(
         lambda: (
             ask(server, "SELECT 1", session_id="short", session_check="1", session_timeout="0").code
             == 372

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.clients.lagging_groups import COMMITTED, RECORDS, commit, lagging_gro
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import ask
+from tests.support.waiting import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/lag.md"
 ALERT = re.compile(r"<!-- alert: (\w+) -->\n```sql\n(.*?)```\n", re.DOTALL)
@@ -38,13 +38,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def alert(broker: BrokerProcess, name: str, **limits: int) -> list[Row]:
     return broker.sql(ALERTS[name], limits)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 def test_each_group_is_behind_by_what_it_has_not_committed(broker: BrokerProcess) -> None:
@@ -136,7 +129,7 @@ def test_an_alert_says_who_is_many_seconds_behind(broker: BrokerProcess) -> None
     def found() -> set[str]:
         return {row["group_id"] for row in alert(broker, "seconds", seconds=1)}
 
-    wait_for(lambda: found() == {"elsewhere", "gone", "hanging"})
+    until(lambda: found() == {"elsewhere", "gone", "hanging"})
     assert alert(broker, "seconds", seconds=100_000) == []
 
 
@@ -145,7 +138,7 @@ def test_an_alert_says_who_does_not_move(broker: BrokerProcess) -> None:
         return {row["group_id"] for row in alert(broker, "stuck", seconds=STUCK_S)}
 
     commit(broker, "trying", 50)
-    wait_for(lambda: found() == {"elsewhere", "gone", "hanging", "trying"})
+    until(lambda: found() == {"elsewhere", "gone", "hanging", "trying"})
     commit(broker, "trying", 50)
     assert "trying" in found()
     commit(broker, "trying", 51)

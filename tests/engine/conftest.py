@@ -7,7 +7,7 @@ import pytest
 
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
-from tests.support.log_parts import LANES
+from tests.support.log_parts import LANES, ScriptedEngine
 
 
 @pytest.fixture
@@ -19,3 +19,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
         yield opened
     finally:
         await opened.close()
+
+
+@pytest.fixture
+async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
+    """The test's engine, whose faults and delays the test chooses."""
+    return ScriptedEngine(engine)

@@ -47,11 +47,6 @@ LAST = 2**31 - 1
 
 
 @pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
-
-
-@pytest.fixture
 async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
     made = make_appender(scripted)
     yield made

@@ -66,11 +66,6 @@ def session() -> Session:
 
 
 @pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
-
-
-@pytest.fixture
 async def appender(scripted: ScriptedEngine, session: Session) -> AsyncIterator[Appender]:
     made = make_appender(scripted, owner=session.lease())
     yield made

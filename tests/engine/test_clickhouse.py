@@ -5,7 +5,7 @@ import re
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, Pa
 from storage.native_stream import BlockStream, NotNative
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import until_async
 
 LIMIT_S = 20.0
 ROWS = Table("", (("name", STRING), ("n", INT64)))
@@ -98,12 +99,6 @@ async def read_blocks(server: ClickHouseServer, sql: str) -> list[bytes]:
         assert BlockStream().feed(part) == [part]
         found.append(part)
     return found
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not await holds():  # noqa: ASYNC110  # nothing there tells when it comes true
-            await asyncio.sleep(0.02)
 
 
 # --- rows and statements
@@ -224,7 +219,7 @@ async def test_an_insert_whose_answer_is_lost_is_unknown_and_stored_once_when_re
     async def stored() -> bool:
         return await count(direct, table) == 10
 
-    await eventually(stored)
+    await until_async(stored)
     await proxy.pass_on()
     await insert(server, table, some_rows(10), "a-1")
     assert await count(direct, table) == 10
@@ -244,7 +239,7 @@ async def test_the_client_never_repeats_an_insert_by_itself(
     async def stored() -> bool:
         return await count(direct, "all_come") == 6
 
-    await eventually(stored)
+    await until_async(stored)
     await proxy.pass_on()
     await insert(server, "all_come", some_rows(1), "a-6")
     assert await count(direct, "all_come") == 7
@@ -294,7 +289,7 @@ async def test_what_is_given_up_on_its_way_is_not_sent_on(
     async def closed() -> bool:
         return proxy.open == 0
 
-    await eventually(closed)
+    await until_async(closed)
     assert proxy.to_server - sent < len(data) / 4
     assert await count(direct, table) == 1
 
@@ -460,14 +455,14 @@ async def test_closing_a_range_ends_the_query(connect: Connect) -> None:
     async with aclosing(server.read_native(sql, {}, 1 << 20)) as stream:
         await anext(stream)
         assert await running()
-    await eventually(ended)
+    await until_async(ended)
     reading = asyncio.create_task(
         anext(server.read_native(f"{sql} WHERE cityHash64(number) = 1", {}, 1 << 20))
     )
-    await eventually(running)
+    await until_async(running)
     reading.cancel()
     await asyncio.wait([reading])
-    await eventually(ended)
+    await until_async(ended)
 
 
 # --- connections

@@ -17,14 +17,13 @@ from coordinator.messages import (
     TopicPartition,
 )
 from coordinator.offsets import CommittedOffsets
-from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
+from tests.support.clock import Clock
+from tests.support.log_parts import ScriptedEngine
 from tests.support.small_tables import (
     NODE_ID,
     OTHER_NODE_ID,
-    Clock,
-    RecordingEngine,
     make_lane,
     settled,
 )
@@ -43,12 +42,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> RecordingEngine:
-    return RecordingEngine(engine)
-
-
-@pytest.fixture
-async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
+async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
     made = make_lane(scripted)
     yield made
     scripted.gate.set()
@@ -56,7 +50,7 @@ async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
 
 
 @pytest.fixture
-async def offsets(scripted: RecordingEngine, lane: RowLane, clock: Clock) -> CommittedOffsets:
+async def offsets(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> CommittedOffsets:
     return CommittedOffsets(scripted, lane, NODE_ID, clock)
 
 
@@ -76,7 +70,7 @@ def committed(given: OffsetCommit, clock: Clock) -> CommittedOffset:
 
 
 async def reloaded(
-    engine: RecordingEngine,
+    engine: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
     live: Mapping[str, UUID] | None = None,
@@ -96,7 +90,7 @@ def numbers(offsets: CommittedOffsets, group_id: str = "g") -> dict[TopicPartiti
     return {partition: found.offset for partition, found in offsets.get(group_id).items()}
 
 
-async def latest(engine: RecordingEngine) -> list[list[object]]:
+async def latest(engine: ScriptedEngine) -> list[list[object]]:
     """What SQL says is current."""
     return await engine.rows(
         "SELECT group_id, topic, partition, offset FROM latest_offsets WHERE NOT deleted"
@@ -104,7 +98,7 @@ async def latest(engine: RecordingEngine) -> list[list[object]]:
     )
 
 
-async def history(engine: RecordingEngine) -> list[list[object]]:
+async def history(engine: ScriptedEngine) -> list[list[object]]:
     return await engine.rows(
         "SELECT group_id, partition, offset, deleted FROM consumer_offsets ORDER BY version"
     )
@@ -114,7 +108,7 @@ async def history(engine: RecordingEngine) -> list[list[object]]:
 
 
 async def test_what_is_committed_is_read_back_also_after_a_restart(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     plain = commit(17)
     bounded = commit(2**63 - 1, 1)._replace(expire_time_ms=clock.now_ms + 5, metadata="")
@@ -133,7 +127,7 @@ async def test_what_is_committed_is_read_back_also_after_a_restart(
 
 
 async def test_any_group_id_is_taken_as_it_is(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for number, group_id in enumerate(STRANGE_IDS):
         await offsets.commit(group_id, MEMBER, [commit(number)])
@@ -143,7 +137,7 @@ async def test_any_group_id_is_taken_as_it_is(
 
 
 async def test_every_commit_is_a_row_that_says_who_made_it(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     for offset in (1, 2, 2):
         await offsets.commit("g", MEMBER, [commit(offset)])
@@ -154,7 +148,7 @@ async def test_every_commit_is_a_row_that_says_who_made_it(
 
 
 async def test_the_last_one_counts_when_a_commit_names_a_partition_twice(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(9), commit(4), commit(5, 1)])
     assert numbers(offsets) == {("t", 0): 4, ("t", 1): 5}
@@ -162,7 +156,7 @@ async def test_the_last_one_counts_when_a_commit_names_a_partition_twice(
 
 
 async def test_a_time_beyond_all_times_is_the_last_there_is(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)._replace(expire_time_ms=2**70)])
     again = await reloaded(scripted, lane, clock)
@@ -170,7 +164,7 @@ async def test_a_time_beyond_all_times_is_the_last_there_is(
 
 
 async def test_nothing_is_visible_before_it_is_stored(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     scripted.gate.clear()
     committing = asyncio.create_task(offsets.commit("g", MEMBER, [commit(1)]))
@@ -184,7 +178,7 @@ async def test_nothing_is_visible_before_it_is_stored(
 
 
 async def test_commits_of_a_partition_are_ordered_as_the_calls(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     rnd = random.Random(1)
     calls = []
@@ -206,7 +200,7 @@ async def test_commits_of_a_partition_are_ordered_as_the_calls(
 
 
 async def test_a_clock_that_goes_back_lets_no_older_commit_win(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for offset in range(5):
         await offsets.commit("g", MEMBER, [commit(offset)])
@@ -223,7 +217,7 @@ async def test_a_clock_that_goes_back_lets_no_older_commit_win(
 
 
 async def test_a_commit_that_is_refused_changes_nothing(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)])
     scripted.faults.extend(["refused", "refused"])
@@ -238,7 +232,7 @@ async def test_a_commit_that_is_refused_changes_nothing(
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
 async def test_a_commit_of_unknown_outcome_is_one_row_in_the_end(
-    scripted: RecordingEngine, offsets: CommittedOffsets, fault: str
+    scripted: ScriptedEngine, offsets: CommittedOffsets, fault: str
 ) -> None:
     scripted.faults.append(fault)
     await offsets.commit("g", MEMBER, [commit(1)])
@@ -247,7 +241,7 @@ async def test_a_commit_of_unknown_outcome_is_one_row_in_the_end(
 
 
 async def test_a_commit_whose_caller_left_is_visible_once_it_is_stored(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     scripted.gate.clear()
     committing = asyncio.create_task(offsets.commit("g", MEMBER, [commit(1)]))
@@ -264,7 +258,7 @@ async def test_a_commit_whose_caller_left_is_visible_once_it_is_stored(
 
 
 async def test_offsets_that_are_deleted_are_gone_after_a_restart_too(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1), commit(2, 1), commit(3, 2)])
     await offsets.commit("h", MEMBER, [commit(1)])
@@ -280,7 +274,7 @@ async def test_offsets_that_are_deleted_are_gone_after_a_restart_too(
 
 
 async def test_a_deletion_that_is_refused_changes_nothing(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)])
     scripted.faults.extend(["refused"] * 2)
@@ -292,7 +286,7 @@ async def test_a_deletion_that_is_refused_changes_nothing(
 
 
 async def test_nothing_to_delete_is_no_row(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     await offsets.delete("g", None)
     await offsets.delete("g", [("t", 0)])
@@ -302,7 +296,7 @@ async def test_nothing_to_delete_is_no_row(
 
 
 async def test_a_deletion_takes_commits_that_are_on_their_way_and_spares_later_ones(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     deletions: list[Callable[[], Coroutine[None, None, None]]] = [
         lambda: offsets.delete("g", None),
@@ -326,7 +320,7 @@ async def test_a_deletion_takes_commits_that_are_on_their_way_and_spares_later_o
 
 
 async def test_offsets_of_a_deleted_topic_go_in_every_group(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for group_id in ("a", "b", "c"):
         await offsets.commit(group_id, MEMBER, [commit(1), commit(2, 1)])
@@ -340,7 +334,7 @@ async def test_offsets_of_a_deleted_topic_go_in_every_group(
 
 @pytest.mark.parametrize("live", [{"other": OTHER_ID}, {"t": UUID(int=9), "other": OTHER_ID}])
 async def test_a_start_drops_offsets_of_topics_that_are_gone_or_were_made_again(
-    scripted: RecordingEngine,
+    scripted: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
     offsets: CommittedOffsets,
@@ -415,7 +409,7 @@ async def test_a_group_without_offsets_has_none_that_end(offsets: CommittedOffse
 # --- The history and its end ---
 
 
-async def age(engine: RecordingEngine, days: int) -> None:
+async def age(engine: ScriptedEngine, days: int) -> None:
     """Make all rows of the history older, as if the clock had gone on."""
     await engine.execute("CREATE TABLE aged AS consumer_offsets ENGINE = Memory")
     columns = (
@@ -436,13 +430,13 @@ async def age(engine: RecordingEngine, days: int) -> None:
     await engine.execute("DROP TABLE aged")
 
 
-async def expire(engine: RecordingEngine) -> None:
+async def expire(engine: ScriptedEngine) -> None:
     await engine.execute("SYSTEM START TTL MERGES consumer_offsets")
     await engine.execute("OPTIMIZE TABLE consumer_offsets FINAL")
 
 
 async def test_what_is_still_current_outlives_the_history(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     clock = Clock(await now_ms(scripted))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
@@ -468,7 +462,7 @@ async def test_what_is_still_current_outlives_the_history(
 
 
 async def test_only_what_is_a_week_old_is_written_again_and_once_a_day(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     clock = Clock(await now_ms(scripted))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
@@ -488,7 +482,7 @@ async def test_only_what_is_a_week_old_is_written_again_and_once_a_day(
     assert len(await history(scripted)) == 5
 
 
-async def test_writing_again_never_hides_a_commit(scripted: RecordingEngine, lane: RowLane) -> None:
+async def test_writing_again_never_hides_a_commit(scripted: ScriptedEngine, lane: RowLane) -> None:
     clock = Clock(await now_ms(scripted))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
     await offsets.commit("g", MEMBER, [commit(1)])
@@ -498,7 +492,7 @@ async def test_writing_again_never_hides_a_commit(scripted: RecordingEngine, lan
 
 
 async def test_what_may_be_half_expired_is_not_current_any_more(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     """The row of a deletion may go before the row that it deleted."""
     clock = Clock(await now_ms(scripted))
@@ -510,14 +504,14 @@ async def test_what_may_be_half_expired_is_not_current_any_more(
     assert everything(await reloaded(scripted, lane, clock)) == {}
 
 
-async def now_ms(engine: RecordingEngine) -> int:
+async def now_ms(engine: ScriptedEngine) -> int:
     """The engine's clock: it says when a row was stored."""
     ((now,),) = await engine.rows("SELECT toUnixTimestamp64Milli(now64(3))")
     return int(str(now))
 
 
 async def test_what_is_current_is_read_from_the_projection(
-    scripted: RecordingEngine, offsets: CommittedOffsets
+    scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     for offset in range(20):
         await offsets.commit("g", MEMBER, [commit(offset, n) for n in range(10)])
@@ -535,7 +529,7 @@ async def test_what_is_current_is_read_from_the_projection(
 
 
 async def test_offsets_that_another_broker_took_are_read_in(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     other = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
     await other.commit("g", MEMBER, [commit(1), commit(2, 1)])
@@ -549,7 +543,7 @@ async def test_offsets_that_another_broker_took_are_read_in(
 
 
 async def test_the_higher_version_wins_whoever_wrote_it(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     other = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
     await other.commit("g", MEMBER, [commit(1), commit(2, 1), commit(3, 2)])
@@ -564,7 +558,7 @@ async def test_the_higher_version_wins_whoever_wrote_it(
 
 
 async def test_its_own_rows_are_not_read_again(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)])
     twin = CommittedOffsets(scripted, lane, NODE_ID, clock)

@@ -38,9 +38,10 @@ from protocol.errors import (
     UnknownMemberId,
     UnknownServerError,
 )
-from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane
+from tests.support.clock import Clock
 from tests.support.log_parts import LANES, ScriptedEngine
+from tests.support.waiting import until_async
 
 LIMITS = GroupLimits(
     min_session_timeout_ms=1,
@@ -54,14 +55,6 @@ SUBSCRIPTION = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
 HOUR_MS = 3_600_000
 ADMIN = Committer("", None, -1, CLIENT)
 LIMIT_S = 20.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 1_800_000_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 def coordinator_on(
@@ -90,11 +83,6 @@ async def running(
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
 
 
 def joining(member_id: str = "", instance: str | None = None, **changes: object) -> JoinRequest:
@@ -136,12 +124,6 @@ def member(joined: JoinAnswer) -> Committer:
 def state_of(groups: GroupCoordinator, group_id: str = "group") -> str | None:
     record = groups.cache.get(group_id)
     return None if record is None else record.state
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110  # nothing there tells when it comes true
-            await asyncio.sleep(0.01)
 
 
 async def commit(
@@ -209,7 +191,7 @@ async def test_what_was_refused_is_stored_even_if_nobody_asks_again(
         with pytest.raises(CoordinatorNotAvailable):
             await groups.sync("group", syncing(joined, {joined.member_id: b"all"}))
         assert state_of(groups) == "CompletingRebalance"
-        await until(lambda: state_of(groups) == "Stable")
+        await until_async(lambda: state_of(groups) == "Stable")
 
 
 async def test_a_defect_in_storing_is_told_and_the_record_tried_again(
@@ -265,7 +247,7 @@ async def test_after_a_restart_a_silent_member_goes_when_its_session_ends(
         joined = await groups.join("group", joining(session_timeout_ms=100))
         await groups.sync("group", syncing(joined, {}))
     async with running(scripted, real) as groups:
-        await until(lambda: state_of(groups) == "Empty")
+        await until_async(lambda: state_of(groups) == "Empty")
         with pytest.raises(UnknownMemberId):
             await groups.heartbeat("group", joined.member_id, None, joined.generation)
 
@@ -292,7 +274,7 @@ async def test_who_leaves_while_nothing_can_be_stored_is_told(
         scripted.faults.append("refused")
         with pytest.raises(CoordinatorNotAvailable):
             await groups.leave("group", [LeavingMember(joined.member_id, None)])
-        await until(lambda: state_of(groups) == "Empty")
+        await until_async(lambda: state_of(groups) == "Empty")
 
 
 async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
@@ -372,7 +354,7 @@ async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
             await groups.join("knocked", request)
         with pytest.raises(MemberIdGiven) as given:
             await groups.join("knocked", request)
-        await until(lambda: "knocked" not in groups._groups)
+        await until_async(lambda: "knocked" not in groups._groups)
         with pytest.raises(UnknownMemberId):
             await groups.join("knocked", joining(given.value.member_id))
         assert groups._size_bytes == 0
@@ -478,7 +460,7 @@ class TestOffsets:
             clock.now_ms += 1
             await groups.expire_offsets()
             assert groups.offsets.get("group") == {}
-            await until(lambda: groups.cache.get("group") is None)
+            await until_async(lambda: groups.cache.get("group") is None)
         async with running(scripted, clock) as groups:
             assert list(groups.cache.groups()) == []
 

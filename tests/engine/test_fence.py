@@ -66,11 +66,6 @@ async def fence_rows_are_gone(engine: EmbeddedEngine) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
-
-
 # --- What a fence does ---
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -19,15 +19,15 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
 from tests.engine.test_embedded_engine import Owner
-from tests.support.log_parts import LANES
+from tests.support.clock import Clock
+from tests.support.log_parts import LANES, ScriptedEngine
 from tests.support.small_tables import (
     NODE_ID,
     OTHER_NODE_ID,
-    Clock,
-    RecordingEngine,
     make_lane,
     settled,
 )
+from tests.support.waiting import until_async
 
 ALL_BYTES = bytes(range(256))
 STRANGE_IDS = ["'; DROP TABLE x --", 'quo"te', "new\nline", "nul\0", "\\", "é😀", " ", "{a:String}"]
@@ -43,12 +43,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> RecordingEngine:
-    return RecordingEngine(engine)
-
-
-@pytest.fixture
-async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
+async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
     made = make_lane(scripted)
     yield made
     scripted.gate.set()
@@ -56,12 +51,12 @@ async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
 
 
 @pytest.fixture
-async def cache(scripted: RecordingEngine, lane: RowLane, clock: Clock) -> SharedCache:
+async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
     return SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
 
 
 @pytest.fixture
-async def other(scripted: RecordingEngine, lane: RowLane, clock: Clock) -> SharedCache:
+async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
     """Another broker's."""
     return SharedCache(scripted, lane, OTHER_NODE_ID, clock_ms=clock)
 
@@ -107,7 +102,7 @@ def group(
 
 
 async def reloaded(
-    engine: RecordingEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
+    engine: ScriptedEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
 ) -> SharedCache:
     """As after a restart."""
     again = SharedCache(engine, lane, node_id, clock_ms=clock)
@@ -119,22 +114,16 @@ def everything(cache: SharedCache) -> dict[str, GroupRecord]:
     return {record.group_id: record for record in cache.groups()}
 
 
-async def count(engine: RecordingEngine, table: str) -> int:
+async def count(engine: ScriptedEngine, table: str) -> int:
     ((number,),) = await engine.rows(f"SELECT count() FROM {table}")
     return int(str(number))
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not await condition():  # noqa: ASYNC110  # the engine has no event
-            await asyncio.sleep(0.01)
 
 
 # --- Groups and members ---
 
 
 async def test_a_group_is_as_it_was_after_a_restart(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     first = replace(member("a", 0, 1), assignment=ALL_BYTES, protocols=(("ü", ALL_BYTES),))
     record = group(cache, clock, first, member("b", 2, static="instance"), member("c"))
@@ -145,7 +134,7 @@ async def test_a_group_is_as_it_was_after_a_restart(
 
 
 async def test_any_group_id_is_taken_as_it_is(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     records = [
         group(cache, clock, member(f"m{group_id}"), group_id=group_id) for group_id in STRANGE_IDS
@@ -156,7 +145,7 @@ async def test_any_group_id_is_taken_as_it_is(
 
 
 async def test_members_are_loaded_in_the_order_in_which_they_joined(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     names = ["z", "a", "m"]
     members = [replace(member(name), join_time_ms=n) for n, name in enumerate(names)]
@@ -167,7 +156,7 @@ async def test_members_are_loaded_in_the_order_in_which_they_joined(
 
 
 async def test_a_group_is_seen_when_it_is_stored_and_not_before(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache
 ) -> None:
     record = group(cache, clock, member("a"))
     scripted.gate.clear()
@@ -181,7 +170,7 @@ async def test_a_group_is_seen_when_it_is_stored_and_not_before(
 
 
 async def test_a_group_whose_caller_left_is_seen_once_it_is_stored(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     record = group(cache, clock, member("a"))
     scripted.gate.clear()
@@ -195,7 +184,7 @@ async def test_a_group_whose_caller_left_is_seen_once_it_is_stored(
 
 
 async def test_members_are_written_before_their_group_and_only_those_that_changed(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     members = [member(f"m{n}") for n in range(10)]
     await cache.store(group(cache, clock, *members))
@@ -211,7 +200,7 @@ async def test_members_are_written_before_their_group_and_only_those_that_change
 
 
 async def test_members_that_leave_are_gone(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b"), member("c")))
     await cache.store(group(cache, clock, member("b", 1), generation=2))
@@ -225,7 +214,7 @@ async def test_members_that_leave_are_gone(
 
 
 async def test_a_dead_group_is_gone_and_may_be_made_again(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for generation in range(3):
         record = group(cache, clock, member("a"), generation=generation)
@@ -240,7 +229,7 @@ async def test_a_dead_group_is_gone_and_may_be_made_again(
 
 
 async def test_versions_only_grow(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     versions = []
     for _ in range(3):
@@ -256,7 +245,7 @@ async def test_versions_only_grow(
 
 
 async def test_people_see_groups_members_and_who_reads_what(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache
 ) -> None:
     odd = replace(member("odd"), assignment=b"\xff\xff\xff")
     await cache.store(group(cache, clock, member("a", 0, 2, static="one"), member("b", 1), odd))
@@ -290,7 +279,7 @@ async def test_people_see_groups_members_and_who_reads_what(
 
 
 async def test_a_change_that_is_refused_is_not_seen(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     record = group(cache, clock, member("a"))
     await cache.store(record)
@@ -303,7 +292,7 @@ async def test_a_change_that_is_refused_is_not_seen(
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
 async def test_a_change_of_unknown_outcome_is_made_once(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache, fault: str
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache, fault: str
 ) -> None:
     scripted.faults.extend([fault, None, fault])
     await cache.store(group(cache, clock, member("a"), member("b")))
@@ -312,7 +301,7 @@ async def test_a_change_of_unknown_outcome_is_made_once(
 
 
 async def test_after_a_change_that_was_stored_by_half_the_next_one_is_stored_whole(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     """The rows of its members are in the table; the next record may not agree with them."""
     old = member("old", 0)
@@ -326,7 +315,7 @@ async def test_after_a_change_that_was_stored_by_half_the_next_one_is_stored_who
 
 
 async def crash_between_members_and_group(
-    engine: RecordingEngine, cache: SharedCache, record: GroupRecord
+    engine: ScriptedEngine, cache: SharedCache, record: GroupRecord
 ) -> None:
     """What a `kill -9` leaves: the same as a refusal of the second insert, and nothing after it."""
     engine.faults.extend([None, "refused"])
@@ -335,7 +324,7 @@ async def crash_between_members_and_group(
 
 
 async def test_a_group_that_was_being_changed_at_a_crash_has_to_rebalance(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     a, b, c = member("a", 0), member("b", 1), member("c", 2)
     await cache.store(group(cache, clock, a, b, generation=7))
@@ -361,7 +350,7 @@ async def test_a_group_that_was_being_changed_at_a_crash_has_to_rebalance(
 
 @pytest.mark.parametrize("cleaned_up", [False, True])
 async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalance(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache, cleaned_up: bool
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache, cleaned_up: bool
 ) -> None:
     """Even when the row that says that it has left was cleaned up just then."""
     await cache.store(group(cache, clock, member("a", 0), member("b", 1)))
@@ -377,7 +366,7 @@ async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalanc
 
 
 async def test_members_of_a_group_that_never_came_to_be_are_gone(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), group_id="ended"))
     await cache.store(group(cache, clock, group_id="ended", state="Dead"))
@@ -394,7 +383,7 @@ async def test_members_of_a_group_that_never_came_to_be_are_gone(
 
 
 async def test_a_start_cleans_up_after_those_who_are_gone(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for n in range(5):
         await cache.store(group(cache, clock, member("a"), member("b"), group_id=f"dead-{n}"))
@@ -409,7 +398,7 @@ async def test_a_start_cleans_up_after_those_who_are_gone(
 
 
 async def test_a_start_goes_on_when_it_cannot_clean_up(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     scripted.failing_rows.extend(["OPTIMIZE"] * 2)
@@ -420,7 +409,7 @@ async def test_a_start_goes_on_when_it_cannot_clean_up(
 
 
 async def test_heartbeats_are_known_at_once_and_written_behind(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
     assert cache.heartbeat_ms("g", "a") is None
@@ -439,7 +428,7 @@ async def test_heartbeats_are_known_at_once_and_written_behind(
 
 
 async def test_heartbeats_that_could_not_be_written_are_written_later(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
     cache.heartbeat("g", "a", clock())
@@ -459,7 +448,7 @@ async def test_heartbeats_that_could_not_be_written_are_written_later(
 
 
 async def test_nothing_is_kept_of_members_that_are_gone(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for group_id in ("g", "h"):
         await cache.store(group(cache, clock, member("a"), member("b"), group_id=group_id))
@@ -478,7 +467,7 @@ async def test_nothing_is_kept_of_members_that_are_gone(
 
 
 async def test_what_another_broker_stores_is_seen(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("mine"), group_id="mine"))
     mine = everything(cache)
@@ -500,7 +489,7 @@ async def test_what_another_broker_stores_is_seen(
 
 
 async def test_the_higher_version_wins_whoever_wrote_it(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await scripted.execute("SYSTEM STOP MERGES")  # they would hide older rows
     await other.store(group(other, clock, member("a")))
@@ -520,7 +509,7 @@ async def test_the_higher_version_wins_whoever_wrote_it(
 
 
 async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
-    scripted: RecordingEngine,
+    scripted: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
     cache: SharedCache,
@@ -542,7 +531,7 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
 
 
 async def test_heartbeats_of_long_ago_are_not_read(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await other.store(group(other, clock, member("a"), member("b")))
     other.heartbeat("g", "a", clock() - 121_000)
@@ -557,7 +546,7 @@ async def test_heartbeats_of_long_ago_are_not_read(
 
 
 async def test_the_worker_reads_writes_and_outlives_refusals(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, other: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: SharedCache
 ) -> None:
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
     cache = SharedCache(scripted, lane, NODE_ID, offsets, clock, poll_s=0.01, heartbeats_s=0.02)
@@ -569,7 +558,7 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
         async def written() -> bool:
             return await count(scripted, "group_heartbeats") == 1
 
-        await until(written)
+        await until_async(written)
         scripted.failing_rows.append("consumer_group_versions")
         await other.store(group(other, clock, member("a")))
         others = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
@@ -579,7 +568,7 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
         async def seen() -> bool:
             return cache.get("g") == other.get("g") and offsets.get("g") == others.get("g")
 
-        await until(seen)
+        await until_async(seen)
         assert not scripted.failing_rows
     finally:
         await cache.close()
@@ -587,7 +576,7 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
 
 
 async def test_the_last_heartbeats_are_written_when_the_worker_stops(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     cache.start()
@@ -598,7 +587,7 @@ async def test_the_last_heartbeats_are_written_when_the_worker_stops(
 
 
 async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
-    scripted: RecordingEngine, lane: RowLane, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:
         raise AssertionError("a defect")
@@ -614,7 +603,7 @@ async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
 
 
 async def test_a_broker_that_is_alone_asks_one_question_a_round(
-    scripted: RecordingEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     cache.heartbeat("g", "a", clock())

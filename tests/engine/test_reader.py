@@ -40,11 +40,6 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
-
-
-@pytest.fixture
 async def reader(scripted: ScriptedEngine) -> AsyncIterator[ColdReader]:
     made = ColdReader(OnePlace(scripted), 64 << 20)
     yield made

@@ -147,11 +147,6 @@ def test_only_so_many_are_kept(batches: RefusedBatches, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> ScriptedEngine:
-    return ScriptedEngine(engine)
-
-
-@pytest.fixture
 async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
     made = make_appender(scripted)
     yield made

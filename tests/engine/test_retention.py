@@ -18,8 +18,9 @@ from broker.log.retention import Retention
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
+from tests.support.clock import Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic
-from tests.support.small_tables import Clock, make_lane
+from tests.support.small_tables import make_lane
 
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 HOUR = 3_600_000

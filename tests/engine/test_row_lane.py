@@ -13,23 +13,23 @@ from storage.blocks import INT32, Table
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, StorageFault
 from storage.row_lane import PartlyStored, RowLane, TableRows
-from tests.support.small_tables import RecordingEngine, make_lane, settled
+from tests.support.log_parts import ScriptedEngine
+from tests.support.small_tables import make_lane, settled
 
 A, B, C = (Table(f"small_{name}", (("n", INT32),)) for name in "abc")
 
 
-@pytest.fixture
-async def scripted(engine: EmbeddedEngine) -> RecordingEngine:
+@pytest.fixture(autouse=True)
+async def tables(engine: EmbeddedEngine) -> None:
     for table in (A, B, C):
         await engine.execute(
             f"CREATE TABLE {table.name} (n Int32) ENGINE = MergeTree ORDER BY n"
             " SETTINGS non_replicated_deduplication_window = 100"
         )
-    return RecordingEngine(engine)
 
 
 @pytest.fixture
-async def lane(scripted: RecordingEngine) -> AsyncIterator[RowLane]:
+async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
     made = make_lane(scripted)
     yield made
     scripted.gate.set()
@@ -40,16 +40,16 @@ def rows(table: Table, *numbers: object) -> TableRows:
     return TableRows(table, [(number,) for number in numbers])
 
 
-async def stored(engine: RecordingEngine, table: Table) -> list[object]:
+async def stored(engine: ScriptedEngine, table: Table) -> list[object]:
     return [n for (n,) in await engine.rows(f"SELECT n FROM {table.name} ORDER BY n")]
 
 
-async def held(lane: RowLane, engine: RecordingEngine) -> asyncio.Future[None]:
+async def held(lane: RowLane, engine: ScriptedEngine) -> asyncio.Future[None]:
     """A call whose insert waits for the gate; what is put after it makes up the next round."""
     engine.gate.clear()
     first = lane.put(rows(C, 0))
     await engine.next_insert()
-    engine.tables.clear()
+    engine.inserts.clear()
     return first
 
 
@@ -62,7 +62,7 @@ async def outcomes(calls: Sequence[asyncio.Future[None]]) -> list[type[BaseExcep
 
 
 async def test_rows_are_in_the_table_when_the_call_returns(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     await lane.store(rows(A, 1, 2))
     assert await stored(scripted, A) == [1, 2]
@@ -72,7 +72,7 @@ async def test_rows_are_in_the_table_when_the_call_returns(
 
 
 async def test_what_waits_while_a_block_is_stored_becomes_one_block_per_table(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [lane.put(rows(A, n), rows(B, -n)) for n in range(50)]
@@ -85,7 +85,7 @@ async def test_what_waits_while_a_block_is_stored_becomes_one_block_per_table(
 
 
 async def test_a_round_is_bounded(
-    scripted: RecordingEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_lane, "_ROWS_MAX", 10)
     first = await held(lane, scripted)
@@ -97,7 +97,7 @@ async def test_a_round_is_bounded(
 
 
 async def test_calls_end_in_the_order_in_which_they_were_made(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     ended: list[int] = []
@@ -111,7 +111,7 @@ async def test_calls_end_in_the_order_in_which_they_were_made(
 
 
 async def test_a_call_without_rows_ends_after_those_before_it(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     nothing = lane.put(rows(A), rows(B))
@@ -123,7 +123,7 @@ async def test_a_call_without_rows_ends_after_those_before_it(
 
 
 async def test_rows_of_a_caller_that_left_are_stored_all_the_same(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     await held(lane, scripted)
     caller = asyncio.create_task(lane.store(rows(A, 1)))
@@ -140,14 +140,14 @@ async def test_rows_of_a_caller_that_left_are_stored_all_the_same(
 
 
 async def test_tables_of_a_call_are_inserted_in_the_order_given(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     await lane.store(rows(B, 1), rows(A, 1), rows(C, 1))
     assert scripted.tables == [B.name, A.name, C.name]
 
 
 async def test_calls_whose_orders_do_not_agree_go_in_different_rounds(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [
@@ -165,7 +165,7 @@ async def test_calls_whose_orders_do_not_agree_go_in_different_rounds(
 
 
 async def test_a_refusal_fails_every_call_that_has_rows_in_the_block_and_no_other(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [lane.put(rows(A, 1)), lane.put(rows(A, 2)), lane.put(rows(B, 3))]
@@ -179,7 +179,7 @@ async def test_a_refusal_fails_every_call_that_has_rows_in_the_block_and_no_othe
 
 
 async def test_after_a_refusal_nothing_more_of_the_call_is_inserted(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [lane.put(rows(A, 1), rows(B, 1)), lane.put(rows(B, 2))]
@@ -190,7 +190,7 @@ async def test_after_a_refusal_nothing_more_of_the_call_is_inserted(
 
 
 async def test_a_call_whose_first_table_is_stored_says_so_when_the_second_is_refused(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     scripted.faults.extend([None, "refused"])
     with pytest.raises(PartlyStored):
@@ -200,7 +200,7 @@ async def test_a_call_whose_first_table_is_stored_says_so_when_the_second_is_ref
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
 async def test_an_insert_of_unknown_outcome_is_repeated_with_its_token_until_it_is_known(
-    scripted: RecordingEngine, lane: RowLane, fault: str
+    scripted: ScriptedEngine, lane: RowLane, fault: str
 ) -> None:
     scripted.faults.extend([fault, fault, "unknown"])
     await lane.store(rows(A, 1, 2), rows(B, 3))
@@ -211,7 +211,7 @@ async def test_an_insert_of_unknown_outcome_is_repeated_with_its_token_until_it_
     assert await stored(scripted, A) == [1, 2]
 
 
-async def test_no_two_blocks_have_the_same_token(scripted: RecordingEngine) -> None:
+async def test_no_two_blocks_have_the_same_token(scripted: ScriptedEngine) -> None:
     """Also over a restart: the engine would take the second for a repetition of the first."""
     for _ in range(3):
         lane = make_lane(scripted)
@@ -223,7 +223,7 @@ async def test_no_two_blocks_have_the_same_token(scripted: RecordingEngine) -> N
 
 
 async def test_a_row_that_does_not_fit_fails_its_round_and_no_other(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [lane.put(rows(A, "text")), lane.put(rows(B, 1))]
@@ -234,7 +234,7 @@ async def test_a_row_that_does_not_fit_fails_its_round_and_no_other(
 
 
 async def test_after_damage_to_the_disk_nothing_more_is_taken(
-    scripted: RecordingEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert_block = scripted.insert_block
     faults = [StorageFault("a write was lost")]
@@ -260,7 +260,7 @@ async def test_after_damage_to_the_disk_nothing_more_is_taken(
 
 
 async def test_what_is_queued_is_stored_before_the_lane_stops(
-    scripted: RecordingEngine, lane: RowLane
+    scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
     calls = [lane.put(rows(A, 1), rows(B, 1)), lane.put(rows(B, 2), rows(A, 2))]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
@@ -19,6 +19,7 @@ from storage.engine import (
 from storage.shards import SYNCED_TABLES, AnyServer, Shard
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import until_async
 
 LIMIT_S = 20.0
 AWAY_AFTER_MS = 600
@@ -96,12 +97,6 @@ async def read(shard: Shard, sql: str) -> int:
     return sum([len(part) async for part in shard.read_native(sql, {}, 1 << 20)])
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():  # noqa: ASYNC110  # nothing there tells when it comes true
-            await asyncio.sleep(0.02)
-
-
 # --- inserts
 
 
@@ -166,7 +161,7 @@ async def test_a_token_once_in_doubt_stays_so_until_a_replica_takes_it(
     with pytest.raises(InsertOutcomeUnknown):  # now neither was
         await insert(shard, table, "a-2")
     await proxies[1].pass_on()
-    await eventually(lambda: not shard.away)
+    await until_async(lambda: not shard.away)
     with pytest.raises(InsertOutcomeUnknown) as refused:  # and one refuses what it is shown
         await insert(shard, table, "a-2", columns="name, missing")
     assert refused.value.code == 16
@@ -288,7 +283,7 @@ async def test_a_shard_of_which_nobody_answers_is_away_until_somebody_does(
         if result is not None:
             await result
     gone_at = time.monotonic()
-    await eventually(lambda: shard.away)
+    await until_async(lambda: shard.away)
     assert time.monotonic() - gone_at >= AWAY_AFTER_MS / 1000 * 0.9
     for ask in (insert(shard, table, "a-2"), count(shard, table), read(shard, "SELECT 1")):
         asked_at = time.monotonic()
@@ -296,7 +291,7 @@ async def test_a_shard_of_which_nobody_answers_is_away_until_somebody_does(
             await ask
         assert time.monotonic() - asked_at < 0.2
     await proxies[1].pass_on()
-    await eventually(lambda: not shard.away)
+    await until_async(lambda: not shard.away)
     await insert(shard, table, "a-2")
     assert await count(shard, table) == 20
 
@@ -314,11 +309,11 @@ async def test_a_shard_is_not_away_while_one_replica_answers(
 async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:
     shard = Shard("one", [server(proxies[0].url)], replicated=False)
     await shard.start()
-    await eventually(lambda: proxies[0].to_server > 0)
+    await until_async(lambda: proxies[0].to_server > 0)
     [pings] = shard.background
     await shard.close()
     assert pings.cancelled()
-    await eventually(lambda: proxies[0].open == 0)
+    await until_async(lambda: proxies[0].open == 0)
 
 
 # --- replication, by servers that do as they are told

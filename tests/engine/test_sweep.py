@@ -3,8 +3,6 @@ and none that somebody may still write to."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +16,9 @@ from broker.log.sweep import Sweep, is_over, is_worth_it
 from broker.topics import remove_rows
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
+from tests.support.clock import Clock
 from tests.support.log_parts import LANES, make_topic
-from tests.support.small_tables import Clock
+from tests.support.waiting import until_async
 
 DAY = 86_400_000
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
@@ -91,7 +90,7 @@ class House:
         """Rounds until nothing is left to be done in the background of the engine."""
         for _ in range(rounds):
             await self.sweep.round()
-            await until(self.is_idle)
+            await until_async(self.is_idle)
 
     async def is_idle(self) -> bool:
         return await self.engine.rows("SELECT count() FROM system.mutations WHERE NOT is_done") == [
@@ -112,12 +111,6 @@ class House:
             " AND table = 'messages' AND active GROUP BY partition HAVING sum(rows) > 0"
         )
         return {str(day): int(str(count)) for day, count in rows}
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not await holds():  # noqa: ASYNC110  # the engine has no event
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -313,7 +306,7 @@ async def test_days_of_deleted_topics_go(house: House) -> None:
     await house.counted()
     await remove_rows(house.engine, replace(make_topic("gone"), topic_id=gone))
     await house.topic("gone", "deleted", gone)
-    await until(house.is_idle)
+    await until_async(house.is_idle)
     await house.swept()
     assert await house.left() == []
     assert list(await house.days()) == ["2026-11-20"]
@@ -374,7 +367,7 @@ async def test_what_was_dropped_frees_the_disk(
         async def is_free() -> bool:
             return size_of(tmp_path) < full - 15_000_000
 
-        await until(is_free)
+        await until_async(is_free)
     finally:
         await engine.close()
 

@@ -26,6 +26,7 @@ from tests.support import samples
 from tests.support.broker_process import BrokerProcess
 from tests.support.member import Member
 from tests.support.samples import ASSIGNMENT, NO_GROUP, NOBODY, SUBSCRIPTION, Target
+from tests.support.waiting import until
 from tests.support.wire import Closed, Wire, frame, request_body
 
 MIB = 1 << 20
@@ -134,13 +135,6 @@ def described(wire: Wire, *group_ids: str, version: int = DESCRIBE) -> list[Any]
 def state(wire: Wire, group_id: str) -> str:
     (group,) = described(wire, group_id)
     return str(group.group_state)
-
-
-def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
-        time.sleep(0.01)
 
 
 class TestCommits:

@@ -25,6 +25,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.engine_process import EngineProcess
 from tests.support.record_batches import Record, batch_of
 from tests.support.samples import Target
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 EVERY_MS = "100"
@@ -41,13 +42,6 @@ END = {"SIGTERM": BrokerProcess.stop, "SIGKILL": BrokerProcess.kill}
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {LIMIT_S:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def write(wire: Wire, target: Target, count: int, timestamp_ms: int, partition: int = 0) -> int:

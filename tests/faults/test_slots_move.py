@@ -14,8 +14,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
 from tests.support.cluster_processes import SLOTS, Cluster, Engine
-from tests.support.cluster_view import await_true
 from tests.support.server_process import PROJECT
+from tests.support.waiting import until
 
 TOPIC = "moving"
 PARTITIONS = 8
@@ -208,7 +208,7 @@ def delete_records(admin: AdminClient, topic: str, to: int) -> dict[int, int]:
                     raise
         return len(found) == PARTITIONS
 
-    await_true(is_done, f"the log starts at {to}")
+    until(is_done, f"the log starts at {to}")
     return found
 
 
@@ -228,7 +228,7 @@ def bounds(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
         return len(found) == PARTITIONS
 
     try:
-        await_true(is_done, "every partition tells its bounds")
+        until(is_done, "every partition tells its bounds")
     finally:
         consumer.close()
     return found
@@ -254,7 +254,7 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
 
     assert delete_records(admin, topic, 150) == dict.fromkeys(range(PARTITIONS), 150)
     assert bounds(cluster, topic) == [(150, 200)] * PARTITIONS
-    await_true(
+    until(
         lambda: all(first == 150 for some in (one, two) for first, _ in rows(some, topic).values()),
         "what lies below 150 is gone from both shards",
     )

@@ -1,8 +1,7 @@
 """What the brokers of a cluster say of it, each asked by itself, as bytes."""
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from storage.slot_map import slot_of_group
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 LIMIT_S = 60.0
@@ -55,15 +55,6 @@ def coordinators(broker: Broker, groups: Iterable[str]) -> dict[str, int]:
     return {found.key: int(found.node_id) for found in answer.coordinators}
 
 
-def await_true(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> float:
-    """How long it took, in seconds."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < limit_s, f"not in {limit_s:.0f} s: {what}"
-        time.sleep(LOOK_AGAIN_S)
-    return time.monotonic() - began
-
-
 def await_leaders(
     brokers: Iterable[Broker], topic: str, partitions: int, among: Collection[int] = ()
 ) -> dict[int, Leader]:
@@ -83,7 +74,7 @@ def await_leaders(
             and all(other == first for other in others)
         )
 
-    await_true(settled, f"{topic} has leaders on which all agree, among them {sorted(among)}")
+    until(settled, f"{topic} has leaders on which all agree, among them {sorted(among)}")
     return agreed
 
 
@@ -101,7 +92,7 @@ def await_settled(cluster: Cluster) -> None:
             and max(shares.values()) - min(shares.values()) <= 1
         )
 
-    await_true(settled, "every broker has its share of the slots")
+    until(settled, "every broker has its share of the slots")
 
 
 def another(cluster: Cluster, node_id: int) -> Broker:

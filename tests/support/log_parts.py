@@ -128,6 +128,7 @@ class Insert:
     """One call of `insert_block`."""
 
     lane: int
+    table: str
     token: str
     size: int
 
@@ -168,7 +169,7 @@ class ScriptedEngine:
         assert lane not in self.inserting, "inserts of one lane never overlap"
         self.inserting.add(lane)
         try:
-            self.inserts.append(Insert(lane, token, len(block)))
+            self.inserts.append(Insert(lane, table, token, len(block)))
             self.insert_came.set()
             await self.gate.wait()
             fault = self.faults.popleft() if self.faults else None
@@ -181,6 +182,11 @@ class ScriptedEngine:
                 raise _error(fault)
         finally:
             self.inserting.discard(lane)
+
+    @property
+    def tables(self) -> list[str]:
+        """The table of every insert, in order."""
+        return [insert.table for insert in self.inserts]
 
     async def next_insert(self) -> None:
         """Wait until another insert has begun."""

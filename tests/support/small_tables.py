@@ -1,4 +1,4 @@
-"""What the tests of groups and offsets share: a clock, a lane, an engine that keeps a record."""
+"""What the tests of groups and offsets share: node ids and a lane of rows."""
 
 from __future__ import annotations
 
@@ -7,34 +7,10 @@ from uuid import uuid4
 
 from storage.engine import Engine
 from storage.row_lane import RowLane
-from tests.support.log_parts import LANES, ScriptedEngine
+from tests.support.log_parts import LANES
 
 NODE_ID = 1
 OTHER_NODE_ID = 2
-
-
-class Clock:
-    """Wall-clock milliseconds that go only where a test sends them."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
-class RecordingEngine(ScriptedEngine):
-    """Knows the table of every insert, in order."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.tables: list[str] = []
-
-    async def insert_block(
-        self, lane: int, table: str, columns: str, block: bytes, token: str
-    ) -> None:
-        self.tables.append(table)
-        await super().insert_block(lane, table, columns, block, token)
 
 
 def make_lane(engine: Engine) -> RowLane:

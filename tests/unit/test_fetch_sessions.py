@@ -70,7 +70,7 @@ def started(
     return session
 
 
-class Clock:
+class FakeTime:
     """In place of the module `time`."""
 
     now = 1000.0
@@ -80,8 +80,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    made = FakeTime()
     monkeypatch.setattr(module, "time", made)
     return made
 
@@ -262,7 +262,7 @@ def test_what_was_answered_goes_to_the_end_so_that_all_get_their_turn() -> None:
 # --- The limit ---
 
 
-def test_when_all_slots_are_in_use_a_newcomer_is_served_without_a_session(clock: Clock) -> None:
+def test_when_all_slots_are_in_use_a_newcomer_is_served_without_a_session(clock: FakeTime) -> None:
     sessions = FetchSessions(2)
     known = [started(sessions, A), started(sessions, A)]
     session, wanted, news_only = sessions.open(request(0, 0, [B]), BY_NAME)
@@ -271,7 +271,7 @@ def test_when_all_slots_are_in_use_a_newcomer_is_served_without_a_session(clock:
         sessions.open(request(one.session_id, 1), BY_NAME)
 
 
-def test_the_session_that_was_used_longest_ago_gives_way_after_two_minutes(clock: Clock) -> None:
+def test_the_session_that_was_used_longest_ago_gives_way_after_two_minutes(clock: FakeTime) -> None:
     sessions = FetchSessions(2)
     first, second = started(sessions, A), started(sessions, A)
     clock.now += 119

@@ -22,6 +22,7 @@ from broker.cluster.ownership import NEXT_SESSION_KEY, NodeIdTaken, Ownership
 from storage.engine import EngineError
 from storage.registry import Versioned
 from storage.slot_map import SLOTS_KEY, Slot, SlotMap
+from tests.support.waiting import until_async
 
 TTL_MS = 9_000
 SLOTS = 8
@@ -246,20 +247,10 @@ class Cluster:
         return sorted(served) == list(range(SLOTS))
 
 
-async def until(condition: Callable[[], bool], within_s: float = 60) -> float:
-    """Seconds that it took, in the time of the loop."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while not condition():
-        assert loop.time() < began + within_s, "it did not come to that"
-        await asyncio.sleep(0.01)
-    return loop.time() - began
-
-
 def test_the_first_broker_makes_the_map_and_serves_every_slot() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one), within_s=1)
+        await until_async(lambda: cluster.all_served(one), limit_s=1)
         assert {slot.epoch for slot in cluster.store.slot_map().slots} == {1}
 
     simulate(scenario)
@@ -279,11 +270,13 @@ def test_ids_of_sessions_begin_where_told_when_the_registry_is_empty_and_go_on_f
 def test_who_joins_gets_a_fair_share_and_nothing_else_moves() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         (two,) = await cluster.start(2)
-        await until(lambda: len(two.server.serving) == 4 and cluster.all_served(one, two))
+        await until_async(lambda: len(two.server.serving) == 4 and cluster.all_served(one, two))
         (three,) = await cluster.start(3)
-        await until(lambda: cluster.all_served(one, two, three) and len(three.server.serving) == 2)
+        await until_async(
+            lambda: cluster.all_served(one, two, three) and len(three.server.serving) == 2
+        )
         assert [len(one.server.serving), len(two.server.serving)] == [3, 3]
         epochs = [slot.epoch for slot in cluster.store.slot_map().slots]
         await asyncio.sleep(60)
@@ -295,14 +288,14 @@ def test_who_joins_gets_a_fair_share_and_nothing_else_moves() -> None:
 def test_the_slots_of_a_killed_broker_are_fenced_before_they_are_taken_over() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         await asyncio.sleep(5)
         dead, writes_to = one.ownership.session_id, _shards_of(one)
         await one.kill()
-        took_s = await until(lambda: cluster.all_served(two))
+        took_s = await until_async(lambda: cluster.all_served(two))
         assert TTL_MS <= took_s * 1000 <= TTL_MS * 1.25 + 1_500
         assert set(two.server.fenced) == {(dead, shard) for shard in writes_to}
-        await until(lambda: cluster.store.session(dead) is None)
+        await until_async(lambda: cluster.store.session(dead) is None)
 
     simulate(scenario)
 
@@ -314,12 +307,12 @@ def _shards_of(broker: Broker) -> set[str]:
 def test_who_leaves_hands_over_at_once_and_leaves_nothing_behind() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         loop = asyncio.get_running_loop()
         began, left = loop.time(), one.ownership.session_id
         await one.ownership.leave()
         assert loop.time() - began < 2
-        await until(lambda: cluster.all_served(two), within_s=0.1)
+        await until_async(lambda: cluster.all_served(two), limit_s=0.1)
         assert two.server.fenced == []
         assert one.server.lost_count == 0
         assert cluster.store.session(left) is None
@@ -330,16 +323,16 @@ def test_who_leaves_hands_over_at_once_and_leaves_nothing_behind() -> None:
 def test_a_lease_ends_by_the_clock_while_the_registry_hangs_and_a_new_session_follows() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         first = one.ownership.session_id
         of_the_first = one.ownership.lease()
         one.door.hangs = True
-        took_s = await until(lambda: not one.ownership.is_valid())
+        took_s = await until_async(lambda: not one.ownership.is_valid())
         assert TTL_MS * 5 / 6 - 100 <= took_s * 1000 <= TTL_MS
-        await until(lambda: one.server.lost_count == 1, within_s=0.05)
+        await until_async(lambda: one.server.lost_count == 1, limit_s=0.05)
         assert one.ownership.session_id == 0
         one.door.hangs = False
-        back_s = await until(lambda: cluster.all_served(one))
+        back_s = await until_async(lambda: cluster.all_served(one))
         assert back_s < TTL_MS / 1000 / 2, "it knows itself that its old session is over"
         assert one.ownership.session_id > first
         assert one.ownership.is_valid()
@@ -352,7 +345,7 @@ def test_a_lease_ends_by_the_clock_while_the_registry_hangs_and_a_new_session_fo
 def test_a_registry_that_is_away_for_less_than_the_lease_is_not_noticed() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         epochs = cluster.store.slot_map().slots
         for broker in (one, two):
             broker.door.fails = True
@@ -374,13 +367,13 @@ def test_lost_answers_do_not_matter() -> None:
         for broker in brokers:
             broker.door.loses_answers_of = lambda key: key != NEXT_SESSION_KEY
         await asyncio.gather(*(broker.ownership.start() for broker in brokers))
-        await until(lambda: cluster.all_served(*brokers))
-        await until(lambda: all(len(broker.server.serving) >= 2 for broker in brokers))
+        await until_async(lambda: cluster.all_served(*brokers))
+        await until_async(lambda: all(len(broker.server.serving) >= 2 for broker in brokers))
         await asyncio.sleep(120)
         assert [broker.server.lost_count for broker in brokers] == [0, 0, 0]
         assert all(broker.ownership.is_valid() for broker in brokers)
         await brokers[0].ownership.leave()
-        await until(lambda: cluster.all_served(*brokers[1:]), within_s=1)
+        await until_async(lambda: cluster.all_served(*brokers[1:]), limit_s=1)
         assert brokers[1].server.fenced == brokers[2].server.fenced == []
 
     simulate(scenario)
@@ -389,15 +382,15 @@ def test_lost_answers_do_not_matter() -> None:
 def test_a_renewal_that_comes_true_late_counts_from_when_it_was_sent() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         loop = asyncio.get_running_loop()
         before = cluster.store.session(1)
         assert before is not None
         one.door.writes_late_s = lambda key: 4.0
-        await until(lambda: cluster.store.session(1) != before)
+        await until_async(lambda: cluster.store.session(1) != before)
         late_at = loop.time()
         one.door.hangs = True
-        await until(lambda: not one.ownership.is_valid())
+        await until_async(lambda: not one.ownership.is_valid())
         # Sent 4 s before it came true, and its answer was never seen: the one before it counts.
         assert loop.time() - late_at < TTL_MS / 1000 - 4
 
@@ -409,14 +402,14 @@ def test_a_slot_that_was_given_up_is_not_served_again_under_the_same_epoch() -> 
 
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         one.door.writes_late_s = lambda key: 20.0 if key == SLOTS_KEY else None
         (two,) = await cluster.start(2)
-        await until(lambda: len(one.server.serving) == 4)
+        await until_async(lambda: len(one.server.serving) == 4)
         await two.kill()
         await asyncio.sleep(15)
         one.door.writes_late_s = lambda key: None
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         assert len(one.server.taken) == len(set(one.server.taken)), "an epoch was taken twice"
         epochs = {number: slot.epoch for number, slot in one.server.serving.items()}
         await asyncio.sleep(60)
@@ -445,10 +438,10 @@ def test_slots_that_cannot_be_read_are_tried_again_and_others_do_not_wait() -> N
         one = cluster.broker(1)
         one.server.refuses_to_take = {5}
         await one.ownership.start()
-        await until(lambda: set(one.server.serving) == {0, 1, 2, 3})
+        await until_async(lambda: set(one.server.serving) == {0, 1, 2, 3})
         await asyncio.sleep(10)
         one.server.refuses_to_take = set()
-        await until(lambda: cluster.all_served(one), within_s=2)
+        await until_async(lambda: cluster.all_served(one), limit_s=2)
         assert {slot.epoch for slot in cluster.store.slot_map().slots} == {1}
 
     simulate(scenario)
@@ -457,17 +450,17 @@ def test_slots_that_cannot_be_read_are_tried_again_and_others_do_not_wait() -> N
 def test_a_shard_that_cannot_be_reached_keeps_its_slots_without_a_leader_until_it_is_back() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         dead, stuck = one.ownership.session_id, {4, 5, 6, 7} & one.server.serving.keys()
         two.server.away = {"b"}
         await one.kill()
-        await until(lambda: {0, 1, 2, 3} <= two.server.serving.keys())
+        await until_async(lambda: {0, 1, 2, 3} <= two.server.serving.keys())
         await asyncio.sleep(30)
         assert two.server.fenced == [(dead, "a")]
         slots = cluster.store.slot_map().slots
         assert {slots[number].owner for number in stuck} == {dead}
         two.server.away = set()
-        await until(lambda: cluster.all_served(two), within_s=3)
+        await until_async(lambda: cluster.all_served(two), limit_s=3)
 
     simulate(scenario)
 
@@ -475,10 +468,10 @@ def test_a_shard_that_cannot_be_reached_keeps_its_slots_without_a_leader_until_i
 def test_slots_go_to_a_broker_that_reaches_their_shard_and_come_back() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two) and len(one.server.serving) == 4)
+        await until_async(lambda: cluster.all_served(one, two) and len(one.server.serving) == 4)
         one.server.away = {"b"}
-        await until(lambda: {4, 5, 6, 7} <= two.server.serving.keys())
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: {4, 5, 6, 7} <= two.server.serving.keys())
+        await until_async(lambda: cluster.all_served(one, two))
         await asyncio.sleep(10)
         assert len(one.server.serving) == 4, "what it can reach is shared as before"
         one.server.away = set()
@@ -492,13 +485,13 @@ def test_slots_go_to_a_broker_that_reaches_their_shard_and_come_back() -> None:
 def test_a_broker_that_was_killed_and_started_again_waits_for_its_old_session_to_end() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         await one.kill()
         loop = asyncio.get_running_loop()
         began = loop.time()
         (again,) = await cluster.start(1)
         assert TTL_MS <= (loop.time() - began) * 1000 <= TTL_MS * 1.25 + 500
-        await until(lambda: cluster.all_served(again))
+        await until_async(lambda: cluster.all_served(again))
         assert set(again.server.fenced) == {(1, "a"), (1, "b")}
 
     simulate(scenario)
@@ -510,7 +503,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
         twin = cluster.broker(1)
         with pytest.raises(NodeIdTaken, match="node id 1 is that of the broker at localhost:9093"):
             await twin.ownership.start()
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         assert one.ownership.session_id == 1
         assert one.server.lost_count == 0
 
@@ -524,7 +517,7 @@ def test_of_two_that_start_at_once_with_one_node_id_one_is_refused(seed: int) ->
         starts = [asyncio.create_task(twin.ownership.start()) for twin in twins]
         await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         assert [start.done() and start.exception() is not None for start in starts].count(True) == 1
-        await until(lambda: any(cluster.all_served(twin) for twin in twins))
+        await until_async(lambda: any(cluster.all_served(twin) for twin in twins))
 
     simulate(scenario, seed=seed)
 
@@ -532,13 +525,13 @@ def test_of_two_that_start_at_once_with_one_node_id_one_is_refused(seed: int) ->
 def test_a_broker_that_starts_before_its_older_self_has_left_waits_for_it() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         one.server.give_up_hangs = True
         leaving = asyncio.create_task(one.ownership.leave())
-        await until(lambda: cluster.store.session(one.ownership.session_id) is not None)
+        await until_async(lambda: cluster.store.session(one.ownership.session_id) is not None)
         again = cluster.broker(1)
         await asyncio.gather(leaving, again.ownership.start())
-        await until(lambda: cluster.all_served(two, again))
+        await until_async(lambda: cluster.all_served(two, again))
 
     simulate(scenario)
 
@@ -546,9 +539,9 @@ def test_a_broker_that_starts_before_its_older_self_has_left_waits_for_it() -> N
 def test_a_moved_slot_is_given_up_and_taken_anew_with_its_new_shard() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         _move(cluster, [2, 3], "c")
-        await until(lambda: cluster.all_served(one) and one.server.serving[2].epoch == 2)
+        await until_async(lambda: cluster.all_served(one) and one.server.serving[2].epoch == 2)
         assert one.server.serving[2] == Slot(1, 2, ("a", "c"))
         assert cluster.store.slot_map().slots[1].epoch == 1
         assert one.server.lost_count == 0
@@ -565,11 +558,11 @@ def _move(cluster: Cluster, numbers: list[int], shard: str) -> None:
 def test_a_slot_whose_owner_died_before_it_took_notice_of_a_move_is_fenced_where_it_wrote() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         await one.kill()
         _move(cluster, [0, 1, 2, 3], "c")
         (two,) = await cluster.start(2)
-        await until(lambda: cluster.all_served(two))
+        await until_async(lambda: cluster.all_served(two))
         assert set(two.server.fenced) == {(1, "a"), (1, "b")}
         assert two.server.serving[0] == Slot(2, 2, ("a", "c"))
 
@@ -579,7 +572,7 @@ def test_a_slot_whose_owner_died_before_it_took_notice_of_a_move_is_fenced_where
 def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         one.server.give_up_hangs = True
         left = one.ownership.session_id
         loop = asyncio.get_running_loop()
@@ -588,7 +581,7 @@ def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -
         assert (loop.time() - began) * 1000 == pytest.approx(TTL_MS, abs=500)
         assert one.server.lost_count == 1
         assert not one.ownership.is_valid()
-        await until(lambda: cluster.all_served(two))
+        await until_async(lambda: cluster.all_served(two))
         assert {session_id for session_id, _ in two.server.fenced} == {left}
 
     simulate(scenario)
@@ -598,7 +591,7 @@ def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -
 def test_who_leaves_while_it_claims_leaves_no_slot_to_a_session_that_is_gone(after_ms: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         leaving = asyncio.create_task(one.ownership.leave())
         three = cluster.broker(3)
         three.door.writes_slots_within_s = 0.2
@@ -616,7 +609,7 @@ def test_who_leaves_while_it_claims_leaves_no_slot_to_a_session_that_is_gone(aft
 def test_who_leaves_while_the_registry_is_away_is_done_when_its_lease_is() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         one.door.hangs = True
         await one.ownership.leave()
         assert one.server.lost_count == 1
@@ -629,11 +622,11 @@ def test_an_owner_whose_row_is_gone_is_fenced_too() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
-        await until(lambda: cluster.all_served(one, two))
+        await until_async(lambda: cluster.all_served(one, two))
         gone = one.ownership.session_id
         await one.kill()
         del cluster.store.values[f"session/{gone}"]
-        await until(lambda: cluster.all_served(two))
+        await until_async(lambda: cluster.all_served(two))
         assert {session_id for session_id, _ in two.server.fenced} == {gone}
 
     simulate(scenario)
@@ -644,14 +637,14 @@ def test_text_that_no_broker_wrote_stops_decisions_and_not_the_broker(
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         cluster.store.values["session/9"] = Versioned("{}", 1)
         await asyncio.sleep(30)
         assert one.ownership.is_valid()
         assert "nothing can be decided" in caplog.text
         del cluster.store.values["session/9"]
         (two,) = await cluster.start(2)
-        await until(lambda: len(two.server.serving) == 4)
+        await until_async(lambda: len(two.server.serving) == 4)
 
     simulate(scenario)
 
@@ -681,14 +674,14 @@ def test_changes_are_told() -> None:
             lambda: seen.append((one.ownership.session_id, set(one.ownership.sessions)))
         )
         await one.ownership.start()
-        await until(lambda: cluster.all_served(one))
+        await until_async(lambda: cluster.all_served(one))
         assert (1, {1}) in seen
         (two,) = await cluster.start(2)
-        await until(lambda: (1, {1, 2}) in seen)
+        await until_async(lambda: (1, {1, 2}) in seen)
         assert one.ownership.slot_map is not None
-        await until(lambda: one.ownership.slot_map == cluster.store.slot_map())
+        await until_async(lambda: one.ownership.slot_map == cluster.store.slot_map())
         await two.ownership.leave()
-        await until(lambda: seen[-1] == (1, {1}))
+        await until_async(lambda: seen[-1] == (1, {1}))
 
     simulate(scenario)
 
@@ -698,7 +691,7 @@ def test_ten_minutes_of_a_quiet_cluster_logs_nothing_and_moves_nothing(
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         brokers = await cluster.start(1, 2, 3)
-        await until(lambda: cluster.all_served(*brokers))
+        await until_async(lambda: cluster.all_served(*brokers))
         await asyncio.sleep(30)
         with caplog.at_level(logging.DEBUG, "broker.cluster.ownership"):
             caplog.clear()
@@ -919,11 +912,11 @@ async def live_through_faults(cluster: Cluster, for_s: float) -> None:
     await asyncio.gather(*(chaos.start(node_id) for node_id in (1, 2, 3)))
     await asyncio.gather(*(chaos.faults(for_s) for _ in range(2)))
     brokers = list(chaos.running.values())
-    await until(lambda: cluster.all_served(*brokers), within_s=120)
+    await until_async(lambda: cluster.all_served(*brokers), limit_s=120)
     before = list(chaos.log.ends)
-    await until(
+    await until_async(
         lambda: all(now > then for now, then in zip(chaos.log.ends, before, strict=True)),
-        within_s=60,
+        limit_s=60,
     )
     assert chaos.log.wrong == []
     assert len(chaos.log.acknowledged) > 10 * SLOTS

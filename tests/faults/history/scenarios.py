@@ -4,7 +4,6 @@ Broker 1 reaches the engines through gates (`gate.py`), which hold back an inser
 or all that it asks of the registry. The same scenarios show that a broker is right, and that one
 which was broken on purpose is found out."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,19 +20,13 @@ from tests.faults.history.run import Workload, make_topic
 from tests.faults.history.workers import Place
 from tests.support.cluster_network import TESTS
 from tests.support.cluster_processes import Broker, Cluster
+from tests.support.waiting import until
 
 PARTITIONS = 12
 SEED = 1
 LIMIT_S = 60.0
 ENOUGH = 200
 """So many acknowledgements show that the clients are at work."""
-
-
-def await_that(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"after {LIMIT_S:.0f} s not {what}"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -66,10 +59,10 @@ class Stage:
 
     def await_progress(self) -> None:
         before = self.workload.acknowledged()
-        await_that(lambda: self.workload.acknowledged() > before + ENOUGH, "acknowledged more")
+        until(lambda: self.workload.acknowledged() > before + ENOUGH, "acknowledged more")
 
     def await_owner(self) -> None:
-        await_that(lambda: self.owner.node_id in self.leaders(), "led by the first broker, in part")
+        until(lambda: self.owner.node_id in self.leaders(), "led by the first broker, in part")
 
     def await_succession(self) -> None:
         """Others lead everything, and acknowledge."""
@@ -78,7 +71,7 @@ class Stage:
             leaders = self.leaders()
             return bool(leaders) and not {self.owner.node_id, -1} & set(leaders)
 
-        await_that(taken_over, "taken over by other brokers")
+        until(taken_over, "taken over by other brokers")
         self.await_progress()
 
     def hold_insert(self, *, answer: bool = False) -> Held:

@@ -1,0 +1,11 @@
+"""A clock that a test sets by hand."""
+
+
+class Clock:
+    """Milliseconds, by the wall or monotonic, that change only where a test changes `now_ms`."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator, steady_ms
 from coordinator.groups import GroupLimits
 from coordinator.membership import SharedCache
@@ -82,7 +83,7 @@ async def running(
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(wall_ms())  # rows of long ago are deleted by their TTL
 
 
 def joining(member_id: str = "", instance: str | None = None, **changes: object) -> JoinRequest:
@@ -297,7 +298,7 @@ async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
 
 
 async def test_what_is_stored_has_the_time_of_day(scripted: ScriptedEngine) -> None:
-    day = Clock()
+    day = Clock(wall_ms())
     rows = RowLane(scripted, LANES - 1, uuid4())
     rows.start()
     offsets = CommittedOffsets(scripted, rows, 1, day)

@@ -1,118 +1,43 @@
 """One client connection: bytes to requests, responses back in the order of the requests.
 
-Requests of one connection are answered one after the other, as Kafka does, except that Produce
-requests that follow each other run together: they are queued for the log in order before the
-first of them waits, so a producer's pipeline fills one block instead of waiting for one insert
-each.
+Requests of one connection are answered one after the other, as in Kafka. The exception is Produce
+requests that follow each other: they run together. All of them are queued for the log, in order,
+before the first one waits, so a producer's pipeline fills one block instead of waiting for one
+insert each.
 
-Reading stops while requests wait their turn, while the client does not take its responses, and
-while this connection holds more than its share of an exhausted budget (`InFlight`). So a
-connection costs bounded memory whatever it sends, and a slow one holds up nobody else."""
+A connection is not read while its requests wait their turn, while the client does not read its
+responses, and while it holds more than its share of an exhausted budget (`InFlight`). So each
+connection takes bounded memory whatever its client sends, and a slow client delays no other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kafka.protocol.api_message import ApiMessage
 
 from broker.api import HANDLERS
 from broker.api.context import CloseConnection, RequestContext
 from broker.api.metadata import unsupported_api_versions
+from broker.node import Broker
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.frames import FrameError, FrameReader
 from protocol.versions import ApiKey
 
-if TYPE_CHECKING:
-    from broker.node import Broker
-
 log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
-_SMALL_SHARE_BYTES = 1 << 20
-_STALLED_AFTER_S = 5.0
-
-
-class InFlight:
-    """Bytes of requests not answered and of responses not sent, over all connections.
-
-    Past the budget one connection at a time has the turn and is read on: half-sent requests that
-    fill the budget between them would otherwise all wait for each other. One that has the turn and
-    sends nothing is closed. The newest is next, because clients that stalled are among the older.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` bounds the requests and, by itself, the responses."""
-        self._max_bytes = max_bytes
-        self._size = 0
-        self._unsent = 0
-        self._held_back: dict[Connection, None] = {}  # a set that keeps its order
-        self._turn: Connection | None = None
-
-    def change(self, delta: int) -> None:
-        self._size += delta
-        if self._held_back and self._size < self._max_bytes:
-            released, self._held_back = self._held_back, {}
-            for connection in released:
-                connection.update_reading()
-
-    def change_unsent(self, delta: int) -> None:
-        self._unsent += delta
-
-    @property
-    def response_room(self) -> int:
-        """How large a response may be now: less while clients do not take theirs."""
-        return max(self._max_bytes - self._unsent, _SMALL_SHARE_BYTES)
-
-    def holds_back(self, connection: Connection, held: int) -> bool:
-        """Whether a connection that holds `held` bytes has to wait before it may send more.
-
-        One that holds little is always read, so small requests get through when large ones wait.
-        """
-        if self._size < self._max_bytes or held <= _SMALL_SHARE_BYTES:
-            if self._held_back or self._turn is connection:
-                self.forget(connection)
-            return False
-        if self._turn is None:
-            self._give_turn(connection)
-        if self._turn is connection:
-            return False
-        self._held_back[connection] = None
-        return True
-
-    def forget(self, connection: Connection) -> None:
-        """This connection needs no turn, or is gone; the next one has it."""
-        self._held_back.pop(connection, None)
-        if self._turn is connection:
-            self._turn = None
-        for waiting in reversed(tuple(self._held_back)):
-            if self._turn is not None:
-                return
-            waiting.update_reading()
-
-    def _give_turn(self, connection: Connection) -> None:
-        self._turn = connection
-        self._held_back.pop(connection, None)
-        loop = asyncio.get_running_loop()
-        loop.call_later(_STALLED_AFTER_S, self._check_turn, connection, loop.time())
-
-    def _check_turn(self, connection: Connection, since: float) -> None:
-        if self._turn is not connection:
-            return
-        if self._held_back and connection.idle and connection.last_active <= since:
-            connection.abort("its request stopped arriving while others wait for the memory")
-            return
-        self._give_turn(connection)
 
 
 class Connection(asyncio.Protocol):
-    """Made by the listener for each client; lives until either side closes."""
+    """Made by the listener for each client; it ends when either side closes."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, connections: Connections) -> None:
         self._broker = broker
+        self._connections = connections
         self._in_flight = broker.in_flight
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
@@ -133,8 +58,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         self._peer = f"{address[0]}:{address[1]}" if address else "?"
-        if not self._broker.admit(self):
-            log.warning("%s refused: the limit of connections is reached", self._peer)
+        if not self._connections.admit(self):
+            log.warning("%s refused: max_connections is reached", self._peer)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -166,18 +91,18 @@ class Connection(asyncio.Protocol):
         self._in_flight.forget(self)
         self._waiting.clear()
         for request, _, task in self._running:
-            # What is on its way into the log goes on, and is held until it is there; nobody waits
-            # for the rest any more.
+            # Records on their way into the log are stored all the same, and count as held until
+            # they are; nobody waits for any other response.
             if request.api.key is not ApiKey.Produce:
                 task.cancel()
         self._set_unsent(0)
         self._partial = 0
-        self._broker.forget(self)
+        self._connections.forget(self)
 
     # Requests and responses
 
     def _advance(self) -> None:
-        """Send what is done, start what may start, and read on if there is room."""
+        """Send finished responses, start the requests that may start, read on if there is room."""
         self._send_finished()
         while self._waiting and self._may_start(self._waiting[0][0]):
             request, size = self._waiting.popleft()
@@ -278,11 +203,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being answered."""
+        """Whether no request of it is being answered."""
         return not self._running
 
     async def drain(self) -> None:
-        """Take no further request; end long polls; answer what is on its way; close."""
+        """Start no further request, answer those that have started, then close."""
         self._draining = True
         self.update_reading()
         while self._running:
@@ -299,6 +224,43 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             log.info("%s closed: %s", self._peer, reason)
             self._transport.abort()
+
+
+class Connections:
+    """Every open connection of a broker, `max_connections` at most."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._open: set[Connection] = set()
+        self._draining = False
+
+    def new(self) -> Connection:
+        """The protocol of a client that has just connected."""
+        return Connection(self._broker, self)
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection in. False when the limit is reached, or the broker stops."""
+        if self._draining or len(self._open) >= self._broker.settings.max_connections:
+            return False
+        self._open.add(connection)
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+
+    def close_idle(self) -> None:
+        """Close connections that have been silent for `connections_max_idle_ms`."""
+        max_idle_s = self._broker.settings.connections_max_idle_ms / 1000
+        limit = asyncio.get_running_loop().time() - max_idle_s
+        for connection in tuple(self._open):
+            if connection.idle and connection.last_active < limit:
+                connection.abort("idle")
+
+    async def drain(self) -> None:
+        """Answer the requests that have started on every connection, and close them all."""
+        self._draining = True
+        self._broker.stop_waiting()
+        await asyncio.gather(*(connection.drain() for connection in tuple(self._open)))
 
 
 def _error_response(request: Request, error: KafkaError) -> ApiMessage:

@@ -1,11 +1,12 @@
-"""Which brokers there are, and who looks after what: what Metadata and FindCoordinator tell.
+"""Which brokers there are, who leads each partition, and who coordinates each group.
 
-`SingleBroker` is the whole cluster by itself. For several brokers see broker/cluster/leadership.py.
+Metadata and FindCoordinator answer from it. `SingleBroker` is the whole cluster; for several brokers
+see broker/cluster/leadership.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -16,7 +17,7 @@ NO_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class BrokerEndpoint:
     """A broker that clients can connect to."""
 
     node_id: int
@@ -34,7 +35,7 @@ class Leader:
 
 
 class Leadership(Protocol):
-    def brokers(self) -> Sequence[Node]:
+    def brokers(self) -> Sequence[BrokerEndpoint]:
         """Every broker that is alive, by node id."""
 
     @property
@@ -44,26 +45,25 @@ class Leadership(Protocol):
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         """Who leads this partition now."""
 
-    def coordinator(self, key: str) -> Node | None:
+    def coordinator(self, key: str) -> BrokerEndpoint | None:
         """Who looks after a group or a transactional id; None while nobody does."""
 
 
 class SingleBroker:
     """`Leadership` of a broker that is alone."""
 
-    def __init__(self, node_id: int, advertised: Callable[[], tuple[str, int]]) -> None:
-        self._node_id = node_id
-        self._advertised = advertised
+    def __init__(self, own: BrokerEndpoint) -> None:
+        self._own = own
 
-    def brokers(self) -> Sequence[Node]:
-        return [Node(self._node_id, *self._advertised())]
+    def brokers(self) -> Sequence[BrokerEndpoint]:
+        return [self._own]
 
     @property
     def controller_id(self) -> int:
-        return self._node_id
+        return self._own.node_id
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
-        return Leader(self._node_id, SINGLE_BROKER_EPOCH)
+        return Leader(self._own.node_id, SINGLE_BROKER_EPOCH)
 
-    def coordinator(self, key: str) -> Node | None:
-        return self.brokers()[0]
+    def coordinator(self, key: str) -> BrokerEndpoint | None:
+        return self._own

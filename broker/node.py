@@ -14,11 +14,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.api.fetch_sessions import FetchSessions
 from broker.cluster.groups import ShardedGroups
 from broker.config import Settings
-from broker.connection import Connection, InFlight
-from broker.leadership import Leadership
+from broker.fetch_sessions import FetchSessions
+from broker.in_flight import InFlight
+from broker.leadership import BrokerEndpoint, Leadership
 from broker.log.appender import Appended
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
@@ -40,9 +40,10 @@ class Appending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Who keeps what for this broker."""
+    """What differs between a single broker and one of a cluster."""
 
     cluster_id: str
+    endpoint: BrokerEndpoint
     leadership: Leadership
     places: Places
     appender: Appending
@@ -51,27 +52,16 @@ class Parts:
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
     data_dir: Path | None
-    """Where the rows are, if this broker has them itself."""
-
-
-class Address:
-    """Where clients are told to connect; known when the listener is there."""
-
-    def __init__(self) -> None:
-        self.host = ""
-        self.port = 0
-
-    def __call__(self) -> tuple[str, int]:
-        return self.host, self.port
+    """The data directory, where the broker has an embedded engine."""
 
 
 class Broker:
     """What every request handler reaches: topics, log, groups, settings."""
 
-    def __init__(self, settings: Settings, parts: Parts, address: Address) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
         self.node_id = settings.node_id
-        self.address = address
+        self.endpoint = parts.endpoint
         self.cluster_id = parts.cluster_id
         self.leadership = parts.leadership
         self.places = parts.places
@@ -87,40 +77,17 @@ class Broker:
         self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
-        self._connections: set[Connection] = set()
 
-    @property
-    def advertised(self) -> tuple[str, int]:
-        return self.address()
-
-    def admit(self, connection: Connection) -> bool:
-        """Count a new connection in; False when there is no room for it."""
-        if self.stopping or len(self._connections) >= self.settings.max_connections:
-            return False
-        self._connections.add(connection)
-        return True
-
-    def forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-
-    def close_idle(self) -> None:
-        """Close connections that have been silent for `connections_max_idle_ms`."""
-        limit = asyncio.get_running_loop().time() - self.settings.connections_max_idle_ms / 1000
-        for connection in tuple(self._connections):
-            if connection.idle and connection.last_active < limit:
-                connection.abort("idle")
-
-    async def drain(self) -> None:
-        """Answer what is on its way on every connection, and close them."""
+    def stop_waiting(self) -> None:
+        """The broker stops: long polls and waiting members of groups are answered now."""
         self.stopping = True
         self.groups.stop_waiting()
         for long_poll in self.long_polls:
             long_poll.set()
-        await asyncio.gather(*(connection.drain() for connection in tuple(self._connections)))
 
 
-class Node(Protocol):
-    """A broker with its storage: what broker/server.py starts and stops."""
+class BrokerRuntime(Protocol):
+    """A broker with its storage and background tasks: what broker/server.py starts and stops."""
 
     broker: Broker
 
@@ -129,14 +96,14 @@ class Node(Protocol):
         """The SQL interface, where this broker has an engine of its own."""
 
     async def begin(self) -> None:
-        """The listener is there, and `broker.address` says where. Raises `EngineError`."""
+        """Clients can connect from now on. Raises `EngineError`."""
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that end before `close` only by a defect."""
+        """Tasks that run until `close`; one that ends before has met a bug."""
 
     async def hand_over(self) -> None:
-        """A stop has begun; clients are still connected."""
+        """The broker is stopping, and clients are still connected: let others take over."""
 
     async def close(self) -> None:
-        """Store what is queued, end everything."""
+        """Store what is queued, then stop everything."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from broker.config import Settings
-from broker.leadership import SingleBroker
+from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
 from broker.log.places import OnePlace
@@ -20,7 +20,7 @@ from broker.log.retention import Retention, watch
 from broker.log.rollup import Rollup
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
-from broker.node import Address, Broker, Parts
+from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
 from broker.wiring import append_limits, group_coordinator
@@ -35,11 +35,16 @@ log = logging.getLogger(__name__)
 
 
 class SingleNode:
-    """`Node` on the embedded engine."""
+    """`BrokerRuntime` on the embedded engine."""
 
-    def __init__(self, settings: Settings, engine: EmbeddedEngine, cluster_id: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: EmbeddedEngine,
+        endpoint: BrokerEndpoint,
+        cluster_id: str,
+    ) -> None:
         registry = TableRegistry(engine)
-        address = Address()
         self.appender = Appender(
             engine,
             TailCache(settings.tail_cache_bytes),
@@ -63,7 +68,8 @@ class SingleNode:
             settings,
             Parts(
                 cluster_id,
-                SingleBroker(settings.node_id, address),
+                endpoint,
+                SingleBroker(endpoint),
                 places,
                 self.appender,
                 log_starts,
@@ -72,7 +78,6 @@ class SingleNode:
                 ProducerIds(registry),
                 Path(settings.data_dir).resolve(),
             ),
-            address,
         )
         self.removals = Removals(
             lambda: {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
@@ -141,14 +146,17 @@ async def open_engine(settings: Settings) -> EmbeddedEngine:
 
 
 async def open_single(
-    settings: Settings, engine: EmbeddedEngine, progress: Callable[[str], None]
+    settings: Settings,
+    engine: EmbeddedEngine,
+    endpoint: BrokerEndpoint,
+    progress: Callable[[str], None],
 ) -> SingleNode:
     """Raises `SchemaError` and `EngineError`."""
     progress("checking tables")
     await migrate(engine)
     for path in await engine.damaged_parts():
         log.error("the engine found %s damaged and left it out: its rows are missing", path)
-    return SingleNode(settings, engine, await cluster_id(TableRegistry(engine)))
+    return SingleNode(settings, engine, endpoint, await cluster_id(TableRegistry(engine)))
 
 
 async def cluster_id(registry: Registry) -> str:

@@ -29,7 +29,7 @@ async def cancel(task: asyncio.Task[None] | None) -> None:
 
 
 class Periodic:
-    """Runs `work` every `every_s` seconds.
+    """Runs `work`, a function or a coroutine function, every `every_s` seconds.
 
     `work` handles the errors that it expects; any other ends `task`. `every_s` may be a function,
     asked before each pause. With `at_once`, the first run does not wait for the first pause.
@@ -39,7 +39,7 @@ class Periodic:
         self,
         name: str,
         every_s: float | Callable[[], float],
-        work: Callable[[], Awaitable[None]],
+        work: Callable[[], Awaitable[None] | None],
         *,
         at_once: bool = False,
     ) -> None:
@@ -50,19 +50,29 @@ class Periodic:
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin. `task` ends only by a defect."""
+        """Begin. `task` runs until `close`; an error that `work` does not handle ends it."""
         self.task = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
         """Stop, in the middle of a run if need be. Does nothing before `start`."""
         await cancel(self.task)
 
+    @property
+    def background(self) -> list[asyncio.Task[None]]:
+        """The task, once it has started: for whoever watches that no task ends."""
+        return [] if self.task is None else [self.task]
+
     async def _run(self) -> None:
         if self._at_once:
-            await self._work()
+            await self._once()
         while True:
             await asyncio.sleep(self._every_s() if callable(self._every_s) else self._every_s)
-            await self._work()
+            await self._once()
+
+    async def _once(self) -> None:
+        pending = self._work()
+        if pending is not None:
+            await pending
 
 
 class Backoff:

@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from broker.config import Settings, as_text
 from broker.effective_configs import default_text
+from broker.node import Broker
 from storage.topic_configs import TOPIC_CONFIGS, ConfigType, TopicConfig
-
-if TYPE_CHECKING:
-    from broker.node import Broker
 
 
 class Source(IntEnum):
@@ -161,7 +158,7 @@ def _type(name: str, default: object) -> ConfigType:
 
 
 def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
-    host, port = broker.advertised
+    host, port = broker.endpoint.host, broker.endpoint.port
     shown_host = f"[{host}]" if ":" in host else host
     for name, value, doc, is_set in (
         (

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from broker.node import Broker
 from protocol.codec import RequestHeader
-
-if TYPE_CHECKING:
-    from broker.node import Broker
 
 
 class CloseConnection(Exception):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from broker.leadership import NO_NODE, Node
+from broker.leadership import NO_NODE, BrokerEndpoint
 from protocol.errors import (
     CoordinatorNotAvailable,
     InvalidRequest,
@@ -27,7 +27,7 @@ from protocol.errors import (
 if TYPE_CHECKING:
     from broker.api.context import RequestContext
 
-_NOBODY = Node(NO_NODE, "", -1)
+_NOBODY = BrokerEndpoint(NO_NODE, "", -1)
 
 
 class KeyType(IntEnum):
@@ -72,7 +72,7 @@ async def find_coordinator(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    node: Node
+    node: BrokerEndpoint
     error: KafkaError | None = None
 
     @property

@@ -20,8 +20,8 @@ from uuid import UUID
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from broker.api.context import RequestContext
-from broker.api.fetch_sessions import FetchSession, Wanted
 from broker.api.offsets import check_leader_epoch
+from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
 from protocol.errors import (
     KafkaError,

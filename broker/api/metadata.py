@@ -24,7 +24,6 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kafka.protocol.admin import (
     DescribeTopicPartitionsRequest,
@@ -38,10 +37,13 @@ from kafka.protocol.metadata import (
 )
 
 from broker import topic_names
+from broker.api.context import RequestContext
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topics import PARTITIONS_PER_REQUEST, create_topic
 from broker.leadership import NO_NODE, Leader
+from broker.log.topic import Topic
+from broker.node import Broker
 from protocol.errors import (
     InvalidRequest,
     InvalidTopic,
@@ -52,11 +54,6 @@ from protocol.errors import (
     UnsupportedVersion,
 )
 from protocol.versions import APIS
-
-if TYPE_CHECKING:
-    from broker.api.context import RequestContext
-    from broker.log.topic import Topic
-    from broker.node import Broker
 
 PARTITIONS_PER_PAGE = 2000
 """Kafka's max.request.partition.size.limit."""

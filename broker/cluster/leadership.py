@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
-from broker.leadership import NO_NODE, Leader, Node
+from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 
@@ -28,19 +28,18 @@ class SlotLeadership:
     may write anywhere to other partitions.
     """
 
-    def __init__(self, ownership: Slotted, own: Callable[[], Node]) -> None:
+    def __init__(self, ownership: Slotted, own: BrokerEndpoint) -> None:
         """`own`: this broker, which is told of even while it has no session."""
         self._ownership = ownership
         self._own = own
 
-    def brokers(self) -> Sequence[Node]:
-        own = self._own()
+    def brokers(self) -> Sequence[BrokerEndpoint]:
         nodes = {
             session.node_id: _node(session)
             for session in self._ownership.sessions.values()
             if not session.is_over
         }
-        nodes[own.node_id] = own
+        nodes[self._own.node_id] = self._own
         return [nodes[node_id] for node_id in sorted(nodes)]
 
     @property
@@ -57,7 +56,7 @@ class SlotLeadership:
             return Leader(NO_NODE, slot.epoch)
         return Leader(session.node_id, slot.epoch)
 
-    def coordinator(self, key: str) -> Node | None:
+    def coordinator(self, key: str) -> BrokerEndpoint | None:
         slot_map = self._ownership.slot_map
         if slot_map is None:
             return None
@@ -68,5 +67,5 @@ class SlotLeadership:
         return _node(session)
 
 
-def _node(session: BrokerSession) -> Node:
-    return Node(session.node_id, session.host, session.port, session.rack)
+def _node(session: BrokerSession) -> BrokerEndpoint:
+    return BrokerEndpoint(session.node_id, session.host, session.port, session.rack)

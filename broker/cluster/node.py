@@ -25,13 +25,13 @@ from broker.cluster.shard_host import ShardHost
 from broker.cluster.slots import Slots
 from broker.cluster.topics import SharedCatalog, watch
 from broker.config import Settings
-from broker.leadership import Node as BrokerNode
+from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
 from broker.log.retention import Retention
 from broker.log.retention import watch as watch_retention
 from broker.log.tail_cache import TailCache
-from broker.node import Address, Broker, Parts
+from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
 from common.clock import wall_ms
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class ClusterNode:
-    """`Node` on the shards of a cluster."""
+    """`BrokerRuntime` on the shards of a cluster."""
 
     sql = None
 
@@ -63,6 +63,7 @@ class ClusterNode:
         cluster: ClusterConfig,
         servers: dict[str, list[ClickHouseServer]],
         registry_servers: dict[str, list[ClickHouseServer]],
+        endpoint: BrokerEndpoint,
         known_as: str,
     ) -> None:
         """`servers` by shard, the preferred one first; they are closed here.
@@ -72,7 +73,7 @@ class ClusterNode:
         """
         self._settings = settings
         self._cluster = cluster
-        self._address = Address()
+        self._endpoint = endpoint
         self._shards = {
             shard.name: Shard(
                 shard.name,
@@ -119,7 +120,8 @@ class ClusterNode:
             settings,
             Parts(
                 known_as,
-                SlotLeadership(self, self._own),
+                endpoint,
+                SlotLeadership(self, endpoint),
                 self._slots,
                 self._slots,
                 log_starts,
@@ -128,7 +130,6 @@ class ClusterNode:
                 producer_ids,
                 None,
             ),
-            self._address,
         )
         self._removals = Removals(
             lambda: {name: one for name, one in self._shards.items() if not one.away},
@@ -152,13 +153,12 @@ class ClusterNode:
 
     async def begin(self) -> None:
         settings, cluster = self._settings, self._cluster
-        host, port = self._address()
         self._ownership = Ownership(
             self._state,
             self._slots,
             settings.node_id,
-            host,
-            port,
+            self._endpoint.host,
+            self._endpoint.port,
             settings.rack,
             settings.broker_session_timeout_ms,
             first_map=SlotMap.first(
@@ -272,12 +272,12 @@ class ClusterNode:
 
         return keeps_house
 
-    def _own(self) -> BrokerNode:
-        return BrokerNode(self._settings.node_id, *self._address(), self._settings.rack)
-
 
 async def open_cluster(
-    settings: Settings, cluster: ClusterConfig, progress: Callable[[str], None]
+    settings: Settings,
+    cluster: ClusterConfig,
+    endpoint: BrokerEndpoint,
+    progress: Callable[[str], None],
 ) -> ClusterNode:
     """Connect, and bring the tables up to this version. Raises `SchemaError` and `EngineError`."""
     progress("checking tables")
@@ -287,7 +287,7 @@ async def open_cluster(
     servers = single_servers(cluster, timeout_ms, lanes, SHARD_DATABASE)
     registry_servers = single_servers(cluster, timeout_ms, 1, SHARD_DATABASE)
     known_as = await _patiently(lambda: cluster_id(registry_of(registry_servers)))
-    return ClusterNode(settings, cluster, servers, registry_servers, known_as)
+    return ClusterNode(settings, cluster, servers, registry_servers, endpoint, known_as)
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:

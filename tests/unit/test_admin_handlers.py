@@ -11,7 +11,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from broker.api import configs, coordinator, metadata, topics
 from broker.api.context import RequestContext
 from broker.config import Settings
-from broker.leadership import SingleBroker
+from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
@@ -49,7 +49,7 @@ def broker() -> Broker:
         topics=catalog,
         cluster_id="c" * 22,
         node_id=1,
-        leadership=SingleBroker(1, lambda: ("localhost", 9092)),
+        leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
     )
     return cast(Broker, known)
 

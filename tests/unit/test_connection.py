@@ -22,9 +22,11 @@ from kafka.protocol.producer import (
 )
 
 from broker import connection as connection_module
+from broker import in_flight as in_flight_module
 from broker.api.context import CloseConnection, RequestContext
 from broker.config import Settings
-from broker.connection import Connection, InFlight
+from broker.connection import Connection, Connections
+from broker.in_flight import InFlight
 from broker.node import Broker
 from protocol.errors import KafkaError, KafkaStorageError
 from protocol.versions import APIS, ApiKey
@@ -100,17 +102,10 @@ class FakeBroker:
 
     settings: Settings = field(default_factory=Settings)
     in_flight: InFlight = field(default_factory=lambda: InFlight(256 * MIB))
-    room: int = 10_000
-    connections: set[Connection] = field(default_factory=set)
+    connections: Connections = field(init=False)
 
-    def admit(self, connection: Connection) -> bool:
-        if len(self.connections) >= self.room:
-            return False
-        self.connections.add(connection)
-        return True
-
-    def forget(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+    def __post_init__(self) -> None:
+        self.connections = Connections(cast(Broker, self))
 
 
 class Handlers:
@@ -215,7 +210,7 @@ async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
 
     def make(broker: FakeBroker | None = None) -> Client:
         broker = broker or FakeBroker()
-        made, wire = Connection(cast(Broker, broker)), Wire()
+        made, wire = broker.connections.new(), Wire()
         wire.protocol = made
         made.connection_made(wire)
         connections.append(made)
@@ -392,7 +387,7 @@ async def test_bytes_that_are_no_request_close_the_connection_with_one_line(
     assert len(caplog.records) == 1
     assert "192.0.2.1:5000 closed: " in caplog.records[0].message
     assert in_flight(client.broker) == 0
-    assert client.broker.connections == set()
+    assert client.broker.connections._open == set()
     other.send(metadata(1))
     await other.finish(1)
     assert other.answers == [1]
@@ -412,12 +407,12 @@ async def test_api_versions_in_an_unknown_version_is_answered_in_version_0(
 
 
 async def test_a_connection_beyond_the_limit_is_refused_at_once(connect: Connect) -> None:
-    broker = FakeBroker(room=1)
+    broker = FakeBroker(Settings(max_connections=1))
     first, second = connect(broker), connect(broker)
     await settle()
     assert (first.wire.aborted, second.wire.aborted) == (False, True)
-    assert broker.connections == {first.connection}
-    assert not connect(FakeBroker(room=1)).wire.aborted
+    assert broker.connections._open == {first.connection}
+    assert not connect(FakeBroker(Settings(max_connections=1))).wire.aborted
 
 
 # --- Back-pressure ---
@@ -517,7 +512,7 @@ async def test_half_sent_requests_that_fill_the_budget_do_not_wait_for_each_othe
 async def test_one_that_has_the_turn_and_sends_nothing_is_closed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "_STALLED_AFTER_S", 0.02)
+    monkeypatch.setattr(in_flight_module, "_STALLED_AFTER_S", 0.02)
     broker = FakeBroker(in_flight=InFlight(4 * MIB))
     first, second, third, fourth = clients = [connect(broker) for _ in range(4)]
     for client in clients:
@@ -634,7 +629,7 @@ async def test_whatever_happens_nothing_stays_in_flight(connect: Connect, seed: 
     assert broker.in_flight.response_room == 3 * MIB
     assert broker.in_flight._turn is None
     assert not broker.in_flight._held_back
-    assert broker.connections == set()
+    assert broker.connections._open == set()
 
 
 # --- Stopping ---

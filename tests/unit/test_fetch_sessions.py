@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 from kafka.protocol.consumer import FetchRequest
 
-from broker.api import fetch_sessions as module
-from broker.api.fetch_sessions import FINAL_EPOCH, FetchSession, FetchSessions, Wanted
+from broker import fetch_sessions as module
+from broker.fetch_sessions import FINAL_EPOCH, FetchSession, FetchSessions, Wanted
 from protocol.errors import (
     FetchSessionIdNotFound,
     FetchSessionTopicIdError,

@@ -10,12 +10,12 @@ import pytest
 
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession, SessionState
-from broker.leadership import NO_NODE, Leader, Node, SingleBroker
+from broker.leadership import NO_NODE, BrokerEndpoint, Leader, SingleBroker
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 SLOTS = 8
-OWN = Node(1, "one", 9092)
+OWN = BrokerEndpoint(1, "one", 9092)
 
 
 def session(session_id: int, node_id: int) -> BrokerSession:
@@ -50,16 +50,16 @@ ONES, TWOS = range(4), range(4, SLOTS)
 
 
 def test_the_owner_of_the_slot_leads_and_coordinates() -> None:
-    leadership = SlotLeadership(Seen(), lambda: OWN)
+    leadership = SlotLeadership(Seen(), OWN)
     assert leadership.leader(TOPIC, partition_in(ONES)) == Leader(1, 1)
     assert leadership.leader(TOPIC, partition_in(TWOS)) == Leader(2, 1)
-    assert leadership.coordinator(group_in(TWOS)) == Node(2, "host2", 9092)
+    assert leadership.coordinator(group_in(TWOS)) == BrokerEndpoint(2, "host2", 9092)
     assert [node.node_id for node in leadership.brokers()] == [1, 2]
     assert leadership.controller_id == 1
 
 
 def test_nobody_leads_before_the_map_is_known() -> None:
-    leadership = SlotLeadership(Seen(slot_map=None, sessions={}), lambda: OWN)
+    leadership = SlotLeadership(Seen(slot_map=None, sessions={}), OWN)
     assert leadership.leader(TOPIC, 0).node_id == NO_NODE
     assert leadership.coordinator("g") is None
     assert leadership.brokers() == [OWN]
@@ -71,7 +71,7 @@ def test_a_broker_that_is_gone_leads_nothing(state: SessionState | None) -> None
     alive = {11: seen.sessions[11]}
     gone = {} if state is None else {12: seen.sessions[12].ended(state)}
     seen.sessions = alive | gone
-    leadership = SlotLeadership(seen, lambda: OWN)
+    leadership = SlotLeadership(seen, OWN)
     assert leadership.leader(TOPIC, partition_in(TWOS)) == Leader(NO_NODE, 1)
     assert leadership.coordinator(group_in(TWOS)) is None
     assert [node.node_id for node in leadership.brokers()] == [1]
@@ -80,7 +80,7 @@ def test_a_broker_that_is_gone_leads_nothing(state: SessionState | None) -> None
 def test_partitions_on_a_shard_that_their_owner_cannot_reach_have_no_leader() -> None:
     seen = Seen()
     seen.sessions = {11: seen.sessions[11], 12: replace(seen.sessions[12], away=frozenset("b"))}
-    leadership = SlotLeadership(seen, lambda: OWN)
+    leadership = SlotLeadership(seen, OWN)
     assert leadership.leader(TOPIC, partition_in(TWOS)).node_id == NO_NODE
     assert leadership.leader(TOPIC, partition_in(ONES)).node_id == 1
     assert leadership.coordinator(group_in(TWOS)) is None
@@ -91,19 +91,19 @@ def test_a_moved_slot_is_led_where_its_owner_writes() -> None:
     assert seen.slot_map is not None
     seen.slot_map = seen.slot_map.move(range(4), "b")
     seen.sessions = {11: replace(seen.sessions[11], away=frozenset("b")), 12: seen.sessions[12]}
-    leadership = SlotLeadership(seen, lambda: OWN)
+    leadership = SlotLeadership(seen, OWN)
     assert leadership.leader(TOPIC, partition_in(ONES)).node_id == 1, "it still writes to a"
     seen.slot_map = seen.slot_map.claim(range(4), 11)
     assert leadership.leader(TOPIC, partition_in(ONES)) == Leader(NO_NODE, 2)
 
 
 def test_a_broker_tells_of_itself_even_without_a_session() -> None:
-    leadership = SlotLeadership(Seen(sessions={12: session(12, 2)}), lambda: OWN)
-    assert list(leadership.brokers()) == [OWN, Node(2, "host2", 9092)]
+    leadership = SlotLeadership(Seen(sessions={12: session(12, 2)}), OWN)
+    assert list(leadership.brokers()) == [OWN, BrokerEndpoint(2, "host2", 9092)]
 
 
 def test_a_single_broker_leads_everything() -> None:
-    leadership = SingleBroker(3, lambda: ("alone", 1))
+    leadership = SingleBroker(BrokerEndpoint(3, "alone", 1))
     assert leadership.leader(TOPIC, 5) == Leader(3, 0)
-    assert leadership.coordinator("g") == Node(3, "alone", 1)
+    assert leadership.coordinator("g") == BrokerEndpoint(3, "alone", 1)
     assert leadership.controller_id == 3

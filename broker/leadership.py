@@ -1,7 +1,7 @@
 """Which brokers there are, who leads each partition, and who coordinates each group.
 
-Metadata and FindCoordinator answer from it. `SingleBroker` is the whole cluster; for several brokers
-see broker/cluster/leadership.py.
+Metadata and FindCoordinator answer from it. `SingleBroker` is the whole cluster. Several brokers
+use broker/cluster/leadership.py.
 """
 
 from __future__ import annotations

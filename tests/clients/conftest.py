@@ -1,5 +1,6 @@
 """The clients, each made when the first test asks for it."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,3 +55,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
             return clients[name]
 
         yield get
+
+
+@pytest.fixture(scope="module")
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: taken by this process, which does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]

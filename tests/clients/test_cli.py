@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,46 +18,8 @@ from kafka import KafkaProducer
 
 from broker import config
 from tests.support.broker_process import BrokerProcess
-
-PROJECT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "broker.cli"]
-LIMIT_S = 60.0
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of its own, and with a fixed width."""
-    kept = {name: value for name, value in os.environ.items() if "BROKERHOUSE_" not in name}
-    return {**kept, "COLUMNS": "100", **variables}
-
-
-def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=PROJECT,
-        env=environment(**variables),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-
-def output(*arguments: str, stdin: str = "", **variables: str) -> str:
-    """What a command prints that succeeds and has nothing to complain about."""
-    result = run(*arguments, stdin=stdin, **variables)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
-
-
-def complaint(code: int, *arguments: str, **variables: str) -> str:
-    """The one sentence of a command that fails with `code`."""
-    result = run(*arguments, **variables)
-    assert result.returncode == code, result
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert line.startswith("Error: ")
-    return line.removeprefix("Error: ")
+from tests.support.command_line import COMMAND, LIMIT_S, complaint, environment, output, run
+from tests.support.server_process import PROJECT
 
 
 def on_a_terminal(*arguments: str, columns: int = 100) -> str:
@@ -83,14 +44,6 @@ def on_a_terminal(*arguments: str, columns: int = 100) -> str:
     os.close(ours)
     assert process.wait(LIMIT_S) == 0, printed
     return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).replace("\r\n", "\n")
-
-
-@pytest.fixture(scope="module")
-def closed_port() -> Iterator[int]:
-    """A port that refuses connections: taken by this process, which does not listen."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
 
 
 @pytest.fixture

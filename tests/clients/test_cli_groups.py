@@ -24,69 +24,15 @@ from broker.cli import groups as cli_groups
 from broker.cli import topics as cli_kafka
 from broker.cli.main import main
 from common.address import parse_address
-from tests.clients.test_cli import COMMAND, LIMIT_S, PROJECT, complaint, environment, output, run
-from tests.clients.test_cli import closed_port as closed_port
 from tests.support.broker_process import BrokerProcess
+from tests.support.command_line import COMMAND, LIMIT_S, complaint, environment, output, run
+from tests.support.group_consumer import consuming
+from tests.support.server_process import PROJECT
 
 RECORDS = 10
 HOUR_MS = 3_600_000
 COMMITTED = 4
 """What the group of `stopped_group` has read of its topic's only partition."""
-
-
-class Consumer:
-    """A member of a group: librdkafka's own threads keep it one between two polls."""
-
-    def __init__(self, broker: BrokerProcess, group: str, topic: str, **settings: str) -> None:
-        self._client = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": broker.kafka,
-                "group.id": group,
-                "enable.auto.commit": "false",
-                "auto.offset.reset": "earliest",
-                "enable.partition.eof": "true",
-                **settings,
-            }
-        )
-        self._client.subscribe([topic])
-
-    def close(self) -> None:
-        """Leaves the group."""
-        self._client.close()
-
-    @property
-    def member_id(self) -> str:
-        return str(self._client.memberid())
-
-    def values_to_the_end(self, partitions: int = 1) -> list[str]:
-        """What it reads until it stands at the end of so many partitions, which it must own."""
-        values, ends = [], 0
-        deadline = time.monotonic() + LIMIT_S
-        while ends < partitions:
-            message = self._client.poll(deadline - time.monotonic())
-            assert message is not None, f"at the end of {ends} partitions of {partitions}"
-            error, value = message.error(), message.value()
-            if error is None:
-                assert value is not None
-                values.append(value.decode())
-            else:
-                assert error.code() == confluent_kafka.KafkaError._PARTITION_EOF, error
-                ends += 1
-        return values
-
-    def commit(self, topic: str, offset: int, partition: int = 0) -> None:
-        self._client.commit(
-            offsets=[confluent_kafka.TopicPartition(topic, partition, offset)], asynchronous=False
-        )
-
-
-@contextmanager
-def consuming(broker: BrokerProcess, group: str, topic: str, **settings: str) -> Iterator[Consumer]:
-    consumer = Consumer(broker, group, topic, **settings)
-    try:
-        yield consumer
-    finally:
-        consumer.close()
 
 
 def read_next(broker: BrokerProcess, group: str, topic: str) -> list[str]:

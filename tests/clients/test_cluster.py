@@ -17,7 +17,6 @@ from kafka.protocol.admin import (
     ListGroupsRequest,
 )
 from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from protocol.errors import (
@@ -35,6 +34,7 @@ from tests.support.cluster_view import (
     await_leaders,
     await_settled,
     coordinator,
+    epoch_end,
     leaders,
     metadata,
     node,
@@ -95,16 +95,6 @@ REFUSED_PARTITIONS: dict[ApiKey, Callable[[Target], ApiMessage]] = {
     ApiKey.OffsetForLeaderEpoch: lambda target: epoch_end(target, 0),
     ApiKey.DeleteRecords: lambda target: samples.delete_records(target, 0),
 }
-
-
-def epoch_end(target: Target, epoch: int, partition: int = 0) -> OffsetForLeaderEpochRequest:
-    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    asked = topic.OffsetForLeaderPartition(
-        partition=partition, current_leader_epoch=-1, leader_epoch=epoch
-    )
-    return OffsetForLeaderEpochRequest(
-        replica_id=-1, topics=[topic(topic=target.name, partitions=[asked])]
-    )
 
 
 def partition_error(answer: object) -> int:

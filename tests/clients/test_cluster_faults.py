@@ -17,7 +17,6 @@ import pytest
 from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
-from tests.clients.test_cluster import epoch_end
 from tests.support import samples
 from tests.support.cluster_network import network
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
@@ -28,6 +27,7 @@ from tests.support.cluster_view import (
     await_leaders,
     await_settled,
     counted,
+    epoch_end,
     leaders,
     node,
 )

@@ -11,11 +11,11 @@ import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from tests.clients.test_cli import output
-from tests.clients.test_cli_groups import consuming
 from tests.support import tools
 from tests.support.adapters import ConfluentKafka, Kcat
 from tests.support.broker_process import BrokerProcess
+from tests.support.command_line import output
+from tests.support.group_consumer import consuming
 from tests.support.records import Record, rows
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"

@@ -5,39 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from contextlib import aclosing, suppress
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from protocol._records import BlockBuilder
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError, InsertRejected
 from storage.schema import migrate
-from tests.support.log_parts import LANES, header_of, plain
+from tests.support.engine_owner import EngineOwner
+from tests.support.log_parts import LANES
+from tests.support.message_blocks import COLUMNS, block, insert
 
 PROJECT = Path(__file__).resolve().parents[2]
-COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 TOPIC_ID = UUID(int=7)
 LIMIT_S = 60.0
 READERS = 4
-
-
-def block(first_offset: int, *values: bytes) -> bytes:
-    """One block of `messages`."""
-    builder = BlockBuilder(1_700_000_000_000)
-    data = plain(*values).data
-    header = header_of(data)
-    builder.append("t", TOPIC_ID.bytes, 0, first_offset, 0, header, data[61:], None)
-    return builder.finish()
-
-
-async def insert(engine: EmbeddedEngine, data: bytes, token: str, lane: int = 0) -> None:
-    await engine.insert_block(lane, "messages", COLUMNS, data, token)
 
 
 async def values(engine: EmbeddedEngine) -> list[object]:
@@ -60,37 +44,6 @@ async def nothing_runs(engine: EmbeddedEngine) -> bool:
     return await engine.rows("SELECT count() FROM system.processes") == [[1]]
 
 
-class Owner:
-    """Another process that has a data directory open; it answers each line with a line."""
-
-    def __init__(self, directory: Path, script: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", script, str(directory)],
-            cwd=PROJECT,
-            env={**os.environ, "PYTHONPATH": str(PROJECT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def say(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(LIMIT_S)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
 OPEN_AND_HOLD = """
 import asyncio, sys
 from pathlib import Path
@@ -107,7 +60,7 @@ import asyncio, sys
 from pathlib import Path
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
-from tests.engine.test_embedded_engine import block, insert
+from tests.support.message_blocks import block, insert
 async def main():
     engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
     await migrate(engine)
@@ -123,7 +76,7 @@ asyncio.run(main())
 
 
 async def test_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
-    owner = Owner(tmp_path / "data", OPEN_AND_HOLD)
+    owner = EngineOwner(tmp_path / "data", OPEN_AND_HOLD)
     try:
         assert owner.line() == "open"
         with pytest.raises(DataDirectoryError) as refused:
@@ -520,7 +473,7 @@ async def test_lanes_insert_beside_each_other(engine: EmbeddedEngine) -> None:
 
 @pytest.mark.parametrize("acknowledged", [1, 30])
 async def test_what_was_stored_is_there_after_kill_9(tmp_path: Path, acknowledged: int) -> None:
-    owner = Owner(tmp_path / "data", OPEN_AND_INSERT)
+    owner = EngineOwner(tmp_path / "data", OPEN_AND_INSERT)
     for _ in range(acknowledged):
         last = int(owner.line())
     owner.kill()

@@ -16,7 +16,7 @@ from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
-from tests.engine.test_shared_topics import Half, Rows
+from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 
 SLOTS = 4
 MINUTE_MS = 60_000
@@ -54,9 +54,9 @@ class House:
         self.known = Known()
         self.shard = Here()
         self.now_ms = NOW_MS + 5_000
-        self.topics = Rows()
+        self.topics = MemoryRegistry()
         self.catalog = SharedCatalog(
-            self.topics, Rows(), Settings(), Half(0), list, self._no_offsets
+            self.topics, MemoryRegistry(), Settings(), HalfLeader(0), list, self._no_offsets
         )
         store = ShardHost("a", engine, Settings(), TailCache(0), lambda: True)
         self.keeping = Housekeeping(

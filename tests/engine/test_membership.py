@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 from coordinator.membership import SharedCache
-from coordinator.messages import Client, Committer, GroupRecord, MemberRecord, OffsetCommit
+from coordinator.messages import GroupRecord, OffsetCommit
 from coordinator.offsets import CommittedOffsets
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
-from tests.engine.test_embedded_engine import Owner
 from tests.support.clock import Clock
+from tests.support.engine_owner import EngineOwner
+from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 from tests.support.log_parts import LANES, ScriptedEngine
 from tests.support.small_tables import (
     NODE_ID,
@@ -32,8 +31,6 @@ from tests.support.waiting import until_async
 ALL_BYTES = bytes(range(256))
 STRANGE_IDS = ["'; DROP TABLE x --", 'quo"te', "new\nline", "nul\0", "\\", "é😀", " ", "{a:String}"]
 LIMIT_S = 30.0
-TOPIC_ID = UUID(int=1)
-COMMITTER = Committer("a", None, 1, Client("c", "h"))
 
 
 @pytest.fixture
@@ -59,46 +56,6 @@ async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> Shared
 async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
     """Another broker's."""
     return SharedCache(scripted, lane, OTHER_NODE_ID, clock_ms=clock)
-
-
-def assignment(*partitions: int, topic: bytes = b"t") -> bytes:
-    count = len(partitions)
-    layout = f">hih{len(topic)}si{count}ii"
-    return struct.pack(layout, 1, 1, len(topic), topic, count, *partitions, -1)
-
-
-def member(name: str, *partitions: int, static: str | None = None) -> MemberRecord:
-    return MemberRecord(
-        name,
-        static,
-        Client(f"client of {name}", "10.0.0.1"),
-        45_000,
-        300_000,
-        (("range", b"\xff\x00sub"), ("sticky", b"")),
-        assignment(*partitions) if partitions else b"",
-        1_700_000_000_000 + sum(name.encode()),
-    )
-
-
-def group(
-    cache: SharedCache,
-    clock: Callable[[], int],
-    *members: MemberRecord,
-    group_id: str = "g",
-    generation: int = 1,
-    state: str = "Stable",
-) -> GroupRecord:
-    return GroupRecord(
-        group_id,
-        cache.next_version(clock()),
-        state,
-        clock(),
-        generation,
-        "consumer",
-        "range" if members else "",
-        members[0].member_id if members else "",
-        members,
-    )
 
 
 async def reloaded(
@@ -632,7 +589,7 @@ from coordinator.offsets import CommittedOffsets
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.small_tables import NODE_ID, make_lane
-from tests.engine.test_membership import COMMITTER, TOPIC_ID, group, member
+from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 
 def clock():
     return time.time_ns() // 1_000_000
@@ -666,7 +623,7 @@ async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     """And every group is one that was, or one that has to rebalance."""
     clock = Clock(time.time_ns() // 1_000_000)
     for changes in (1, 40, 97):
-        owner = Owner(tmp_path / "data", CHANGE_GROUPS_FOR_EVER)
+        owner = EngineOwner(tmp_path / "data", CHANGE_GROUPS_FOR_EVER)
         done: dict[str, int] = {}
         for _ in range(changes):
             name, number = owner.line().split()

@@ -21,14 +21,14 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Versioned
 from storage.slot_map import Slot
-from tests.engine.test_shared_topics import Rows
 from tests.support.log_parts import LANES
+from tests.support.shared_catalog import MemoryRegistry
 
 SHARD = "one"
 SLOT = 0
 
 
-class SlowRows(Rows):
+class SlowRegistry(MemoryRegistry):
     """A registry whose reads wait while they are told to."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class OneBroker:
         self.session_id = 1
         self.sessions: dict[int, BrokerSession] = {}
         self.ended: list[int] = []
-        self.topics, self.state, self.ids = Rows(), Rows(), SlowRows()
+        self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
         settings = Settings(lanes=LANES)
         self.store = ShardHost(SHARD, engine, settings, TailCache(1 << 20), lambda: True)
         shard = cast(Any, SimpleNamespace(expect_foreign_writes=lambda: None, away=False))

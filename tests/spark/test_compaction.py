@@ -29,6 +29,7 @@ from tests.support.compaction_model import History, Row, Rules, decided, random_
 from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT
 from tests.support.tcp_proxy import TcpProxy
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,14 +132,15 @@ def read(address: str, topic: str, end: int, **settings: object) -> list[Row]:
     return rows
 
 
-def until(broker: BrokerProcess, query: str, job: subprocess.Popen[str] | None = None) -> None:
+def until_rows(broker: BrokerProcess, query: str, job: subprocess.Popen[str] | None = None) -> None:
     """Wait until a query has rows, while the job runs."""
-    give_up = time.monotonic() + LIMIT_S
-    while not broker.sql(query):
+
+    def found() -> bool:
         if job is not None:
             assert job.poll() is None, job.communicate()[0]
-        assert time.monotonic() < give_up, query
-        time.sleep(0.02)
+        return bool(broker.sql(query))
+
+    until(found, query, LIMIT_S)
 
 
 def test_of_each_key_the_latest_record_is_left_and_read(
@@ -262,7 +264,7 @@ async def test_an_idempotent_producer_goes_on_after_compaction_and_kill(
 
         proxy.lose_answers()
         send(100)
-        await in_thread(until, broker, "SELECT 1 FROM messages WHERE offset = 100")
+        await in_thread(until_rows, broker, "SELECT 1 FROM messages WHERE offset = 100")
         await proxy.refuse()
         broker.kill()
         del broker.settings["advertised"]
@@ -446,7 +448,7 @@ def test_a_job_that_is_killed_is_run_again(compacting: BrokerProcess, topic: str
     ]
     for moment in moments:
         job = launch(broker, "--topic", topic, "--retry-window-ms", "0")
-        until(broker, moment, job)
+        until_rows(broker, moment, job)
         kill_group(job)
     compact(broker, "--topic", topic, "--retry-window-ms", "0", "--force")
     found = read(broker.kafka, topic, 600_000)
@@ -463,7 +465,7 @@ def test_a_broker_that_is_killed_while_it_removes_goes_on_after_its_start(
     broker = compacting
     expected = big_topic(broker, topic)
     job = launch(broker, "--topic", topic, "--retry-window-ms", "0")
-    until(broker, "SELECT 1 FROM compaction_removals LIMIT 1", job)
+    until_rows(broker, "SELECT 1 FROM compaction_removals LIMIT 1", job)
     for after_s in (0.0, 1.0, 2.5):
         broker.kill(after_s)
         assert job.poll() is None or after_s, "the job was to be at work still"

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from storage.slot_map import slot_of_group
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.samples import Target
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
@@ -127,3 +129,14 @@ def wires(cluster: Cluster) -> Iterator[list[Wire]]:
     finally:
         for wire in opened:
             wire.close()
+
+
+def epoch_end(target: Target, epoch: int, partition: int = 0) -> OffsetForLeaderEpochRequest:
+    """Asks where the log of a partition ended in an epoch."""
+    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    asked = topic.OffsetForLeaderPartition(
+        partition=partition, current_leader_epoch=-1, leader_epoch=epoch
+    )
+    return OffsetForLeaderEpochRequest(
+        replica_id=-1, topics=[topic(topic=target.name, partitions=[asked])]
+    )

@@ -1,7 +1,8 @@
-"""`Broker`: what every request handler and every connection reaches, and the parts it is made of.
+"""`Broker`: the state that every request handler reaches, and the parts that it is made of.
 
-The parts differ between a broker that is alone (broker/single.py) and one of several
-(broker/cluster/node.py); handlers do not know which it is.
+The parts of a single broker (broker/single.py) differ from those of a broker in a cluster
+(broker/cluster/node.py); handlers do not know which they have. A connection knows the broker, the
+broker knows no connections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Producer ids that are given once and never again, however often the broker is restarted.
+"""Producer ids. Each id is given once, also over restarts of the broker.
 
-Ids are taken from the registry in blocks by compare-and-set, so most are given without IO, and a
-restart skips what was left of the last block.
+Ids are reserved in the registry a block at a time, by compare-and-set, so most of them are given
+without IO. A restart skips the rest of the last block.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def load(self) -> int:
-        """The lowest id that no producer has been given yet."""
+        """The lowest id that no broker has reserved yet."""
         current = await self._registry.get(_KEY)
         return int(current.value) if current else 0
 
     async def next(self) -> int:
         async with self._lock:
             if self._next == self._end:
-                await self._take_block()
+                await self._reserve_block()
             self._next += 1
             return self._next - 1
 
-    async def _take_block(self) -> None:
+    async def _reserve_block(self) -> None:
         while True:
             current = await self._registry.get(_KEY)
             first = int(current.value) if current else 0

@@ -1,4 +1,4 @@
-"""A broker that is alone: one process with the embedded engine, leading every partition."""
+"""A single broker: one process with the embedded engine, which leads every partition."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ class SingleNode:
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:
-        """There is nobody to hand over to."""
+        """A single broker has no other to hand over to."""
 
     async def close(self) -> None:
-        async with AsyncExitStack() as parts:  # the last one is closed first, and all of them are
+        async with AsyncExitStack() as parts:  # closes all of them, the last one first
             parts.push_async_callback(self.topics.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.push_async_callback(self.appender.close)
@@ -155,12 +155,15 @@ async def open_single(
     progress("checking tables")
     await migrate(engine)
     for path in await engine.damaged_parts():
-        log.error("the engine found %s damaged and left it out: its rows are missing", path)
+        log.error("part %s is damaged and was detached: its rows are missing", path)
     return SingleNode(settings, engine, endpoint, await cluster_id(TableRegistry(engine)))
 
 
 async def cluster_id(registry: Registry) -> str:
-    """Made once, at the first start: 22 characters, as Kafka's. Raises `EngineError`."""
+    """The id of the cluster, made at the first start: 22 characters, as in Kafka.
+
+    Raises `EngineError`.
+    """
     while True:
         current = await registry.get("cluster_id")
         if current is not None:

@@ -1,0 +1,72 @@
+"""The listener for Kafka clients: what it tells of itself, and when it lets clients connect."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from broker.config import Settings
+from broker.connection import Connections
+from broker.in_flight import InFlight
+from broker.leadership import BrokerEndpoint
+from broker.listener import KafkaListener, ListenError
+from broker.node import Broker
+
+
+def connections() -> Connections:
+    broker = SimpleNamespace(settings=Settings(), in_flight=InFlight(1 << 20))
+    return Connections(cast(Broker, broker))
+
+
+async def test_the_address_is_known_before_anybody_can_connect() -> None:
+    listener = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
+    try:
+        assert listener.endpoint() == BrokerEndpoint(1, "127.0.0.1", listener.port)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", listener.port)
+
+        await listener.accept(connections())
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.close()
+    finally:
+        listener.close()
+
+
+async def test_clients_are_told_the_advertised_address() -> None:
+    settings = Settings(
+        kafka="127.0.0.1:0", advertised="kafka.example.com:9094", rack="r1", node_id=7
+    )
+    listener = await KafkaListener.bind(settings)
+    try:
+        assert listener.endpoint() == BrokerEndpoint(7, "kafka.example.com", 9094, "r1")
+    finally:
+        listener.close()
+
+
+async def test_listening_on_every_address_needs_an_advertised_one() -> None:
+    listener = await KafkaListener.bind(Settings(kafka="0.0.0.0:0"))
+    try:
+        with pytest.raises(ListenError, match="give --advertised HOST:PORT"):
+            listener.endpoint()
+    finally:
+        listener.close()
+
+
+async def test_an_address_in_use_is_said_in_one_sentence() -> None:
+    settings = Settings(kafka="127.0.0.1:0")
+    first = await KafkaListener.bind(settings)
+    await first.accept(connections())
+    try:
+        taken = f"127.0.0.1:{first.port}"
+        with pytest.raises(ListenError, match=f"cannot listen for Kafka on {taken}: .*in use"):
+            await KafkaListener.bind(Settings(kafka=taken))
+    finally:
+        first.close()
+
+
+async def test_a_host_that_does_not_exist_is_said_in_one_sentence() -> None:
+    with pytest.raises(ListenError, match="no such host"):
+        await KafkaListener.bind(Settings(kafka="nowhere.invalid:9092"))

@@ -26,7 +26,7 @@ from protocol.errors import (
     TopicAlreadyExists,
 )
 from protocol.versions import APIS, ApiKey
-from tests.support import samples
+from tests.support import messages
 from tests.support.adapters import CLIENTS, GetClient
 from tests.support.cluster_processes import Cluster
 from tests.support.cluster_view import (
@@ -40,8 +40,8 @@ from tests.support.cluster_view import (
     node,
     wires,
 )
+from tests.support.messages import Target
 from tests.support.records import Record
-from tests.support.samples import Target
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
@@ -55,7 +55,7 @@ def target(cluster: Cluster, topic: str) -> Target:
     """A topic of which every broker knows, and leads a part."""
     await_settled(cluster)
     with Wire(cluster.brokers[0]) as wire:
-        made = samples.create_topic(wire, topic, PARTITIONS)
+        made = messages.create_topic(wire, topic, PARTITIONS)
     await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
     return made
 
@@ -89,11 +89,11 @@ def test_every_broker_names_the_same_brokers_and_one_controller(cluster: Cluster
 
 
 REFUSED_PARTITIONS: dict[ApiKey, Callable[[Target], ApiMessage]] = {
-    ApiKey.Produce: lambda target: samples.produce(target, samples.small_batch()),
-    ApiKey.Fetch: lambda target: samples.fetch(target, 0),
-    ApiKey.ListOffsets: lambda target: samples.list_offsets(target, -1),
+    ApiKey.Produce: lambda target: messages.produce(target, messages.small_batch()),
+    ApiKey.Fetch: lambda target: messages.fetch(target, 0),
+    ApiKey.ListOffsets: lambda target: messages.list_offsets(target, -1),
     ApiKey.OffsetForLeaderEpoch: lambda target: epoch_end(target, 0),
-    ApiKey.DeleteRecords: lambda target: samples.delete_records(target, 0),
+    ApiKey.DeleteRecords: lambda target: messages.delete_records(target, 0),
 }
 
 
@@ -119,11 +119,11 @@ def test_a_broker_that_does_not_lead_a_partition_says_so_in_every_version(
 def test_what_a_broker_was_refused_is_nowhere_in_the_log(cluster: Cluster, target: Target) -> None:
     leader = leaders(cluster.brokers[0], target.name)[0].node_id
     with Wire(another(cluster, leader)) as wire:
-        refused = wire.ask(samples.produce(target, samples.small_batch()), 9)
+        refused = wire.ask(messages.produce(target, messages.small_batch()), 9)
         assert partition_error(refused) == NotLeaderOrFollower.code
 
     with Wire(node(cluster, leader)) as wire:
-        answer = wire.ask(samples.list_offsets(target, -1), 7)
+        answer = wire.ask(messages.list_offsets(target, -1), 7)
 
     assert partition_error(answer) == 0
     assert answer.topics[0].partitions[0].offset == 0
@@ -147,15 +147,15 @@ def test_groups_are_spread_and_every_broker_sends_members_to_the_same_one(
 
 
 REFUSED_GROUPS: dict[ApiKey, Callable[[str, Target, int], ApiMessage]] = {
-    ApiKey.JoinGroup: lambda group, _, __: samples.join(group),
-    ApiKey.SyncGroup: lambda group, _, __: samples.sync(group, "member", 1),
-    ApiKey.Heartbeat: lambda group, _, __: samples.heartbeat(group, "member", 1),
-    ApiKey.LeaveGroup: lambda group, _, __: samples.leave(group, ("member", None)),
-    ApiKey.OffsetCommit: lambda group, target, _: samples.commit(group, (target, {0: 1})),
-    ApiKey.OffsetFetch: lambda group, target, version: samples.offset_fetch(
+    ApiKey.JoinGroup: lambda group, _, __: messages.join(group),
+    ApiKey.SyncGroup: lambda group, _, __: messages.sync(group, "member", 1),
+    ApiKey.Heartbeat: lambda group, _, __: messages.heartbeat(group, "member", 1),
+    ApiKey.LeaveGroup: lambda group, _, __: messages.leave(group, ("member", None)),
+    ApiKey.OffsetCommit: lambda group, target, _: messages.commit(group, (target, {0: 1})),
+    ApiKey.OffsetFetch: lambda group, target, version: messages.offset_fetch(
         version, {group: [(target, [0])]}
     ),
-    ApiKey.OffsetDelete: lambda group, target, _: samples.offset_delete(group, (target.name, [0])),
+    ApiKey.OffsetDelete: lambda group, target, _: messages.offset_delete(group, (target.name, [0])),
     ApiKey.DeleteGroups: lambda group, _, __: DeleteGroupsRequest(groups_names=[group]),
 }
 
@@ -189,14 +189,14 @@ def test_a_broker_that_does_not_coordinate_a_group_says_so_in_every_version(
 def joined(cluster: Cluster, group: str) -> None:
     """A member joins the group and is given its assignment."""
     with Wire(node(cluster, coordinator(cluster.brokers[0], group))) as wire:
-        asked = wire.ask(samples.join(group, session_timeout_ms=120_000), 5)
+        asked = wire.ask(messages.join(group, session_timeout_ms=120_000), 5)
         answer = wire.ask(
-            samples.join(group, member_id=asked.member_id, session_timeout_ms=120_000), 5
+            messages.join(group, member_id=asked.member_id, session_timeout_ms=120_000), 5
         )
         assert answer.error_code == 0
         assignments = {answer.member_id: b"assignment"}
         synced = wire.ask(
-            samples.sync(group, answer.member_id, answer.generation_id, assignments), 5
+            messages.sync(group, answer.member_id, answer.generation_id, assignments), 5
         )
         assert synced.error_code == 0
 
@@ -268,7 +268,7 @@ def test_a_topic_that_is_deleted_is_gone_everywhere_and_comes_back_empty(
     )
 
     with Wire(third) as wire:
-        again = samples.create_topic(wire, target.name, PARTITIONS)
+        again = messages.create_topic(wire, target.name, PARTITIONS)
     await_leaders(cluster.brokers, target.name, PARTITIONS, NODES)
     confluent.produce(second.kafka, target.name, RECORDS[:1])
 
@@ -320,7 +320,7 @@ def test_a_setting_of_a_topic_that_is_changed_through_one_broker_acts_on_every_l
 
 
 def takes_less(wire: Wire, target: Target, partition: int) -> bool:
-    answer = wire.ask(samples.produce(target, samples.small_batch(), partition=partition), 9)
+    answer = wire.ask(messages.produce(target, messages.small_batch(), partition=partition), 9)
     return partition_error(answer) == MessageTooLarge.code
 
 

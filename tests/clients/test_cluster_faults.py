@@ -17,7 +17,7 @@ import pytest
 from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
-from tests.support import samples
+from tests.support import messages, samples
 from tests.support.cluster_network import network
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.cluster_view import (
@@ -39,7 +39,7 @@ from tests.support.group_members import (
     partitions_of,
 )
 from tests.support.log_parts import numbered
-from tests.support.samples import Target
+from tests.support.messages import Target
 from tests.support.server_process import PROJECT
 from tests.support.waiting import until
 from tests.support.wire import Wire
@@ -81,7 +81,7 @@ def target(cluster: Cluster, topic: str) -> Target:
     await_settled(cluster)
     for n in count():
         with Wire(cluster.brokers[0]) as wire:
-            made = samples.create_topic(wire, f"{topic}-{n}", PARTITIONS)
+            made = messages.create_topic(wire, f"{topic}-{n}", PARTITIONS)
         led = await_leaders(cluster.brokers, made.name, PARTITIONS)
         if {leader.node_id for leader in led.values()} == NODES:
             break
@@ -134,14 +134,14 @@ def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_
 ) -> None:
     before = stored(cluster, target, NODES)
     with Wire(node(cluster, before.node_id)) as wire:
-        asked = wire.ask(samples.list_offsets(target, -1), 7)
+        asked = wire.ask(messages.list_offsets(target, -1), 7)
     end = asked.topics[0].partitions[0].offset
 
     with away(node(cluster, before.node_id)):
         after = stored(cluster, target, NODES - {before.node_id})
         with Wire(node(cluster, after.node_id)) as wire:
             answer = wire.ask(epoch_end(target, before.epoch), 4)
-            fenced = wire.ask(samples.fetch(target, 0, leader_epoch=before.epoch), 11)
+            fenced = wire.ask(messages.fetch(target, 0, leader_epoch=before.epoch), 11)
 
     assert after.epoch > before.epoch
     (partition,) = answer.topics[0].partitions
@@ -161,7 +161,7 @@ def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
 
     def send(wire: Wire, sequence: int) -> int:
         batch = numbered(sequence, 1, producer_id).data
-        answer = wire.ask(samples.produce(target, batch), 9)
+        answer = wire.ask(messages.produce(target, batch), 9)
         return int(answer.responses[0].partition_responses[0].error_code)
 
     with Wire(node(cluster, led.node_id)) as wire:
@@ -185,7 +185,7 @@ def stored(cluster: Cluster, target: Target, among: set[int]) -> Leader:
         leader = leaders(alive[0], target.name)[0]
         if leader.node_id in among:
             with Wire(node(cluster, leader.node_id)) as wire:
-                answer = wire.ask(samples.produce(target, samples.small_batch()), 9)
+                answer = wire.ask(messages.produce(target, messages.small_batch()), 9)
             if answer.responses[0].partition_responses[0].error_code == 0:
                 found.append(leader)
         return bool(found)
@@ -374,7 +374,7 @@ def topic_on(cluster: Cluster, shard: int, prefix: str) -> str:
     """A new topic whose only partition lives on this shard."""
     with Wire(cluster.brokers[0]) as wire:
         for n in count():
-            made = samples.create_topic(wire, f"{prefix}-{n}")
+            made = messages.create_topic(wire, f"{prefix}-{n}")
             if slot_of_partition(made.topic_id, 0, SLOTS) * 2 // SLOTS == shard:
                 break
     until(

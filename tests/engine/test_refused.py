@@ -25,7 +25,7 @@ from protocol.errors import (
     RequestTimedOut,
 )
 from storage.embedded import EmbeddedEngine
-from tests.support import samples
+from tests.support import messages
 from tests.support.log_parts import (
     ScriptedEngine,
     header_of,
@@ -35,7 +35,7 @@ from tests.support.log_parts import (
     numbered,
     stored_values,
 )
-from tests.support.samples import Target
+from tests.support.messages import Target
 
 TOPIC = uuid4()
 PRODUCER = 7
@@ -172,7 +172,7 @@ class Client:
 
     async def send_batch(self, batch: bytes) -> int:
         context = cast(RequestContext, SimpleNamespace(broker=self._broker, header=self._header))
-        request: ProduceRequest = samples.produce(
+        request: ProduceRequest = messages.produce(
             Target(self._log.topic.name, self._log.topic_id), batch
         )
         answer = await produce(context, request)

@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.support import samples
+from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.record_batches import Record, batch_of, decoded
 from tests.support.wire import Wire
@@ -25,7 +25,7 @@ class Bystander:
     def __init__(self, broker: BrokerProcess, topic: str, *, slowest_s: float = 5.0) -> None:
         """`slowest_s`: an answer that takes longer is an error."""
         self._wire = Wire(broker)
-        self._target = samples.create_topic(self._wire, topic)
+        self._target = messages.create_topic(self._wire, topic)
         self._allowed_s = slowest_s
         self._begun = threading.Event()
         self._stop = threading.Event()
@@ -70,12 +70,12 @@ class Bystander:
 
     def _write_and_read(self) -> None:
         value = b"record %d" % self.stored
-        batch = batch_of(Record(value=value), max_timestamp=samples.TIME_MS).data
-        written = self._wire.ask(samples.produce(self._target, batch), 9)
+        batch = batch_of(Record(value=value), max_timestamp=messages.TIME_MS).data
+        written = self._wire.ask(messages.produce(self._target, batch), 9)
         partition = written.responses[0].partition_responses[0]
         assert partition.error_code == 0, f"error {partition.error_code}"
         assert partition.base_offset == self.stored, "offsets are not dense"
-        read = self._wire.ask(samples.fetch(self._target, self.stored), 12)
+        read = self._wire.ask(messages.fetch(self._target, self.stored), 12)
         (row,) = decoded(read.responses[0].partitions[0].records)
         assert row.value == value, "read something that it did not write"
         self.stored += 1

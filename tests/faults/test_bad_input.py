@@ -30,10 +30,10 @@ from protocol.decoder import ELEMENTS_MAX
 from protocol.versions import APIS, ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
-from tests.support import samples
+from tests.support import messages, samples
 from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
 from tests.support.record_batches import Batch, Record, batch_of, encode_records
-from tests.support.samples import Target
 from tests.support.sql_rows import SqlError
 from tests.support.wire import Closed, Wire, decode, frame, header, request_body
 
@@ -51,7 +51,7 @@ def wire(broker: BrokerProcess) -> Iterator[Wire]:
 
 @pytest.fixture
 def target(wire: Wire, topic: str) -> Target:
-    return samples.create_topic(wire, topic)
+    return messages.create_topic(wire, topic)
 
 
 @pytest.fixture(autouse=True)
@@ -117,14 +117,14 @@ class TestFrames:
     def test_what_came_before_a_bad_frame_is_not_lost_and_what_follows_is_not_read(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
-        request = frame(request_body(samples.produce(target, samples.small_batch()), 9))
+        request = frame(request_body(messages.produce(target, messages.small_batch()), 9))
         wire.send(request)
         wire.receive()
         wire.send(frame(b"", -1) + request * 3)
         with pytest.raises(Closed):
             wire.receive()
         with Wire(broker) as other:
-            (found,) = other.ask(samples.list_offsets(target, -1), 7).topics[0].partitions
+            (found,) = other.ask(messages.list_offsets(target, -1), 7).topics[0].partitions
         assert found.offset == 2
 
     @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ class TestFrames:
         self, broker: BrokerProcess, target: Target
     ) -> None:
         wires = [Wire(broker) for _ in range(20)]
-        data = frame(request_body(samples.produce(target, samples.small_batch()), 9))
+        data = frame(request_body(messages.produce(target, messages.small_batch()), 9))
         for at in range(len(data)):
             for wire in wires:
                 wire.send(data[at : at + 1])
@@ -164,7 +164,7 @@ class TestFrames:
 
     def test_what_a_client_names_cannot_break_a_log_line(self, broker: BrokerProcess) -> None:
         nowhere = Target("nowhere\nforged\x1b[2J", UUID(int=1))
-        request = samples.produce(nowhere, samples.small_batch(), acks=0)
+        request = messages.produce(nowhere, messages.small_batch(), acks=0)
         reason = is_closed(broker, frame(request_body(request, 9)))
         assert "nowhere\\nforged\\x1b[2J" in reason
 
@@ -233,14 +233,14 @@ class TestCounts:
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:
         asked = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
-        offsets = samples.list_offsets(target, 0)
+        offsets = messages.list_offsets(target, 0)
         offsets.topics[0].partitions = [
             asked(partition_index=index, current_leader_epoch=-1, timestamp=0)
             for index in range(ELEMENTS_MAX - 10)
         ]
-        reading = samples.fetch(target, 0)
+        reading = messages.fetch(target, 0)
         reading.topics[0].partitions *= 20_000
-        writing = samples.produce(target, samples.small_batch())
+        writing = messages.produce(target, messages.small_batch())
         writing.topic_data[0].partition_data *= 1000
         with undisturbed(broker, topic):
             listed = wire.ask(offsets, 7).topics[0].partitions
@@ -282,7 +282,7 @@ class TestMemory:
             for thread in threads:
                 thread.start()
             with Wire(broker) as wire:
-                target = samples.create_topic(wire, topic)
+                target = messages.create_topic(wire, topic)
                 batch = batch_of(Record(value=bytes(8 * MIB))).data
                 assert _written(wire, target, batch) == 0
             assert broker.rss_bytes() - before_bytes < 250 * MIB
@@ -297,18 +297,18 @@ class TestMemory:
     ) -> None:
         broker = own_broker(tail_cache_bytes=str(64 * MIB), in_flight_max_bytes=str(128 * MIB))
         with Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
-            batch = batch_of(Record(value=os.urandom(900_000)), max_timestamp=samples.TIME_MS)
+            target = messages.create_topic(wire, topic)
+            batch = batch_of(Record(value=os.urandom(900_000)), max_timestamp=messages.TIME_MS)
             for _ in range(50):
-                wire.ask(samples.produce(target, batch.data), 9)
-        asked = frame(request_body(samples.fetch(target, 0, partition_max_bytes=50 * MIB), 12))
+                wire.ask(messages.produce(target, batch.data), 9)
+        asked = frame(request_body(messages.fetch(target, 0, partition_max_bytes=50 * MIB), 12))
         with undisturbed(broker, topic), contextlib.ExitStack() as wires:
             before_bytes = broker.rss_bytes()
             for _ in range(60):
                 wire = wires.enter_context(Wire(broker, receive_buffer_bytes=4096))
                 wire.send(asked * 20)
             with Wire(broker) as wire:
-                wire.ask(samples.fetch(target, 0), 12)
+                wire.ask(messages.fetch(target, 0), 12)
             grown = broker.rss_bytes() - before_bytes
         assert grown < 300 * MIB, f"grew by {grown // MIB} MB"
 
@@ -352,7 +352,7 @@ class TestMemory:
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:
         descriptors = Path(f"/proc/{broker.pid}/fd")
-        waiting = samples.fetch(target, 0, max_wait_ms=2**31 - 1, min_bytes=1)
+        waiting = messages.fetch(target, 0, max_wait_ms=2**31 - 1, min_bytes=1)
         open_before = len(list(descriptors.iterdir()))
         with undisturbed(broker, topic):
             wires = [Wire(broker) for _ in range(200)]
@@ -364,12 +364,12 @@ class TestMemory:
             for waiter in wires:
                 waiter.close()
             _wait_until(lambda: len(list(descriptors.iterdir())) <= open_before + 5)
-        assert _written(wire, target, samples.small_batch()) == 0
+        assert _written(wire, target, messages.small_batch()) == 0
 
     def test_a_client_that_leaves_before_its_answer_has_its_records_stored(
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:
-        request = samples.produce(target, samples.small_batch())
+        request = messages.produce(target, messages.small_batch())
         with undisturbed(broker, topic):
             for number in range(100):
                 leaver = Wire(broker)
@@ -438,8 +438,8 @@ class TestRecordBatches:
     def test_a_wrong_batch_is_refused_and_the_right_one_beside_it_stored(
         self, wire: Wire, shared_target: Target, records: bytes | None, code: int
     ) -> None:
-        request = samples.produce(shared_target, records)
-        beside = samples.produce(shared_target, samples.small_batch(), partition=1)
+        request = messages.produce(shared_target, records)
+        beside = messages.produce(shared_target, messages.small_batch(), partition=1)
         request.topic_data[0].partition_data += beside.topic_data[0].partition_data
         wrong, right = wire.ask(request, 9).responses[0].partition_responses
         assert (wrong.error_code, wrong.base_offset) == (code, -1)
@@ -481,11 +481,11 @@ class TestRecordBatches:
         """Each is sound, small, and 32 MB once decompressed; as one block they were 1 GB."""
         broker = own_broker(lanes="1")
         with Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
+            target = messages.create_topic(wire, topic)
             payload = encode_records([Record(value=bytes(32 * MIB))])
             batch = Batch(compress(4, payload), 1, attributes=4).data
             assert len(batch) < 64 * 1024
-            request = samples.produce(target, batch)
+            request = messages.produce(target, batch)
             for number in range(4):
                 assert _written(wire, target, batch) == number
             before_bytes = most_bytes = broker.rss_bytes()
@@ -507,7 +507,7 @@ class TestRecordBatches:
 def shared_target(broker: BrokerProcess) -> Target:
     """A topic whose partition 0 never takes anything, because all that comes is wrong."""
     with Wire(broker) as wire:
-        return samples.create_topic(wire, "bad-input-shared", partitions=2)
+        return messages.create_topic(wire, "bad-input-shared", partitions=2)
 
 
 class TestSql:
@@ -580,18 +580,18 @@ def _wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
 
 
 def _error(wire: Wire, target: Target, records: bytes) -> int:
-    answer = wire.ask(samples.produce(target, records), 9)
+    answer = wire.ask(messages.produce(target, records), 9)
     return int(answer.responses[0].partition_responses[0].error_code)
 
 
 def _written(wire: Wire, target: Target, records: bytes) -> int:
-    answer = wire.ask(samples.produce(target, records), 9).responses[0].partition_responses[0]
+    answer = wire.ask(messages.produce(target, records), 9).responses[0].partition_responses[0]
     assert answer.error_code == 0
     return int(answer.base_offset)
 
 
 def _end(wire: Wire, target: Target, partition: int) -> int:
-    asked = samples.list_offsets(target, -1, partition)
+    asked = messages.list_offsets(target, -1, partition)
     return int(wire.ask(asked, 7).topics[0].partitions[0].offset)
 
 

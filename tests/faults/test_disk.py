@@ -30,10 +30,10 @@ from protocol import errors
 from protocol.versions import APIS, ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
-from tests.support import samples
+from tests.support import messages, samples
 from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of
-from tests.support.samples import Target
 from tests.support.server_process import PROJECT
 from tests.support.sql_rows import SqlError
 from tests.support.wire import Wire
@@ -137,7 +137,7 @@ class Producer:
             producer_epoch=0,
             base_sequence=self._sequence,
         )
-        answer = self._wire.ask(samples.produce(self._target, batch.data), VERSION)
+        answer = self._wire.ask(messages.produce(self._target, batch.data), VERSION)
         partition = answer.responses[0].partition_responses[0]
         if partition.error_code:
             self.refused += 1
@@ -159,7 +159,7 @@ class Producer:
         with Wire(broker) as wire:
             position = 0
             while position < len(self.stored):
-                asked = samples.fetch(self._target, position)
+                asked = messages.fetch(self._target, position)
                 found = wire.ask(asked, VERSION).responses[0].partitions[0]
                 assert found.error_code == 0
                 assert found.high_watermark == len(self.stored)
@@ -190,7 +190,7 @@ class TestFullDisk:
     ) -> None:
         with small_disk(tmp_path) as disk, running(disk.path) as broker:
             with Wire(broker) as wire:
-                producer = Producer(broker, samples.create_topic(wire, topic))
+                producer = Producer(broker, messages.create_topic(wire, topic))
             for _ in range(50):
                 assert producer.send() == 0
             disk.fill()
@@ -221,7 +221,7 @@ class TestFullDisk:
         """
         with small_disk(tmp_path, 256 * MIB) as disk, running(disk.path) as broker:
             with Wire(broker) as wire:
-                target = samples.create_topic(wire, topic)
+                target = messages.create_topic(wire, topic)
             producer = Producer(broker, target)
             stop, filling = threading.Event(), threading.Lock()
 
@@ -262,8 +262,8 @@ class TestFullDisk:
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         with small_disk(tmp_path) as disk, running(disk.path) as broker, Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
-            wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+            target = messages.create_topic(wire, topic)
+            wire.ask(messages.produce(target, messages.small_batch()), VERSION)
             disk.fill()
             before = broker.log_size()
             for key, version in samples.every_version():
@@ -297,10 +297,10 @@ class TestFullDisk:
         """Merges stop on a low disk, and with them the deletion of rows."""
         with small_disk(tmp_path, 256 * MIB) as disk, running(disk.path) as broker:
             with Wire(broker) as wire:
-                doomed = [samples.create_topic(wire, f"{topic}-{n}") for n in range(6)]
-                kept = samples.create_topic(wire, topic)
+                doomed = [messages.create_topic(wire, f"{topic}-{n}") for n in range(6)]
+                kept = messages.create_topic(wire, topic)
                 for target in (*doomed, kept):
-                    wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+                    wire.ask(messages.produce(target, messages.small_batch()), VERSION)
             broker.restart()
             disk.fill()
             disk.free(100 * MIB)
@@ -310,9 +310,9 @@ class TestFullDisk:
                 names = [state(name=target.name, topic_id=None) for target in doomed]
                 deleted = wire.ask(DeleteTopicsRequest(topics=names, timeout_ms=10_000), 6)
                 assert [item.error_code for item in deleted.responses] == [0] * len(doomed)
-                found = wire.ask(samples.list_offsets(kept, 0), 7).topics[0].partitions[0]
+                found = wire.ask(messages.list_offsets(kept, 0), 7).topics[0].partitions[0]
                 assert found.offset == 0
-                read = wire.ask(samples.fetch(kept, 0), VERSION).responses[0].partitions[0]
+                read = wire.ask(messages.fetch(kept, 0), VERSION).responses[0].partitions[0]
                 assert _end(bytes(read.records)) == 2
 
     @in_a_mount_namespace
@@ -322,7 +322,7 @@ class TestFullDisk:
         with small_disk(tmp_path) as disk:
             with running(disk.path) as broker:
                 with Wire(broker) as wire:
-                    producer = Producer(broker, samples.create_topic(wire, topic))
+                    producer = Producer(broker, messages.create_topic(wire, topic))
                 assert producer.send() == 0
             disk.fill()
             with running(disk.path) as broker:
@@ -343,12 +343,12 @@ class TestFullDisk:
         _run_sql(broker.data_dir, f"ALTER TABLE messages ADD CONSTRAINT {constraint}")
         broker.start()
         with Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
+            target = messages.create_topic(wire, topic)
             for value, code in ((b"public", 0), (b"secret", STORAGE_ERROR), (b"public", 0)):
                 batch = batch_of(Record(value=value)).data
-                answer = wire.ask(samples.produce(target, batch), VERSION)
+                answer = wire.ask(messages.produce(target, batch), VERSION)
                 assert answer.responses[0].partition_responses[0].error_code == code
-            found = wire.ask(samples.list_offsets(target, -1), 7).topics[0].partitions[0]
+            found = wire.ask(messages.list_offsets(target, -1), 7).topics[0].partitions[0]
             assert found.offset == 2
         assert broker.sql("SELECT value FROM messages") == [{"value": "public"}] * 2
 
@@ -458,20 +458,20 @@ class TestDataDirectory:
         """Bytes of a part have changed on disk: the engine's checksums find it when it is read."""
         broker = own_broker()
         with Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
-            sound = samples.create_topic(wire, f"{topic}-sound")
+            target = messages.create_topic(wire, topic)
+            sound = messages.create_topic(wire, f"{topic}-sound")
             for each in (target, sound):
-                wire.ask(samples.produce(each, samples.small_batch()), VERSION)
+                wire.ask(messages.produce(each, messages.small_batch()), VERSION)
         broker.stop()
         first, _ = _parts_of_messages(broker.data_dir)
         _flip_the_middle(first / "data.bin")
         broker.start()
         with Wire(broker) as wire:
-            found = wire.ask(samples.fetch(target, 0), VERSION).responses[0].partitions[0]
+            found = wire.ask(messages.fetch(target, 0), VERSION).responses[0].partitions[0]
             assert found.error_code == STORAGE_ERROR
-            found = wire.ask(samples.fetch(sound, 0), VERSION).responses[0].partitions[0]
+            found = wire.ask(messages.fetch(sound, 0), VERSION).responses[0].partitions[0]
             assert _end(bytes(found.records)) == 2
-            written = wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+            written = wire.ask(messages.produce(target, messages.small_batch()), VERSION)
             partition = written.responses[0].partition_responses[0]
             assert (partition.error_code, partition.base_offset) == (0, 2)
         with pytest.raises(SqlError, match=r"CHECKSUM_DOESNT_MATCH|CORRUPTED_DATA|CANNOT"):
@@ -482,9 +482,9 @@ class TestDataDirectory:
     ) -> None:
         broker = own_broker()
         with Wire(broker) as wire:
-            target = samples.create_topic(wire, topic)
+            target = messages.create_topic(wire, topic)
             for _ in range(2):
-                wire.ask(samples.produce(target, samples.small_batch()), VERSION)
+                wire.ask(messages.produce(target, messages.small_batch()), VERSION)
         broker.stop()
         _, last = _parts_of_messages(broker.data_dir)
         data = (last / "data.bin").read_bytes()

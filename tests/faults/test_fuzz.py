@@ -32,10 +32,10 @@ from protocol.compression import compress
 from protocol.versions import APIS, ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
-from tests.support import samples
+from tests.support import messages, samples
 from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
 from tests.support.record_batches import Batch, Record, encode_records
-from tests.support.samples import Target
 from tests.support.wire import Closed, Wire, decode, frame, request_body
 
 LOOK_EVERY = 500
@@ -85,7 +85,7 @@ class Cases:
             else:
                 value = self._telling(field, value, rnd)
             if ApiKey.DeleteTopics == request.API_KEY and value == self._target.name:
-                value = samples.NOWHERE
+                value = messages.NOWHERE
             setattr(message, field.name, value)
         return frame(request_body(request, version, rnd.choice([0, -1, 7])))
 
@@ -100,7 +100,7 @@ class Cases:
         if kind == "uuid":
             return rnd.choice([UUID(int=0), UUID(int=1), UUID(int=rnd.getrandbits(128)), value])
         if kind == "string":
-            return rnd.choice([*NAMES, samples.NOWHERE, self._target.name])
+            return rnd.choice([*NAMES, messages.NOWHERE, self._target.name])
         if kind in ("bytes", "records"):
             return rnd.choice([b"", b"\0", value, _batch(rnd), rnd.randbytes(80)])
         return value
@@ -112,7 +112,7 @@ class Cases:
     def _wrong_batch(self, rnd: random.Random) -> bytes:
         api = APIS[ApiKey.Produce]
         version = rnd.randint(api.min_version, api.max_version)
-        request = samples.produce(self._target, _batch(rnd), acks=rnd.choice([-1, -1, -1, 0, 1]))
+        request = messages.produce(self._target, _batch(rnd), acks=rnd.choice([-1, -1, -1, 0, 1]))
         return frame(request_body(request, version))
 
     def _garbage(self, rnd: random.Random) -> bytes:
@@ -230,7 +230,7 @@ class Run:
         self._seed = seed
         self._wire: Wire | None = None
         with Wire(broker) as wire:
-            self.target = samples.create_topic(wire, "fuzz", partitions=2)
+            self.target = messages.create_topic(wire, "fuzz", partitions=2)
         self._cases = Cases(seed, self.target)
         self._probe = frame(request_body(ApiVersionsRequest(), 0, PROBE_ID))
         self._log_seen = broker.log_size()
@@ -302,10 +302,10 @@ def check_log(broker: BrokerProcess, target: Target, partition: int) -> tuple[in
     A case may have been a sound DeleteRecords; rows below the start may be there still.
     """
     with Wire(broker) as wire:
-        asked = samples.list_offsets(target, -2, partition)
+        asked = messages.list_offsets(target, -2, partition)
         start = position = wire.ask(asked, 7).topics[0].partitions[0].offset
         while True:
-            asked = samples.fetch(target, position, partition=partition)
+            asked = messages.fetch(target, position, partition=partition)
             answer = wire.ask(asked, 12).responses[0].partitions[0]
             assert answer.error_code == 0
             if not answer.records:

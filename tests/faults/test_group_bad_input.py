@@ -22,10 +22,10 @@ from kafka.protocol.api_message import ApiMessage
 
 from protocol import errors
 from tests.conftest import OwnBrokers
-from tests.support import samples
+from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.member import Member
-from tests.support.samples import ASSIGNMENT, NO_GROUP, NOBODY, SUBSCRIPTION, Target
+from tests.support.messages import ASSIGNMENT, NO_GROUP, NOBODY, SUBSCRIPTION, Target
 from tests.support.waiting import until
 from tests.support.wire import Closed, Wire, frame, request_body
 
@@ -91,7 +91,7 @@ def wire(connect: Connect) -> Wire:
 
 @pytest.fixture
 def target(wire: Wire, topic: str) -> Target:
-    return samples.create_topic(wire, topic, partitions=2)
+    return messages.create_topic(wire, topic, partitions=2)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def member(wire: Wire, group: str) -> Member:
 
 def committed(wire: Wire, group_id: str, target: Target) -> dict[int, tuple[int, str]]:
     """Per partition of a topic (offset, metadata), of what is committed."""
-    answer = wire.ask(samples.offset_fetch(FETCH, {group_id: [(target, [0, 1])]}), FETCH)
+    answer = wire.ask(messages.offset_fetch(FETCH, {group_id: [(target, [0, 1])]}), FETCH)
     (group,) = answer.groups
     assert group.error_code == NONE
     (topic,) = group.topics
@@ -142,7 +142,7 @@ class TestCommits:
         self, wire: Wire, target: Target, group: str
     ) -> None:
         nowhere = Target(f"{target.name}-gone", UUID(int=7))
-        commit = samples.commit(group, (target, {-1: 5, 0: 6, 2: 7, 1: 8}), (nowhere, {0: 9}))
+        commit = messages.commit(group, (target, {-1: 5, 0: 6, 2: 7, 1: 8}), (nowhere, {0: 9}))
         missing = UNKNOWN_TOPIC_OR_PARTITION
         answer = wire.ask(commit, COMMIT)
         found = {
@@ -162,7 +162,7 @@ class TestCommits:
     def test_nothing_that_is_there_makes_no_group(
         self, wire: Wire, target: Target, group: str
     ) -> None:
-        answer = wire.ask(samples.commit(group, (target, {9: 1})), COMMIT)
+        answer = wire.ask(messages.commit(group, (target, {9: 1})), COMMIT)
         assert codes(answer) == [UNKNOWN_TOPIC_OR_PARTITION]
         assert state(wire, group) == "Dead"
 
@@ -170,7 +170,7 @@ class TestCommits:
     def test_a_topic_id_that_is_not_known_does_not_stop_the_others(
         self, wire: Wire, target: Target, group: str, unknown: UUID
     ) -> None:
-        commit = samples.commit(group, (Target("", unknown), {0: 1, 1: 2}), (target, {0: 3, 9: 4}))
+        commit = messages.commit(group, (Target("", unknown), {0: 1, 1: 2}), (target, {0: 3, 9: 4}))
         answer = wire.ask(commit, 10)
         assert sorted(
             (str(topic.topic_id), partition.partition_index, partition.error_code)
@@ -191,27 +191,27 @@ class TestCommits:
     ) -> None:
         largest = "x" * 4096
         for metadata, code in ((largest, NONE), (largest + "x", METADATA_TOO_LARGE)):
-            commit = samples.commit(group, (target, {0: 1}), metadata=metadata)
+            commit = messages.commit(group, (target, {0: 1}), metadata=metadata)
             assert codes(wire.ask(commit, COMMIT)) == [code]
         assert committed(wire, group, target) == {0: (1, largest)}
 
     def test_metadata_that_is_too_large_does_not_stop_the_others(
         self, wire: Wire, target: Target, group: str
     ) -> None:
-        commit = samples.commit(group, (target, {0: 1, 1: 2}))
+        commit = messages.commit(group, (target, {0: 1, 1: 2}))
         commit.topics[0].partitions[0].committed_metadata = "x" * 4097
         assert codes(wire.ask(commit, COMMIT)) == [METADATA_TOO_LARGE, NONE]
         assert committed(wire, group, target) == {1: (2, "")}
 
     def test_null_metadata_is_empty(self, wire: Wire, target: Target, group: str) -> None:
-        commit = samples.commit(group, (target, {0: 1}), metadata=None)
+        commit = messages.commit(group, (target, {0: 1}), metadata=None)
         assert codes(wire.ask(commit, COMMIT)) == [NONE]
         assert committed(wire, group, target) == {0: (1, "")}
 
     def test_of_a_partition_that_comes_twice_the_last_is_kept(
         self, wire: Wire, target: Target, group: str
     ) -> None:
-        commit = samples.commit(group, (target, {0: 1, 1: 5}), (target, {0: 9}))
+        commit = messages.commit(group, (target, {0: 1, 1: 5}), (target, {0: 9}))
         assert sorted(codes(wire.ask(commit, COMMIT))) == [NONE, NONE, NONE]
         assert committed(wire, group, target) == {0: (9, ""), 1: (5, "")}
 
@@ -220,9 +220,9 @@ class TestCommits:
     def test_any_offset_and_leader_epoch_is_kept_as_it_is(
         self, wire: Wire, target: Target, group: str, offset: int, epoch: int
     ) -> None:
-        commit = samples.commit(group, (target, {0: offset}), leader_epoch=epoch)
+        commit = messages.commit(group, (target, {0: offset}), leader_epoch=epoch)
         assert codes(wire.ask(commit, COMMIT)) == [NONE]
-        answer = wire.ask(samples.offset_fetch(FETCH, {group: [(target, [0])]}), FETCH)
+        answer = wire.ask(messages.offset_fetch(FETCH, {group: [(target, [0])]}), FETCH)
         (partition,) = answer.groups[0].topics[0].partitions
         assert (partition.committed_offset, partition.committed_leader_epoch) == (offset, epoch)
 
@@ -231,7 +231,7 @@ class TestCommits:
     def test_a_long_retention_keeps_an_offset(
         self, wire: Wire, target: Target, group: str, version: int, retention_ms: int
     ) -> None:
-        commit = samples.commit(group, (target, {0: 3}), retention_ms=retention_ms)
+        commit = messages.commit(group, (target, {0: 3}), retention_ms=retention_ms)
         assert codes(wire.ask(commit, version)) == [NONE]
         assert committed(wire, group, target) == {0: (3, "")}
 
@@ -239,14 +239,14 @@ class TestCommits:
     def test_a_retention_that_is_over_already_is_taken(
         self, wire: Wire, target: Target, group: str, retention_ms: int
     ) -> None:
-        commit = samples.commit(group, (target, {0: 3}), retention_ms=retention_ms)
+        commit = messages.commit(group, (target, {0: 3}), retention_ms=retention_ms)
         assert codes(wire.ask(commit, 4)) == [NONE]
 
     @pytest.mark.parametrize("version", range(2, 11))
     def test_a_generation_of_a_group_that_is_not_there(
         self, wire: Wire, target: Target, group: str, version: int
     ) -> None:
-        commit = samples.commit(group, (target, {0: 1}), member_id=NOBODY, generation=0)
+        commit = messages.commit(group, (target, {0: 1}), member_id=NOBODY, generation=0)
         code = GROUP_NOT_FOUND if version >= 9 else ILLEGAL_GENERATION
         assert codes(wire.ask(commit, version)) == [code]
         assert state(wire, group) == "Dead"
@@ -254,7 +254,7 @@ class TestCommits:
     def test_a_refusal_by_the_group_goes_to_every_partition_that_is_there(
         self, wire: Wire, target: Target, member: Member
     ) -> None:
-        commit = samples.commit(
+        commit = messages.commit(
             member.group_id, (target, {0: 1, 1: 2, 9: 3}), member_id=NOBODY, generation=1
         )
         commit.topics[0].partitions[0].committed_metadata = "x" * 5000
@@ -320,7 +320,7 @@ class TestFetches:
     ) -> None:
         nowhere = Target(f"{target.name}-gone", UUID(int=7))
         for version in range(1, 10):
-            fetch = samples.offset_fetch(version, {group: [(target, [0, 9, -1]), (nowhere, [3])]})
+            fetch = messages.offset_fetch(version, {group: [(target, [0, 9, -1]), (nowhere, [3])]})
             answer = wire.ask(fetch, version)
             topics = answer.groups[0].topics if version >= 8 else answer.topics
             assert {
@@ -342,7 +342,7 @@ class TestFetches:
         self, wire: Wire, target: Target, group: str
     ) -> None:
         nowhere = Target("", UUID(int=7))
-        fetch = samples.offset_fetch(10, {group: [(nowhere, [0, 1]), (target, [0])]})
+        fetch = messages.offset_fetch(10, {group: [(nowhere, [0, 1]), (target, [0])]})
         (answer,) = wire.ask(fetch, 10).groups
         assert answer.error_code == NONE
         assert {
@@ -358,7 +358,7 @@ class TestFetches:
         self, wire: Wire, target: Target, group: str, version: int
     ) -> None:
         def fetched() -> list[tuple[object, list[int]]]:
-            answer = wire.ask(samples.offset_fetch(version, {group: None}), version)
+            answer = wire.ask(messages.offset_fetch(version, {group: None}), version)
             topics = answer.groups[0].topics if version >= 8 else answer.topics
             return [
                 (
@@ -369,7 +369,7 @@ class TestFetches:
             ]
 
         assert fetched() == []
-        wire.ask(samples.commit(group, (target, {0: 3, 1: 4})), COMMIT)
+        wire.ask(messages.commit(group, (target, {0: 3, 1: 4})), COMMIT)
         assert fetched() == [(target.topic_id if version >= 10 else target.name, [3, 4])]
 
     @pytest.mark.parametrize("version", [9, 10])
@@ -377,7 +377,7 @@ class TestFetches:
         self, wire: Wire, target: Target, member: Member, version: int
     ) -> None:
         assert member.commit(target, 5) == NONE
-        fetch = samples.offset_fetch(version, {member.group_id: [(target, [0])]})
+        fetch = messages.offset_fetch(version, {member.group_id: [(target, [0])]})
         fetch.groups[0].member_id = NOBODY
         fetch.groups[0].member_epoch = 77
         (answer,) = wire.ask(fetch, version).groups
@@ -388,12 +388,12 @@ class TestFetches:
         self, wire: Wire, target: Target, group: str
     ) -> None:
         """Otherwise a small request makes an answer of gigabytes."""
-        wire.ask(samples.commit(group, (target, {0: 3}), metadata="x" * 4096), COMMIT)
-        fetch = samples.offset_fetch(9, {group: None})
+        wire.ask(messages.commit(group, (target, {0: 3}), metadata="x" * 4096), COMMIT)
+        fetch = messages.offset_fetch(9, {group: None})
         fetch.groups = fetch.groups * 20_000
         answer = wire.ask(fetch, 9)
         assert [one.group_id for one in answer.groups] == [group]
-        fetch = samples.offset_fetch(9, {group: [(target, [0] * 50_000)]})
+        fetch = messages.offset_fetch(9, {group: [(target, [0] * 50_000)]})
         (answered,) = wire.ask(fetch, 9).groups
         assert [p.committed_offset for t in answered.topics for p in t.partitions] == [3]
 
@@ -406,11 +406,11 @@ class TestGroupIds:
         assert nameless.sync().error_code == INVALID_GROUP_ID
         assert nameless.heartbeat() == INVALID_GROUP_ID
         assert nameless.leave() == INVALID_GROUP_ID
-        deleted = wire.ask(samples.offset_delete("", (target.name, [0])), 0)
+        deleted = wire.ask(messages.offset_delete("", (target.name, [0])), 0)
         assert (deleted.error_code, deleted.topics) == (INVALID_GROUP_ID, [])
 
     def test_offsets_need_none(self, wire: Wire, target: Target) -> None:
-        assert codes(wire.ask(samples.commit("", (target, {0: 4})), COMMIT)) == [NONE]
+        assert codes(wire.ask(messages.commit("", (target, {0: 4})), COMMIT)) == [NONE]
         assert committed(wire, "", target) == {0: (4, "")}
         assert state(wire, "") == "Empty"
         listed = wire.ask(ListGroupsRequest(states_filter=[], types_filter=[]), 5).groups
@@ -444,7 +444,7 @@ class TestGroupIds:
     def test_a_client_may_have_a_very_long_name(self, wire: Wire, group: str) -> None:
         """Member ids are made of it."""
         for version in (3, JOIN):
-            request = samples.join(f"{group}-{version}")
+            request = messages.join(f"{group}-{version}")
             request.API_VERSION = version
             request.with_header(correlation_id=1, client_id="c" * 32_767)
             wire.send(frame(bytes(request.encode(header=True))))
@@ -478,7 +478,7 @@ class TestMembers:
     @pytest.mark.parametrize("version", range(6))
     def test_leaving_as_nobody(self, wire: Wire, member: Member, version: int) -> None:
         for group_id in (member.group_id, NO_GROUP):
-            answer = wire.ask(samples.leave(group_id, (NOBODY, None)), version)
+            answer = wire.ask(messages.leave(group_id, (NOBODY, None)), version)
             if version < 3:
                 assert answer.error_code == UNKNOWN_MEMBER
             else:
@@ -493,7 +493,7 @@ class TestMembers:
     ) -> None:
         wire = connect()
         leaving = (("", None), (NOBODY, None), ("", NOBODY), (member.member_id, NOBODY))
-        answer = wire.ask(samples.leave(group, *leaving, (member.member_id, None)), LEAVE)
+        answer = wire.ask(messages.leave(group, *leaving, (member.member_id, None)), LEAVE)
         assert answer.error_code == NONE
         assert [one.error_code for one in answer.members] == [UNKNOWN_MEMBER] * 4 + [NONE]
         assert [(one.member_id, one.group_instance_id) for one in answer.members] == [
@@ -501,7 +501,7 @@ class TestMembers:
             (member.member_id, None),
         ]
         assert member.heartbeat() == UNKNOWN_MEMBER
-        answer = wire.ask(samples.leave(group), LEAVE)
+        answer = wire.ask(messages.leave(group), LEAVE)
         assert (answer.error_code, answer.members) == (NONE, [])
 
     def test_the_id_of_a_member_of_another_group(
@@ -553,7 +553,7 @@ class TestMembers:
     ) -> None:
         member = Member(wire, group)
         member.join()
-        request = samples.sync(group, member.member_id, member.generation)
+        request = messages.sync(group, member.member_id, member.generation)
         one = request.SyncGroupRequestAssignment
         request.assignments = [
             one(member_id=member.member_id, assignment=assignment) for assignment in (b"a", b"b")
@@ -620,7 +620,7 @@ class TestProtocols:
     def test_syncing_with_another_than_was_chosen(
         self, wire: Wire, member: Member, protocol_type: str | None, protocol_name: str | None
     ) -> None:
-        request = samples.sync(
+        request = messages.sync(
             member.group_id,
             member.member_id,
             member.generation,
@@ -702,7 +702,7 @@ class TestStaticMembers:
     def test_leaving_by_the_name_of_the_instance_alone(self, connect: Connect, group: str) -> None:
         static = Member(connect(), group, instance_id="one")
         static.settle()
-        answer = connect().ask(samples.leave(group, ("", "two"), ("", "one")), LEAVE)
+        answer = connect().ask(messages.leave(group, ("", "two"), ("", "one")), LEAVE)
         assert [one.error_code for one in answer.members] == [UNKNOWN_MEMBER, NONE]
         assert static.heartbeat() == UNKNOWN_MEMBER
 
@@ -725,7 +725,7 @@ class TestClientsThatLeave:
     ) -> None:
         """What is stored is what is fetched."""
         for number, after_s in enumerate(self.MOMENTS_S):
-            commit = samples.commit(f"{group}-{number}", (target, {0: 1}))
+            commit = messages.commit(f"{group}-{number}", (target, {0: 1}))
             leave_within(broker, commit, COMMIT, after_s)
         for number in range(len(self.MOMENTS_S)):
             group_id = f"{group}-{number}"
@@ -745,13 +745,13 @@ class TestClientsThatLeave:
         """It is there or it is not, and takes members."""
         for number, after_s in enumerate(self.MOMENTS_S):
             group_id = f"{group}-{number}"
-            assert codes(wire.ask(samples.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
+            assert codes(wire.ask(messages.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
             leave_within(broker, DeleteGroupsRequest(groups_names=[group_id]), DELETE, after_s)
         for number in range(len(self.MOMENTS_S)):
             until(partial(self.takes_members, wire, f"{group}-{number}"))
 
     def takes_members(self, wire: Wire, group_id: str) -> bool:
-        return bool(wire.ask(samples.join(group_id), JOIN).error_code == MEMBER_ID_REQUIRED)
+        return bool(wire.ask(messages.join(group_id), JOIN).error_code == MEMBER_ID_REQUIRED)
 
     def test_while_they_delete_offsets(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
@@ -759,8 +759,8 @@ class TestClientsThatLeave:
         """What SQL shows is what is fetched."""
         for number, after_s in enumerate(self.MOMENTS_S):
             group_id = f"{group}-{number}"
-            assert codes(wire.ask(samples.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
-            leave_within(broker, samples.offset_delete(group_id, (target.name, [0])), 0, after_s)
+            assert codes(wire.ask(messages.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
+            leave_within(broker, messages.offset_delete(group_id, (target.name, [0])), 0, after_s)
         for number in range(len(self.MOMENTS_S)):
             group_id = f"{group}-{number}"
             until(partial(self.is_alike, broker, wire, target, group_id))
@@ -785,7 +785,7 @@ class TestAdministrators:
         answer = wire.ask(DeleteGroupsRequest(groups_names=[NO_GROUP, NO_GROUP]), DELETE)
         (deleted,) = answer.results
         assert (deleted.group_id, deleted.error_code) == (NO_GROUP, GROUP_NOT_FOUND)
-        answer = wire.ask(samples.offset_delete(NO_GROUP, (target.name, [0])), 0)
+        answer = wire.ask(messages.offset_delete(NO_GROUP, (target.name, [0])), 0)
         assert (answer.error_code, answer.topics) == (GROUP_NOT_FOUND, [])
 
     def test_a_group_with_members_is_not_deleted(self, wire: Wire, member: Member) -> None:
@@ -796,19 +796,19 @@ class TestAdministrators:
     def test_offsets_of_a_topic_that_is_read_are_not_deleted(
         self, wire: Wire, topic: str, group: str
     ) -> None:
-        target = samples.create_topic(wire, topic, partitions=2)
+        target = messages.create_topic(wire, topic, partitions=2)
         name = topic.encode()
         subscription = SUBSCRIPTION.replace(b"\0\6events", len(name).to_bytes(2, "big") + name)
         member = Member(wire, group, protocols=(("range", subscription),))
         member.settle()
         assert member.commit(target, 5) == NONE
-        answer = wire.ask(samples.offset_delete(group, (topic, [0, 9])), 0)
+        answer = wire.ask(messages.offset_delete(group, (topic, [0, 9])), 0)
         found = {p.partition_index: p.error_code for t in answer.topics for p in t.partitions}
         assert answer.error_code == NONE
         assert found == {0: SUBSCRIBED, 9: UNKNOWN_TOPIC_OR_PARTITION}
         assert committed(wire, group, target) == {0: (5, "")}
         assert member.leave() == NONE
-        answer = wire.ask(samples.offset_delete(group, (topic, [0, 1])), 0)
+        answer = wire.ask(messages.offset_delete(group, (topic, [0, 1])), 0)
         assert codes(answer) == [NONE, NONE]
         assert committed(wire, group, target) == {}
 
@@ -817,7 +817,7 @@ class TestAdministrators:
     ) -> None:
         member = Member(wire, group, protocol_type="connect")
         member.settle()
-        answer = wire.ask(samples.offset_delete(group, (target.name, [0])), 0)
+        answer = wire.ask(messages.offset_delete(group, (target.name, [0])), 0)
         assert (answer.error_code, answer.topics) == (NON_EMPTY, [])
 
     def test_what_a_member_reads_is_shown_while_the_group_is_stable(
@@ -859,7 +859,7 @@ class TestFloods:
         """Kafka gives out ids without end; here they count towards `group_max_size`."""
         wire = connect()
         before_bytes = broker.rss_bytes()
-        knock = samples.join(f"{group}-flooded")
+        knock = messages.join(f"{group}-flooded")
         ids = set()
         for number in range(10_000):
             answer = wire.ask(knock, JOIN)
@@ -885,15 +885,15 @@ class TestFloods:
         with Wire(broker) as wire, Wire(broker) as other:
             member = Member(other, "there-before")
             member.settle()
-            told = {wire.ask(samples.join(f"g{n}"), JOIN).error_code for n in range(5000)}
+            told = {wire.ask(messages.join(f"g{n}"), JOIN).error_code for n in range(5000)}
             assert told == {MEMBER_ID_REQUIRED, FULL}
             assert member.heartbeat() == NONE
-            assert member.commit(samples.create_topic(wire, topic)) == NONE
+            assert member.commit(messages.create_topic(wire, topic)) == NONE
 
     def test_subscriptions_fill_no_memory(self, own_broker: OwnBrokers, topic: str) -> None:
         broker = own_broker(groups_max_bytes=str(16 * MIB), group_initial_rebalance_delay_ms="0")
         with Wire(broker) as wire, Wire(broker) as other:
-            target = samples.create_topic(wire, topic)
+            target = messages.create_topic(wire, topic)
             member = Member(other, "there-before")
             member.settle()
             told = []
@@ -1006,7 +1006,7 @@ class TestFloods:
 
 
 def three_knocks(wire: Wire, version: int) -> tuple[int, str]:
-    answer = wire.ask(samples.join("small"), version)
+    answer = wire.ask(messages.join("small"), version)
     return int(answer.error_code), str(answer.member_id)
 
 

@@ -20,11 +20,11 @@ from kafka.structs import OffsetAndMetadata
 
 from protocol import errors
 from protocol.versions import ApiKey
-from tests.support import samples, tools
+from tests.support import messages, samples, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.engine_process import EngineProcess
+from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of
-from tests.support.samples import Target
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
@@ -51,25 +51,25 @@ def write(wire: Wire, target: Target, count: int, timestamp_ms: int, partition: 
         base_timestamp=timestamp_ms,
         max_timestamp=timestamp_ms,
     )
-    request = samples.produce(target, batch.data, partition=partition)
+    request = messages.produce(target, batch.data, partition=partition)
     (answer,) = wire.ask(request, PRODUCE).responses[0].partition_responses
     assert answer.error_code == 0, answer.error_message
     return int(answer.base_offset)
 
 
 def offset(wire: Wire, target: Target, timestamp: int) -> int:
-    (found,) = wire.ask(samples.list_offsets(target, timestamp), LIST).topics[0].partitions
+    (found,) = wire.ask(messages.list_offsets(target, timestamp), LIST).topics[0].partitions
     assert found.error_code == 0
     return int(found.offset)
 
 
 def fetched(wire: Wire, target: Target, at: int) -> Any:
-    return wire.ask(samples.fetch(target, at), FETCH).responses[0].partitions[0]
+    return wire.ask(messages.fetch(target, at), FETCH).responses[0].partitions[0]
 
 
 def deleted(wire: Wire, target: Target, to: int, *more: tuple[int, int]) -> list[tuple[int, int]]:
     """(error, low watermark) of each partition."""
-    (topic,) = wire.ask(samples.delete_records(target, to, 0, *more), DELETE).topics
+    (topic,) = wire.ask(messages.delete_records(target, to, 0, *more), DELETE).topics
     return [(one.error_code, one.low_watermark) for one in topic.partitions]
 
 
@@ -98,7 +98,7 @@ def test_offsets_go_on_in_a_partition_that_was_emptied_whatever_ends_the_broker(
 ) -> None:
     broker = own_broker(retention_check_interval_ms=EVERY_MS)
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic, configs={"retention.ms": "60000"})
+        target = messages.create_topic(wire, topic, configs={"retention.ms": "60000"})
         assert write(wire, target, 5, now_ms() - 3_600_000) == 0
         until(lambda: offset(wire, target, EARLIEST) == 5, "the log starts at its end")
         until(lambda: rows(broker, topic) == 0, "its rows are gone")
@@ -120,7 +120,7 @@ def test_a_topic_config_that_changes_counts_at_the_next_look(
 ) -> None:
     broker = own_broker(retention_check_interval_ms=EVERY_MS)
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic, configs={"retention.ms": "-1"})
+        target = messages.create_topic(wire, topic, configs={"retention.ms": "-1"})
         write(wire, target, 3, now_ms() - 3_600_000)
         write(wire, target, 2, now_ms())
         alter_retention(broker, topic, 7_200_000)
@@ -148,7 +148,7 @@ def test_a_kill_between_the_checkpoint_and_the_deletion_leaves_no_row_behind(
 ) -> None:
     broker = own_broker()  # which never looks for rows to delete
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic)
+        target = messages.create_topic(wire, topic)
         write(wire, target, 10, now_ms())
         assert deleted(wire, target, 7) == [(0, 7)]
         assert rows(broker, topic) == 10
@@ -167,7 +167,7 @@ def test_delete_records_says_what_is_wrong_for_each_partition(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic, 3)
+        target = messages.create_topic(wire, topic, 3)
         write(wire, target, 10, now_ms())
         out_of_range = (errors.OffsetOutOfRange.code, -1)
         missing = (errors.UnknownTopicOrPartition.code, -1)
@@ -195,7 +195,7 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(
     broker: BrokerProcess, topic: str, policy: str, answer: tuple[int, int]
 ) -> None:
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic, configs={"cleanup.policy": policy})
+        target = messages.create_topic(wire, topic, configs={"cleanup.policy": policy})
         write(wire, target, 3, now_ms())
         assert deleted(wire, target, 2) == [answer]
 
@@ -298,7 +298,7 @@ def aged(own_broker: OwnBroker, topic: str) -> tuple[BrokerProcess, dict[str, Ta
     }
     with Wire(broker) as wire:
         targets = {
-            name: samples.create_topic(wire, f"{topic}.{name}", configs=some)
+            name: messages.create_topic(wire, f"{topic}.{name}", configs=some)
             for name, some in configs.items()
         }
     broker.stop()
@@ -393,7 +393,7 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
     broker = own_broker(retention_check_interval_ms=EVERY_MS)
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     with Wire(broker) as wire:
-        old = samples.create_topic(wire, topic)
+        old = messages.create_topic(wire, topic)
         write(wire, old, 50, now_ms())
         assert deleted(wire, old, 10) == [(0, 10)]
         for done in admin.delete_topics([topic]).values():
@@ -402,7 +402,7 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
         broker.kill()
         broker.start()
     with Wire(broker) as wire:
-        new = samples.create_topic(wire, topic)
+        new = messages.create_topic(wire, topic)
         assert (offset(wire, new, EARLIEST), offset(wire, new, LATEST)) == (0, 0)
         assert write(wire, new, 3, now_ms()) == 0
         until(lambda: rows(broker, topic) == 3, "the rows of the old topic are gone")
@@ -418,10 +418,10 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
 
 def test_a_compacted_topic_takes_no_record_without_a_key(broker: BrokerProcess, topic: str) -> None:
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
+        target = messages.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
         batch = batch_of(Record(0, b"a"), Record(0, None), Record(0, b""), Record(0, None))
         for version in (7, 8, 13):
-            request = samples.produce(target, batch.data)
+            request = messages.produce(target, batch.data)
             (answer,) = wire.ask(request, version).responses[0].partition_responses
             assert answer.error_code == errors.InvalidRecord.code
             assert answer.base_offset == -1
@@ -443,7 +443,7 @@ def test_producers_hear_that_a_compacted_topic_needs_keys_and_go_on(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:
-        samples.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
+        messages.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
     reports: list[confluent_kafka.KafkaError | None] = []
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": broker.kafka, "enable.idempotence": True}

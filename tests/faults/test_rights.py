@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OwnBrokers
-from tests.support import samples
+from tests.support import messages
 from tests.support.sql_rows import SqlError
 from tests.support.wire import Wire
 
@@ -32,15 +32,15 @@ def test_a_broker_that_may_not_renice_serves_reads_and_sql(
     """chDB ends the process when a thread that gave way may not take its priority back."""
     broker = own_broker(sql_user="admin", sql_password="secret")
     with Wire(broker) as wire:
-        target = samples.create_topic(wire, topic)
-        wire.ask(samples.produce(target, samples.small_batch()), 12)
+        target = messages.create_topic(wire, topic)
+        wire.ask(messages.produce(target, messages.small_batch()), 12)
     broker.restart()
     with Wire(broker) as wire:
         for _ in range(20):
-            cold = wire.ask(samples.fetch(target, 0), 12).responses[0].partitions[0]
+            cold = wire.ask(messages.fetch(target, 0), 12).responses[0].partitions[0]
             assert (cold.error_code, cold.high_watermark) == (0, 2)
             assert len(cold.records) > 0
-            found = wire.ask(samples.list_offsets(target, 0), 7).topics[0].partitions[0]
+            found = wire.ask(messages.list_offsets(target, 0), 7).topics[0].partitions[0]
             assert found.offset == 0
     for query in ("SELECT count() AS n FROM messages", "SELECT sum(1) AS n FROM numbers(2)"):
         assert broker.sql(query) == [{"n": 2}]

@@ -11,7 +11,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from storage.slot_map import slot_of_group
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
-from tests.support.samples import Target
+from tests.support.messages import Target
 from tests.support.waiting import until
 from tests.support.wire import Wire
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from protocol import errors
 from protocol.versions import APIS, ApiKey
-from tests.support import samples
-from tests.support.samples import Target
+from tests.support import messages
+from tests.support.messages import Target
 from tests.support.wire import Wire
 
 NEWEST = 99
-RANGE = (("range", samples.SUBSCRIPTION),)
+RANGE = (("range", messages.SUBSCRIPTION),)
 
 
 class Member:
@@ -56,7 +56,7 @@ class Member:
 
     def send_join(self) -> None:
         self._send(
-            samples.join(
+            messages.join(
                 self.group_id,
                 member_id=self.member_id,
                 instance_id=self.instance_id,
@@ -105,7 +105,7 @@ class Member:
 
     def send_sync(self, assignments: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._send(
-            samples.sync(
+            messages.sync(
                 self.group_id,
                 self.member_id,
                 self.generation,
@@ -123,7 +123,7 @@ class Member:
         self.send_sync(assignments)
         return self.receive_sync()
 
-    def settle(self, assignment: bytes = samples.ASSIGNMENT) -> None:
+    def settle(self, assignment: bytes = messages.ASSIGNMENT) -> None:
         """Join and sync as the only member."""
         self.join()
         assert self.leads
@@ -138,11 +138,11 @@ class Member:
             "generation": self.generation,
             "instance_id": self.instance_id,
         }
-        self._send(samples.heartbeat(self.group_id, **asked | changed))
+        self._send(messages.heartbeat(self.group_id, **asked | changed))
         return int(self._receive().error_code)
 
     def leave(self) -> int:
-        self._send(samples.leave(self.group_id, (self.member_id, self.instance_id)))
+        self._send(messages.leave(self.group_id, (self.member_id, self.instance_id)))
         answer = self._receive()
         if self.version(ApiKey.LeaveGroup) < 3 or answer.error_code:
             return int(answer.error_code)
@@ -155,7 +155,7 @@ class Member:
             "generation": self.generation,
             "instance_id": self.instance_id,
         }
-        self._send(samples.commit(self.group_id, (target, {0: offset}), **asked | changed))
+        self._send(messages.commit(self.group_id, (target, {0: offset}), **asked | changed))
         (topic,) = self._receive().topics
         (partition,) = topic.partitions
         return int(partition.error_code)

@@ -41,8 +41,8 @@ from protocol import errors
 from protocol.codec import RequestHeader, decode_request, encode_response
 from protocol.errors import KafkaError
 from protocol.versions import APIS, ApiKey
-from tests.support import samples
-from tests.support.samples import Target
+from tests.support import messages
+from tests.support.messages import Target
 from tests.support.wire import decode, request_body
 
 TOPIC_ID, OLD_ID = UUID(int=5), UUID(int=4)
@@ -163,7 +163,7 @@ async def test_what_a_join_request_means_in_each_version(
 ) -> None:
     coordinator.answer = JoinAnswer("m-1", 3, "consumer", "range", "m-1", (), True)
     for instance in (None, "static") if version >= 5 else (None,):
-        request = samples.join(
+        request = messages.join(
             "g",
             member_id="m",
             instance_id=instance,
@@ -195,7 +195,7 @@ async def test_what_a_join_request_means_in_each_version(
 async def test_a_leader_is_told_its_members(ask: Asking, coordinator: Coordinator) -> None:
     members = (JoinedMember("a", None, b"x"), JoinedMember("b", "static", b""))
     coordinator.answer = JoinAnswer("a", 1, "consumer", "range", "a", members)
-    answer = await ask(samples.join("g"), 9)
+    answer = await ask(messages.join("g"), 9)
     assert [(m.member_id, m.group_instance_id, m.metadata) for m in answer.members] == [
         ("a", None, b"x"),
         ("b", "static", b""),
@@ -211,7 +211,7 @@ async def test_a_refused_member_is_told_the_id_it_came_with_or_the_one_it_is_giv
         (MemberIdGiven("yours"), "yours"),
     ):
         coordinator.refusal = refusal
-        answer = await ask(samples.join("g", member_id="mine"), version)
+        answer = await ask(messages.join("g", member_id="mine"), version)
         assert (answer.error_code, answer.member_id) == (refusal.code, told)
         assert (answer.generation_id, answer.leader, answer.members) == (-1, "", [])
         assert answer.protocol_name == ("" if version < 7 else None)
@@ -232,7 +232,7 @@ async def test_a_refused_member_is_told_the_id_it_came_with_or_the_one_it_is_giv
 async def test_a_client_is_known_by_its_id_and_its_address(
     ask: Asking, coordinator: Coordinator, peer: str, client_id: str | None, client: Client
 ) -> None:
-    await ask(samples.commit("g", (TARGET, {0: 1})), 9, peer=peer, client_id=client_id)
+    await ask(messages.commit("g", (TARGET, {0: 1})), 9, peer=peer, client_id=client_id)
     ((_, committer, *_),) = coordinator.asked
     assert committer == Committer("", None, -1, client)
 
@@ -243,7 +243,7 @@ async def test_what_a_sync_request_means_in_each_version(
 ) -> None:
     coordinator.answer = SyncAnswer("consumer", "range", b"mine")
     instance = "static" if version >= 3 else None
-    request = samples.sync("g", "m", 3, {"m": b"mine", "n": b"theirs"}, instance_id=instance)
+    request = messages.sync("g", "m", 3, {"m": b"mine", "n": b"theirs"}, instance_id=instance)
     answer = await ask(request, version)
     kind, name = ("consumer", "range") if version >= 5 else (None, None)
     expected = SyncRequest("m", instance, 3, kind, name, {"m": b"mine", "n": b"theirs"})
@@ -258,7 +258,7 @@ async def test_what_a_heartbeat_means_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     instance = "static" if version >= 3 else None
-    assert (await ask(samples.heartbeat("g", "m", 3, instance), version)).error_code == 0
+    assert (await ask(messages.heartbeat("g", "m", 3, instance), version)).error_code == 0
     assert coordinator.asked == [("g", "m", instance, 3)]
 
 
@@ -268,7 +268,7 @@ async def test_a_heartbeat_is_good_while_the_group_is_being_read(
 ) -> None:
     coordinator.refusal = errors.CoordinatorLoadInProgress("the group is being read")
 
-    assert (await ask(samples.heartbeat("g", "m", 3), version)).error_code == 0
+    assert (await ask(messages.heartbeat("g", "m", 3), version)).error_code == 0
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.SyncGroup))
@@ -278,7 +278,7 @@ async def test_a_member_that_syncs_while_the_group_is_being_read_is_told_to_join
     coordinator.refusal = errors.CoordinatorLoadInProgress("the group is being read")
 
     with pytest.raises(errors.RebalanceInProgress):
-        await ask(samples.sync("g", "m", 3), version)
+        await ask(messages.sync("g", "m", 3), version)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.LeaveGroup))
@@ -287,7 +287,7 @@ async def test_one_leaves_before_version_3_and_several_from_then_on(
 ) -> None:
     leaving = [("m", None), ("", "static")] if version >= 3 else [("m", None)]
     coordinator.answer = [None] * len(leaving)
-    answer = await ask(samples.leave("g", *leaving), version)
+    answer = await ask(messages.leave("g", *leaving), version)
     assert coordinator.asked == [("g", [LeavingMember(*member) for member in leaving])]
     assert answer.error_code == 0
     if version >= 3:
@@ -302,7 +302,7 @@ async def test_what_a_commit_means_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     instance = "static" if version >= 7 else None
-    request = samples.commit(
+    request = messages.commit(
         "g",
         (TARGET, {0: 10, 3: 11}),
         member_id="m",
@@ -340,7 +340,7 @@ async def test_a_retention_is_a_time_to_expire_at(
     ask: Asking, coordinator: Coordinator, version: int, retention_ms: int, expires_ms: int | None
 ) -> None:
     before_ms = time.time_ns() // 1_000_000
-    await ask(samples.commit("g", (TARGET, {0: 1}), retention_ms=retention_ms), version)
+    await ask(messages.commit("g", (TARGET, {0: 1}), retention_ms=retention_ms), version)
     took_ms = time.time_ns() // 1_000_000 - before_ms
     ((_, _, (commit,), _),) = coordinator.asked
     if expires_ms is None or abs(retention_ms) > 10**6:
@@ -352,7 +352,7 @@ async def test_a_retention_is_a_time_to_expire_at(
 async def test_a_group_is_asked_even_where_all_metadata_is_too_large(
     ask: Asking, coordinator: Coordinator
 ) -> None:
-    request = samples.commit("g", (TARGET, {0: 1, 9: 1}), metadata="x" * 4097)
+    request = messages.commit("g", (TARGET, {0: 1, 9: 1}), metadata="x" * 4097)
     answer = await ask(request, 9)
     assert [p.error_code for t in answer.topics for p in t.partitions] == [
         errors.OffsetMetadataTooLarge.code,
@@ -369,7 +369,7 @@ async def test_a_group_is_asked_even_where_all_metadata_is_too_large(
 
 
 async def test_metadata_is_counted_in_characters(ask: Asking, coordinator: Coordinator) -> None:
-    answer = await ask(samples.commit("g", (TARGET, {0: 1}), metadata="é" * 4096), 9)
+    answer = await ask(messages.commit("g", (TARGET, {0: 1}), metadata="é" * 4096), 9)
     assert [p.error_code for t in answer.topics for p in t.partitions] == [0]
 
 
@@ -389,7 +389,7 @@ async def test_what_was_committed_to_a_topic_that_is_gone_is_not_read(
     }
 
     async def fetched(groups: Mapping[str, Any]) -> list[tuple[int, int]]:
-        answer = await ask(samples.offset_fetch(version, groups), version)
+        answer = await ask(messages.offset_fetch(version, groups), version)
         topics = answer.groups[0].topics if version >= 8 else answer.topics
         assert {t.topic_id if version >= 10 else t.name for t in topics} == {
             TOPIC_ID if version >= 10 else "events"
@@ -408,27 +408,27 @@ async def test_groups_past_the_size_of_an_answer_are_to_be_asked_for_again(
         coordinator.committed[f"g{number}"] = {("events", 0): offset(number, "x" * 1000)}
     ask = Asking(coordinator, room_bytes=2500)
     groups = dict.fromkeys(coordinator.committed)
-    answer = await ask(samples.offset_fetch(9, groups), 9)
+    answer = await ask(messages.offset_fetch(9, groups), 9)
     assert [(group.group_id, group.error_code, len(group.topics)) for group in answer.groups] == [
         ("g0", 0, 1),
         ("g1", 0, 1),
         ("g2", LOAD_IN_PROGRESS, 0),
         ("g3", LOAD_IN_PROGRESS, 0),
     ]
-    answer = await Asking(coordinator, room_bytes=10)(samples.offset_fetch(9, groups), 9)
+    answer = await Asking(coordinator, room_bytes=10)(messages.offset_fetch(9, groups), 9)
     assert [group.error_code for group in answer.groups] == [0] + [LOAD_IN_PROGRESS] * 3
 
 
 async def test_a_group_is_asked_even_where_no_offset_can_be_deleted(
     ask: Asking, coordinator: Coordinator
 ) -> None:
-    answer = await ask(samples.offset_delete("g", ("events", [0, 9, 0]), ("gone", [0])), 0)
+    answer = await ask(messages.offset_delete("g", ("events", [0, 9, 0]), ("gone", [0])), 0)
     assert coordinator.asked.pop() == ("g", [("events", 0)])
     missing = errors.UnknownTopicOrPartition.code
     assert {
         (t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions
     } == {("events", 0): 0, ("events", 9): missing, ("gone", 0): missing}
-    await ask(samples.offset_delete("g", ("gone", [0])), 0)
+    await ask(messages.offset_delete("g", ("gone", [0])), 0)
     assert coordinator.asked.pop() == ("g", [])
 
 

@@ -420,7 +420,7 @@ async def _insert_size(
         merge_s / inserts * 1e3,
         sender_s / inserts * 1e3,
         len(lz4.frame.compress(blocks[0])),
-        int(str(stored[0][0])) * rows,
+        stored[0][0] * rows,
     )
 
 

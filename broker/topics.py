@@ -359,7 +359,7 @@ class LocalCatalog(TopicCatalog):
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         """Bytes of keys and values stored per (topic id, partition), before compression."""
         rows = await self._engine.rows("SELECT topic_id, partition, bytes FROM partition_stats")
-        return {(UUID(str(i)), int(str(p))): int(str(size)) for i, p, size in rows}
+        return {(UUID(str(i)), p): size for i, p, size in rows}
 
     async def look_again(self) -> None:
         """Nobody else makes topics here."""

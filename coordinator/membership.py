@@ -399,7 +399,7 @@ class SharedCache:
             record = self._groups.get(str(group_id))
             if record is not None and record.member(str(member_id)) is not None:
                 heard = self._heard.setdefault(record.group_id, {})
-                heard[str(member_id)] = max(int(str(heard_ms)), heard.get(str(member_id), 0))
+                heard[str(member_id)] = max(heard_ms, heard.get(str(member_id), 0))
 
     # The worker
 
@@ -483,7 +483,7 @@ class SharedCache:
         self._hear(await self._engine.rows(_HEARTBEATS.format(where=_OTHERS_HEARTBEATS), params))
         if self._offsets is not None:
             await self._offsets.refresh()
-        self._seen_ms = max(self._seen_ms, int(str(others[0][0])))
+        self._seen_ms = max(self._seen_ms, others[0][0])
 
     def _is_news(self, group: _StoredGroup) -> bool:
         group_id = group.record.group_id
@@ -544,13 +544,13 @@ def _member(row: Row) -> _StoredMember:
         str(member_id),
         None if instance_id is None else str(instance_id),
         Client(str(client_id), str(host)),
-        int(str(session_ms)),
-        int(str(rebalance_ms)),
+        session_ms,
+        rebalance_ms,
         tuple((name, bytes.fromhex(metadata)) for name, metadata in protocols),
         bytes.fromhex(str(assignment)),
-        int(str(joined_ms)),
+        joined_ms,
     )
-    return _StoredMember(int(str(version)), int(str(generation)), bool(removed), record)
+    return _StoredMember(version, generation, bool(removed), record)
 
 
 def _group(row: Row) -> _StoredGroup:
@@ -560,15 +560,13 @@ def _group(row: Row) -> _StoredGroup:
     ) = row  # fmt: skip
     record = GroupRecord(
         str(group_id),
-        int(str(version)),
+        version,
         str(state),
-        int(str(since_ms)),
-        int(str(generation)),
+        since_ms,
+        generation,
         str(protocol_type),
         str(protocol_name),
         str(leader),
         (),
     )
-    return _StoredGroup(
-        record, int(str(members)), bool(removed), int(str(coordinator)), int(str(changed_ms))
-    )
+    return _StoredGroup(record, members, bool(removed), coordinator, changed_ms)

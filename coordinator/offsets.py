@@ -125,8 +125,8 @@ class CommittedOffsets:
         ((highest, now_ms),) = await self._engine.rows(
             f"SELECT max(version), {_ENGINE_NOW} FROM consumer_offsets"
         )
-        self._version = max(self._version, int(str(highest)))
-        self._seen_ms = int(str(now_ms))
+        self._version = max(self._version, highest)
+        self._seen_ms = now_ms
         gone = []
         for row in await self._engine.rows(_CURRENT):
             group_id, partition, version, offset = _parse(row)
@@ -147,7 +147,7 @@ class CommittedOffsets:
         """
         ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
         rows = await self._engine.rows(_CURRENT)
-        self._version = max(self._version, int(str(highest)))
+        self._version = max(self._version, highest)
         for group_id in [group_id for group_id in self._groups if owns(group_id)]:
             if not self._groups[group_id].pending:
                 del self._groups[group_id]
@@ -285,7 +285,7 @@ class CommittedOffsets:
         ):
             group_id, partition, version, offset = _parse(row)
             self._apply(group_id, partition, version, None if row[-1] else offset)
-        self._seen_ms = int(str(now_ms))
+        self._seen_ms = now_ms
 
     def _next_version(self) -> int:
         self._version = max(self._version + 1, self._clock_ms() * 1000)
@@ -391,14 +391,14 @@ def _parse(row: Row) -> tuple[str, TopicPartition, int, CommittedOffset]:
     ]
     return (
         str(group_id),
-        (str(topic), int(str(partition))),
-        int(str(version)),
+        (str(topic), partition),
+        version,
         CommittedOffset(
             UUID(str(topic_id)),
-            int(str(offset)),
-            int(str(epoch)),
+            offset,
+            epoch,
             str(metadata),
-            int(str(committed)),
-            None if expire is None else int(str(expire)),
+            committed,
+            expire,
         ),
     )

@@ -49,7 +49,7 @@ Handle = Any  # chdb._chdb.connect: a native class without type stubs
 # lazily, so that a reader that has enough bytes pays for no more.
 _READ_SETTINGS = (
     "SET max_threads = 1, optimize_read_in_order = 1, read_in_order_use_buffering = 0,"
-    " max_block_size = 8192"
+    " max_block_size = 8192, output_format_json_quote_64bit_integers = 0"
 )
 _READ_NICE = 10
 # A block is one part: never split, never merged with another before it is written, and never one

@@ -11,12 +11,12 @@ it is known). A block is stored whole or not at all.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 DATABASE = "brokerhouse"
 
 Parameter = str | int | Sequence[str] | Mapping[str, str]
-Row = list[object]
+Row = list[Any]
 
 
 class EngineError(Exception):

@@ -70,7 +70,7 @@ async def make_history(engine: Engine, database: str) -> None:
 async def history(engine: Engine, database: str) -> set[int]:
     """The numbers of what has been applied."""
     rows = await engine.rows(f"SELECT number FROM {database}.schema_migrations")
-    return {int(str(number)) for (number,) in rows}
+    return {number for (number,) in rows}
 
 
 async def note(engine: Engine, database: str, done: list[Migration]) -> None:

@@ -175,7 +175,7 @@ async def _ask(
     try:
         for engine in ctx.broker.places.engines(partition):
             rows = await engine.rows(sql, params)
-            found += [(int(str(timestamp)), int(str(offset))) for timestamp, offset in rows]
+            found += [(timestamp, offset) for timestamp, offset in rows]
     except EngineError as error:
         raise KafkaStorageError(f"cannot read {partition}: {error}") from error
     return best(found) if found else _UNKNOWN

@@ -141,7 +141,7 @@ async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> 
     before = time.time()
     [[now_ms]] = await server.rows("SELECT toUnixTimestamp64Milli(now64(3))")
     after = time.time()
-    seen.clock_ahead_ms = round(int(str(now_ms)) - (before + after) / 2 * 1000)
+    seen.clock_ahead_ms = round(now_ms - (before + after) / 2 * 1000)
     seen.clock_error_ms = round((after - before) / 2 * 1000)
     rows = await server.rows("SELECT macro, substitution FROM system.macros")
     seen.macros = {str(macro): str(value) for macro, value in rows}
@@ -149,14 +149,14 @@ async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> 
         "SELECT shard_num, host_name FROM system.clusters WHERE cluster = {name:String}",
         {"name": config.name},
     )
-    seen.cluster = [(int(str(shard)), str(host)) for shard, host in rows]
+    seen.cluster = [(shard, str(host)) for shard, host in rows]
     seen.keeper = await _complaint(
         server, "SELECT name FROM system.zookeeper WHERE path = '/' LIMIT 1"
     )
     noted = await server.rows("SELECT database FROM system.tables WHERE name = 'schema_migrations'")
     for name in {str(database) for (database,) in noted} & set(databases(layout(config))):
         rows = await server.rows(f"SELECT number FROM {name}.schema_migrations")
-        seen.history[name] = {int(str(number)) for (number,) in rows}
+        seen.history[name] = {number for (number,) in rows}
     seen.registry = await _complaint(
         server, f"SELECT key FROM {SHARD_DATABASE}.registry WHERE key = 'schema'"
     )
@@ -175,7 +175,7 @@ async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> 
         if config.replicated
         else []
     )
-    seen.replicas = [(str(table), bool(ro), int(str(delay))) for table, ro, delay in rows]
+    seen.replicas = [(str(table), bool(ro), delay) for table, ro, delay in rows]
 
 
 async def _complaint(server: ClickHouseServer, statement: str) -> str:

@@ -135,7 +135,7 @@ class Housekeeping:
         rows = await store.engine.rows(
             "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
         )
-        there = {UUID(str(topic_id)): int(str(version)) for topic_id, version in rows}
+        there = {UUID(str(topic_id)): version for topic_id, version in rows}
         await self._catalog.refresh()
         for topic in self._catalog.all():
             if there.pop(topic.topic_id, -1) < topic.version:

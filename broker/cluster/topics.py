@@ -203,8 +203,8 @@ class SharedCatalog(TopicCatalog):
             for topic_id, partition, size in await shard.rows(
                 "SELECT topic_id, partition, bytes FROM partition_stats WHERE bytes > 0"
             ):
-                key = UUID(str(topic_id)), int(str(partition))
-                sizes[key] = sizes.get(key, 0) + int(str(size))
+                key = UUID(str(topic_id)), partition
+                sizes[key] = sizes.get(key, 0) + size
         return sizes
 
     # Changes

@@ -543,7 +543,7 @@ class _Lane:
                 # What an earlier leader knew, compaction may have removed since.
                 there = [await engine.rows(_COUNT, place) for engine in engines]
                 whole = partition.next_offset - partition.log_start_offset
-                partition.has_forgotten = sum(int(str(row[0][0])) for row in there) < whole
+                partition.has_forgotten = sum(row[0][0] for row in there) < whole
         except EngineError as error:
             partition.note_refused(append.header)
             if not append.done.done():
@@ -554,9 +554,7 @@ class _Lane:
 
 
 def _recovered_entry(rows: list[Row]) -> ProducerEntry:
-    numbers = [[int(str(cell)) for cell in row] for row in rows]
-    numbers.sort(key=lambda row: (row[0], row[2]), reverse=True)
-    del numbers[BATCHES_KEPT:]
+    numbers = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)[:BATCHES_KEPT]
     epoch = numbers[0][0]
     ranges = [
         recovered_range(first_offset, last_offset, last_sequence)

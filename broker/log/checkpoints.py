@@ -46,6 +46,6 @@ async def read_checkpoints(
             {"topics": sorted(str(topic_id) for topic_id in topic_ids)},
         )
     return {
-        (UUID(str(topic_id)), int(str(partition))): (int(str(start)), int(str(floor)))
+        (UUID(str(topic_id)), partition): (start, floor)
         for topic_id, partition, start, floor in rows
     }

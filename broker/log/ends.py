@@ -24,7 +24,7 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
         "SELECT sum(rows) FROM system.parts"
         " WHERE database = currentDatabase() AND table = 'messages' AND active"
     )
-    if int(str(rows[0][0])) < len(wanted) * _ROWS_WORTH_A_LOOK:
+    if rows[0][0] < len(wanted) * _ROWS_WORTH_A_LOOK:
         return await _scan(engine)
     ends = await asyncio.gather(*(_look(engine, partition) for partition in wanted))
     return {
@@ -36,7 +36,7 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
 
 async def _scan(engine: Engine) -> dict[tuple[UUID, int], int]:
     return {
-        (UUID(str(topic_id)), int(str(partition))): int(str(last)) + 1
+        (UUID(str(topic_id)), partition): last + 1
         for topic_id, partition, last in await engine.rows(
             "SELECT topic_id, partition, max(offset) FROM messages GROUP BY topic_id, partition"
         )
@@ -51,4 +51,4 @@ async def _look(engine: Engine, partition: Partition) -> int | None:
         " ORDER BY topic DESC, partition DESC, offset DESC LIMIT 1",
         {"topic": name, "topic_id": str(topic_id), "partition": number},
     )
-    return int(str(rows[0][0])) + 1 if rows else None
+    return rows[0][0] + 1 if rows else None

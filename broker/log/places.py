@@ -57,4 +57,4 @@ async def next_offset(engine: Engine, partition: PartitionLog, offset: int) -> i
             "offset": offset,
         },
     )
-    return int(str(rows[0][0])) if rows else None
+    return rows[0][0] if rows else None

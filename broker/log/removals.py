@@ -235,7 +235,7 @@ class Removals:
                 log.warning("compaction of %s waits: %s", shard or "the log", error)
 
     async def _round(self, shard: str, engine: Engine) -> None:
-        asked_ms = int(str((await engine.rows(_NOW))[0][0]))
+        asked_ms = (await engine.rows(_NOW))[0][0]
         rows = await engine.rows(_PENDING, {"since_ms": self._settled_ms.get(shard, 0)})
         if not rows:
             # What is older needs no look again: the history may be long.
@@ -362,7 +362,8 @@ async def _count(engine: Engine, partition: PartitionLog, piece: Piece) -> int:
     work.add(partition, piece)
     condition, params = work.condition()
     rows = await engine.rows(f"SELECT count() FROM messages WHERE {condition}", params)
-    return int(str(rows[0][0]))
+    count: int = rows[0][0]
+    return count
 
 
 async def _delete(engine: Engine, work: _Work) -> None:
@@ -379,7 +380,7 @@ async def _delete(engine: Engine, work: _Work) -> None:
     told = ""
     while True:
         left, why = (await engine.rows(_UNDER_WAY))[0]
-        if int(str(left)) == 0:
+        if left == 0:
             return
         if why and why != told:
             told = str(why)

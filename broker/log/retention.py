@@ -169,8 +169,8 @@ class Retention:
         for engine, rows in by_engine.items():
             for some in _some_at_once(rows):
                 for topic_id, partition, *_, value in await engine.rows(question % ", ".join(some)):
-                    key = UUID(str(topic_id)), int(str(partition))
-                    found.setdefault(key, []).append(int(str(value)))
+                    key = UUID(str(topic_id)), partition
+                    found.setdefault(key, []).append(value)
         return found
 
     def _engines(self, partition: PartitionLog) -> Sequence[Engine]:
@@ -199,7 +199,7 @@ async def _first_young(
     for question in (_FIRST_YOUNG, _FIRST_YOUNG_WITHOUT_TIME):
         rows = await engine.rows(question, params)
         if rows:
-            first = int(str(rows[0][0])), int(str(rows[0][1]))
+            first = rows[0][0], rows[0][1]
             params["end"] = first[0]
     return first
 

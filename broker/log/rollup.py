@@ -164,7 +164,7 @@ class Rollup:
         rows = await self._engine.rows(
             "SELECT toUnixTimestamp(max(minute)) AS last FROM partition_minutes HAVING last > 0"
         )
-        return int(str(rows[0][0])) * 1000 + _MINUTE_MS if rows else None
+        return rows[0][0] * 1000 + _MINUTE_MS if rows else None
 
     async def _first_minute(self, start_ms: int, end_ms: int) -> int:
         """The first minute in this time that has rows; the last minute when none has."""
@@ -177,13 +177,14 @@ class Rollup:
         )
         if not rows:
             return end_ms - _MINUTE_MS
-        first = int(str(rows[0][0]))
+        first: int = rows[0][0]
         return first - first % _MINUTE_MS
 
     async def _window_ms(self) -> int:
         """How much is counted at once: up to a day, less where there are many partitions."""
         rows = await self._engine.rows("SELECT sum(partitions) FROM topics")
-        minutes = _WINDOW_ROWS // max(int(str(rows[0][0])), 1)
+        partitions: int = rows[0][0]
+        minutes = _WINDOW_ROWS // max(partitions, 1)
         return min(max(minutes, 1), _DAY_MINUTES) * _MINUTE_MS
 
     async def _forget_deleted_topics(self) -> None:

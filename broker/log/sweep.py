@@ -157,7 +157,7 @@ class Sweep:
         now_ms = self._clock_ms()
         ((counted_s,),) = await self._engine.rows(_COUNTED_UNTIL)
         days = [
-            Day(str(name), int(str(rows)), bool(mask), str(signature))
+            Day(str(name), rows, bool(mask), str(signature))
             for name, rows, mask, signature in await self._engine.rows(_DAYS)
         ]
         self._visible = {
@@ -167,7 +167,7 @@ class Sweep:
         for one in self._dead.values():
             dead.update(one.by_day)
         for day in days:
-            over = is_over(day.name, int(str(counted_s)) * 1000, now_ms)
+            over = is_over(day.name, counted_s * 1000, now_ms)
             if over and await self._is_dead(day, dead[day.name], starts, dead_topics):
                 await self._drop(day)
             elif is_idle and self._is_due(day.name, dead[day.name], day.rows, now_ms):
@@ -208,8 +208,8 @@ class Sweep:
                     {"topic": names[topic_id], "topic_id": str(topic_id)},
                 )
                 for day, number, count in rows:
-                    by_day = self._dead[topic_id, int(str(number))].by_day
-                    by_day[str(day)] = by_day.get(str(day), 0) + int(str(count))
+                    by_day = self._dead[topic_id, number].by_day
+                    by_day[str(day)] = by_day.get(str(day), 0) + count
                 for partition, _, end in some:
                     self._dead[topic_id, partition].counted_to = end
 
@@ -220,8 +220,8 @@ class Sweep:
         if await self._rows_to_see(day) > dead:
             return False
         for topic_id, partition, last in await self._engine.rows(_LAST_OFFSETS, {"day": day.name}):
-            key = UUID(str(topic_id)), int(str(partition))
-            if key[0] not in dead_topics and int(str(last)) >= starts.get(key, 0):
+            key = UUID(str(topic_id)), partition
+            if key[0] not in dead_topics and last >= starts.get(key, 0):
                 return False
         return True
 
@@ -229,7 +229,7 @@ class Sweep:
         known = self._visible.get(day.name)
         if known is None or known[0] != day.signature:
             ((count,),) = await self._engine.rows(_VISIBLE, {"day": day.name})
-            known = self._visible[day.name] = day.signature, int(str(count))
+            known = self._visible[day.name] = day.signature, count
         return known[1]
 
     async def _drop(self, day: Day) -> None:
@@ -279,12 +279,12 @@ class Sweep:
 
     async def _forget_minutes(self, starts: Mapping[Key, int], now_ms: int) -> None:
         ((found,),) = await self._engine.rows(_MINUTES)
-        rows = int(str(found))
+        rows = found
         if rows > _SMALL_ROWS and now_ms - self._minutes_read_ms < _MINUTES_EVERY_MS:
             return
         self._minutes_read_ms = now_ms
         dead = {
-            (UUID(str(topic_id)), int(str(partition))): int(str(count))
+            (UUID(str(topic_id)), partition): count
             for topic_id, partition, count in await self._engine.rows(_DEAD_MINUTES)
         }
         if self._is_due("minutes", sum(dead.values()), rows, now_ms):

@@ -415,7 +415,7 @@ async def append_times(engine: EmbeddedEngine, log: PartitionLog) -> list[int]:
         " ORDER BY offset",
         {"id": str(log.topic_id)},
     )
-    return [int(str(time_ms)) for (time_ms,) in rows]
+    return [time_ms for (time_ms,) in rows]
 
 
 async def test_the_floor_of_append_time_is_the_block_in_flight_or_else_the_clock(

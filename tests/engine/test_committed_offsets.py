@@ -506,8 +506,9 @@ async def test_what_may_be_half_expired_is_not_current_any_more(
 
 async def now_ms(engine: ScriptedEngine) -> int:
     """The engine's clock: it says when a row was stored."""
-    ((now,),) = await engine.rows("SELECT toUnixTimestamp64Milli(now64(3))")
-    return int(str(now))
+    rows = await engine.rows("SELECT toUnixTimestamp64Milli(now64(3))")
+    now: int = rows[0][0]
+    return now
 
 
 async def test_what_is_current_is_read_from_the_projection(

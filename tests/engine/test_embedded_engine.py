@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 READERS = 4
 
 
-async def values(engine: EmbeddedEngine) -> list[object]:
+async def values(engine: EmbeddedEngine) -> list[str]:
     return [row[0] for row in await engine.rows("SELECT value FROM messages ORDER BY offset")]
 
 
@@ -479,7 +479,7 @@ async def test_what_was_stored_is_there_after_kill_9(tmp_path: Path, acknowledge
     owner.kill()
     engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
     try:
-        stored = [int(str(value)) for value in await values(engine)]
+        stored = [int(value) for value in await values(engine)]
         assert stored == list(range(len(stored)))
         assert len(stored) >= last + 10
         assert len(stored) % 10 == 0, "a block is there whole or not at all"

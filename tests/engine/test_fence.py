@@ -52,12 +52,13 @@ async def stored(engine: EmbeddedEngine, lane: int = 0, session: int = SESSION) 
         " AND partition = {lane:Int32} ORDER BY offset",
         {"id": str(topic_id_of(session)), "lane": lane},
     )
-    return [int(str(offset)) for (offset,) in rows]
+    return [offset for (offset,) in rows]
 
 
 async def fence_rows(engine: EmbeddedEngine) -> int:
     rows = await engine.rows("SELECT count() FROM messages WHERE topic = ''")
-    return int(str(rows[0][0]))
+    number: int = rows[0][0]
+    return number
 
 
 async def fence_rows_are_gone(engine: EmbeddedEngine) -> None:

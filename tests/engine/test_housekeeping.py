@@ -75,7 +75,8 @@ class House:
 
     async def counted(self) -> int:
         rows = await self.engine.rows("SELECT sum(records) FROM partition_minutes")
-        return int(str(rows[0][0]))
+        number: int = rows[0][0]
+        return number
 
 
 @pytest.fixture

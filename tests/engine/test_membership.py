@@ -72,8 +72,9 @@ def everything(cache: SharedCache) -> dict[str, GroupRecord]:
 
 
 async def count(engine: ScriptedEngine, table: str) -> int:
-    ((number,),) = await engine.rows(f"SELECT count() FROM {table}")
-    return int(str(number))
+    rows = await engine.rows(f"SELECT count() FROM {table}")
+    number: int = rows[0][0]
+    return number
 
 
 # --- Groups and members ---

@@ -90,7 +90,7 @@ class House:
         rows = await self.engine.rows(
             "SELECT batch_id, removed, refused FROM compaction_batches WHERE state != 'pending'"
         )
-        return {UUID(str(b)): (int(str(removed)), str(why)) for b, removed, why in rows}
+        return {UUID(str(b)): (removed, str(why)) for b, removed, why in rows}
 
     async def offsets(self, log: PartitionLog) -> list[int]:
         return [offset for offset, _ in await stored_values(self.engine, log)]

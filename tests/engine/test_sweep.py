@@ -110,7 +110,7 @@ class House:
             "SELECT partition, sum(rows) FROM system.parts WHERE database = currentDatabase()"
             " AND table = 'messages' AND active GROUP BY partition HAVING sum(rows) > 0"
         )
-        return {str(day): int(str(count)) for day, count in rows}
+        return {str(day): count for day, count in rows}
 
 
 @pytest.fixture
@@ -373,10 +373,11 @@ async def test_what_was_dropped_frees_the_disk(
 
 
 async def bytes_of_parts(house: House) -> int:
-    ((size,),) = await house.engine.rows(
+    rows = await house.engine.rows(
         "SELECT sum(bytes_on_disk) FROM system.parts WHERE table = 'messages' AND active"
     )
-    return int(str(size))
+    size: int = rows[0][0]
+    return size
 
 
 def size_of(directory: Path) -> int:

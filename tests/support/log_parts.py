@@ -92,7 +92,7 @@ async def stored_values(engine: Engine, log: PartitionLog) -> list[tuple[int, st
         " AND partition = {partition:Int32} ORDER BY offset",
         {"id": str(log.topic_id), "partition": log.partition},
     )
-    return [(int(str(offset)), str(value)) for offset, value in rows]
+    return [(offset, str(value)) for offset, value in rows]
 
 
 def tail_rows(log: PartitionLog, offset: int = 0) -> list[Row]:

@@ -20,6 +20,7 @@ from broker.log.retention import Retention, watch
 from broker.log.rollup import Rollup
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
+from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
@@ -50,7 +51,7 @@ class SingleNode:
             TailCache(settings.tail_cache_bytes),
             settings.lanes,
             append_limits(settings),
-            uuid4(),
+            EndlessLease(uuid4()),
         )
         places = OnePlace(engine)
         self.rollup = Rollup(engine, self.appender.no_row_before, wall_ms)

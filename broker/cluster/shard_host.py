@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from broker.config import Settings
-from broker.log.appender import Appender, Lease
+from broker.log.appender import Appender
 from broker.log.rollup import Rollup
 from broker.log.tail_cache import TailCache
+from broker.log.write_lease import SessionWriteLease
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
 from storage.engine import Engine, EngineError
@@ -73,7 +74,7 @@ class ShardHost:
     async def begin(
         self, session_id: int, lease: Callable[[], bool], days: Callable[[], range]
     ) -> None:
-        """Have an appender of this session. `days`: see `Lease`. Raises `EngineError`."""
+        """Have an appender of this session; see `SessionWriteLease`. Raises `EngineError`."""
         async with self._beginning:  # two would use the same tokens
             if self.writing is None or self.writing.session_id != session_id:
                 self.writing = await self._begun(session_id, lease, days)
@@ -87,7 +88,7 @@ class ShardHost:
             self._cache,
             self._settings.lanes,
             append_limits(self._settings),
-            Lease(session_id, lease, days),
+            SessionWriteLease(session_id, lease, days),
         )
         self._floor_ms = max(self._floor_ms, counted or 0)
         await appender.no_row_before(self._floor_ms)

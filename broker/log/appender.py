@@ -23,13 +23,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from uuid import UUID
 
-from broker.log.fence import block_token, burn
+from broker.log.fence import block_token
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import (
     BATCHES_KEPT,
@@ -40,6 +39,7 @@ from broker.log.producers import (
     recovered_range,
 )
 from broker.log.tail_cache import CachedBatch, TailCache
+from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS
 from protocol._records import BatchHeader, BlockBuilder, stamp_batch
 from protocol.compression import decompress
@@ -99,21 +99,6 @@ class AppendLimits:
     producer_id_expiration_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What a broker of a cluster may do on a shard, for as long as its session lasts.
-
-    `is_valid` is false once the session is over, and never true again. `days`: the days since 1970
-    of which rows may be, by what the session's row in the registry said when it was last renewed.
-    `away_after_ms`: how long appends wait for a shard that does not answer.
-    """
-
-    session_id: int
-    is_valid: Callable[[], bool]
-    days: Callable[[], range]
-    away_after_ms: int = 3000
-
-
 class _LeaseOver(Exception):
     """The lane has ended. What it was about to do is left undone."""
 
@@ -148,10 +133,9 @@ class Appender:
         cache: TailCache,
         lanes: int,
         limits: AppendLimits,
-        owner: UUID | Lease,
+        lease: WriteLease,
     ) -> None:
-        """`owner` makes insert tokens unique: an id of this start of the process, or a session."""
-        self._lanes = [_Lane(n, engine, cache, limits, owner) for n in range(lanes)]
+        self._lanes = [_Lane(n, engine, cache, limits, lease) for n in range(lanes)]
 
     def start(self) -> None:
         for lane in self._lanes:
@@ -229,14 +213,13 @@ class _Lane:
         engine: Engine,
         cache: TailCache,
         limits: AppendLimits,
-        owner: UUID | Lease,
+        lease: WriteLease,
     ) -> None:
         self._number = number
         self._engine = engine
         self._cache = cache
         self._limits = limits
-        self._lease = owner if isinstance(owner, Lease) else None
-        self._identity = owner.session_id if isinstance(owner, Lease) else owner
+        self._lease = lease
         self._block_number = 0
         self.resolved = 0
         self._queue: deque[_Append] = deque()
@@ -352,7 +335,7 @@ class _Lane:
                 # that may or may not be taken.
                 log.exception("lane %d failed; its appends are refused", self._number)
                 self._refuse(self._taken)
-                if self._lease is not None:  # nor the lane with a number that may be taken
+                if self._lease.is_fenced:  # nor the lane with a number that may be taken
                     self.end("the lane failed")
             finally:
                 if patience is not None:
@@ -383,7 +366,7 @@ class _Lane:
         return taken
 
     def _lose_patience_later(self) -> asyncio.TimerHandle | None:
-        if self._lease is None:
+        if self._lease.away_after_ms is None:
             return None
         loop = asyncio.get_running_loop()
         return loop.call_later(self._lease.away_after_ms / 1000, self._lose_patience)
@@ -401,8 +384,6 @@ class _Lane:
 
     def _check_lease(self, append_time_ms: int) -> None:
         """Raises `_LeaseOver` when nothing may be sent, published or acknowledged any more."""
-        if self._lease is None:
-            return
         if self.has_ended or not self._lease.is_valid():
             raise _LeaseOver("the session is over")
         if append_time_ms // DAY_MS not in self._lease.days():
@@ -414,7 +395,7 @@ class _Lane:
                 await self._recover_producer(append)
         # The floors are read after `_settled` is cleared: a block has them or is waited for.
         append_time_ms = self._append_time_ms = self.append_time_ms()
-        if self._lease is not None and append_time_ms // DAY_MS not in self._lease.days():
+        if append_time_ms // DAY_MS not in self._lease.days():
             log.warning("lane %d waits for its session to reach the day of the clock", self._number)
             for append in appends:
                 append.log.note_refused(append.header)
@@ -427,7 +408,7 @@ class _Lane:
         self._queue.extendleft(reversed(block.left))
         if block.rows:
             self._block_number += 1
-            token = block_token(self._identity, self._number, self._block_number)
+            token = block_token(self._lease.identity, self._number, self._block_number)
             try:
                 await self._store(block, token)
             except EngineError as error:
@@ -462,37 +443,16 @@ class _Lane:
 
     async def _is_stored(self, block: _Block) -> bool:
         """Whether a block that was refused is stored; asked until the engine answers."""
+        partition, offset = next(iter(block.staging.first_offsets.items()))
+        sent = SentBlock(self._number, self._block_number, block.append_time_ms, partition, offset)
         delay = _RETRY_FIRST_S
         while True:
             self._check_lease(block.append_time_ms)
             try:
-                if self._lease is None:
-                    return await self._has_rows(block)
-                return not await burn(
-                    self._engine,
-                    self._lease.session_id,
-                    self._number,
-                    self._block_number,
-                    block.append_time_ms,
-                )
+                return await self._lease.is_stored(self._engine, sent)
             except EngineError as error:
                 log.error("cannot find out whether a refused block is stored, again: %s", error)
                 delay = await self._back_off(delay)
-
-    async def _has_rows(self, block: _Block) -> bool:
-        partition, offset = next(iter(block.staging.first_offsets.items()))
-        found = await self._engine.rows(
-            "SELECT count() FROM messages WHERE topic = {topic:String}"
-            " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-            " AND offset = {offset:Int64}",
-            {
-                "topic": partition.topic.name,
-                "topic_id": str(partition.topic_id),
-                "partition": partition.partition,
-                "offset": offset,
-            },
-        )
-        return found != [[0]]
 
     async def _back_off(self, seconds: float) -> float:
         """Wait between attempts, and tell how long next time; a lane that ends does not wait.

@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
-from broker.log.appender import Appended, Appender, Lease
+from broker.log.appender import Appended, Appender
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
+from broker.log.write_lease import SessionWriteLease
 from common.clock import DAY_MS
 from protocol.errors import (
     KafkaStorageError,
@@ -56,8 +57,10 @@ class Session:
         self.is_valid = True
         self.days = range(today(), today() + 2)
 
-    def lease(self, away_after_ms: int = 600_000) -> Lease:
-        return Lease(self.number, lambda: self.is_valid, lambda: self.days, away_after_ms)
+    def lease(self, away_after_ms: int = 600_000) -> SessionWriteLease:
+        return SessionWriteLease(
+            self.number, lambda: self.is_valid, lambda: self.days, away_after_ms
+        )
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def session() -> Session:
 
 @pytest.fixture
 async def appender(scripted: ScriptedEngine, session: Session) -> AsyncIterator[Appender]:
-    made = make_appender(scripted, owner=session.lease())
+    made = make_appender(scripted, lease=session.lease())
     yield made
     await ended(made, scripted)
 
@@ -75,7 +78,7 @@ async def appender(scripted: ScriptedEngine, session: Session) -> AsyncIterator[
 @pytest.fixture
 async def impatient(scripted: ScriptedEngine, session: Session) -> AsyncIterator[Appender]:
     """An appender that soon loses patience with its shard."""
-    made = make_appender(scripted, owner=session.lease(AWAY_AFTER_MS))
+    made = make_appender(scripted, lease=session.lease(AWAY_AFTER_MS))
     yield made
     await ended(made, scripted)
 
@@ -203,8 +206,10 @@ async def test_the_lease_is_asked_before_sending_and_before_publishing(
         ([True], RequestTimedOut),
         ([True, True], 0),
     ):
-        lease = Lease(len(answers), partial(next, iter(answers), False), lambda: session.days)
-        appender = make_appender(scripted, owner=lease)
+        lease = SessionWriteLease(
+            len(answers), partial(next, iter(answers), False), lambda: session.days
+        )
+        appender = make_appender(scripted, lease=lease)
         log = make_log()
         found = await outcomes([append(appender, log, plain(b"x"))])
         assert found == [outcome]
@@ -342,7 +347,7 @@ async def test_whatever_happens_a_successor_fences_what_was_in_flight(
     rnd = random.Random(seed)
     faults = [None, None, None, "refused", "refused though stored", "unknown though stored"]
     scripted.faults += [rnd.choice(faults) for _ in range(40)]
-    appender = make_appender(scripted, lanes=1, owner=session.lease())
+    appender = make_appender(scripted, lanes=1, lease=session.lease())
     log = make_log()
     acknowledged: dict[int, str] = {}
     counted = appender.resolved

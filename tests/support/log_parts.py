@@ -10,14 +10,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from broker.config import Settings
 from broker.effective_configs import effective
-from broker.log.appender import Appender, AppendLimits, Lease
+from broker.log.appender import Appender, AppendLimits
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
+from broker.log.write_lease import EndlessLease, WriteLease
 from protocol._records import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
@@ -55,9 +56,11 @@ def make_appender(
     lanes: int = LANES,
     limits: AppendLimits = LIMITS,
     cache: TailCache | None = None,
-    owner: UUID | Lease | None = None,
+    lease: WriteLease | None = None,
 ) -> Appender:
-    appender = Appender(engine, cache or TailCache(64 << 20), lanes, limits, owner or uuid4())
+    appender = Appender(
+        engine, cache or TailCache(64 << 20), lanes, limits, lease or EndlessLease(uuid4())
+    )
     appender.start()
     return appender
 

@@ -1,0 +1,104 @@
+"""The right of an appender to write to an engine, and how long it lasts.
+
+A broker that is alone has `EndlessLease`. In a cluster the right comes from the broker's session:
+`SessionWriteLease`. Another broker may take over when the session ends, and then fences the lanes
+by their block numbers (broker/log/fence.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from broker.log.fence import burn
+from broker.log.partition import PartitionLog
+from storage.engine import Engine
+
+_EVERY_DAY = range(1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlock:
+    """A block that was sent: its number in its lane, and its first row."""
+
+    lane: int
+    number: int
+    append_time_ms: int
+    partition: PartitionLog
+    offset: int
+
+
+class WriteLease(Protocol):
+    """Asked before every attempt to insert, and again before anything is acknowledged."""
+
+    @property
+    def identity(self) -> int | UUID:
+        """Makes insert tokens unique: a session, or one start of a process."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a successor fences the lanes: then no block number may be left unused."""
+
+    @property
+    def away_after_ms(self) -> int | None:
+        """How long clients wait for an engine that does not answer; None: until it does."""
+
+    def is_valid(self) -> bool:
+        """False once the lease is over, and never true again."""
+
+    def days(self) -> range:
+        """The days since 1970 of which rows may be written."""
+
+    async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
+        """Whether a block that the engine refused is stored after all. Raises `EngineError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndlessLease:
+    """`WriteLease` of a broker that is alone. `identity` is new at each start of the process."""
+
+    identity: UUID
+    is_fenced: bool = False
+    away_after_ms: int | None = None
+
+    def is_valid(self) -> bool:
+        return True
+
+    def days(self) -> range:
+        return _EVERY_DAY
+
+    async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
+        """By its first row: nobody else writes to this engine."""
+        found = await engine.rows(
+            "SELECT count() FROM messages WHERE topic = {topic:String}"
+            " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+            " AND offset = {offset:Int64}",
+            {
+                "topic": block.partition.topic.name,
+                "topic_id": str(block.partition.topic_id),
+                "partition": block.partition.partition,
+                "offset": block.offset,
+            },
+        )
+        return found != [[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWriteLease:
+    """`WriteLease` of one session of a broker on one shard.
+
+    `is_valid`: whether the session lasts. `days`: what the session's row in the registry allowed
+    when it was last renewed.
+    """
+
+    identity: int
+    is_valid: Callable[[], bool]
+    days: Callable[[], range]
+    away_after_ms: int | None = 3000
+    is_fenced: bool = True
+
+    async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
+        """By burning its number: what is burnt can never be stored, however late it arrives."""
+        return not await burn(engine, self.identity, block.lane, block.number, block.append_time_ms)

@@ -31,7 +31,7 @@ from common.logging import log_to_stderr
 from common.tasks import Periodic
 from storage.embedded import DataDirectoryError
 from storage.engine import EngineError
-from storage.schema import SchemaError
+from storage.schema_files import SchemaError
 
 log = logging.getLogger(__name__)
 

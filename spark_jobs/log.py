@@ -19,8 +19,8 @@ from pyspark.sql.datasource import InputPartition
 from spark_jobs.filters import Filters
 from spark_jobs.options import EARLIEST, LATEST, Limit, Login, ReadOptions, TopicPartition
 from spark_jobs.servers import Refused, ServerError, Unreachable, rows, rows_of_any
-from storage.cluster_sql import DATABASE, SHARD_DATABASE
-from storage.engine import Parameter
+from storage.cluster_sql import SHARD_DATABASE
+from storage.engine import DATABASE, Parameter
 from storage.registry_values import MalformedState
 from storage.slot_map import SlotMap
 

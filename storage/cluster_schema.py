@@ -1,12 +1,13 @@
-"""Applies the statements of cluster_sql.py to the servers of a cluster, once, however many ask.
+"""Applies the statements of cluster_sql.py to the servers of a cluster, each once per server.
 
-* Each server notes what it has (`schema_migrations`, not replicated, in each of the two databases),
-  so one that is added later, or was away, gets what it lacks the next time somebody asks.
-* Every statement can be applied again. A lock in the registry lets one broker at a time do it, so
-  that two do not exchange the same view under each other; the lock of one who died is taken over.
-* A new statement goes ON CLUSTER where servers replicate and all of them answer; otherwise to each
-  server by itself. A replica that joins others takes its tables as theirs are now: ClickHouse
-  refuses to make them as they once were (METADATA_MISMATCH after an ALTER).
+* Each server records what was applied to it (table `schema_migrations`, not replicated, in each of
+  the two databases). So a server that is added later, or was away, gets what it lacks at the next
+  migration.
+* Every statement can be applied again. A lock in the registry lets one broker at a time migrate, so
+  that two do not replace the same view at once. The lock of a broker that died is taken over.
+* A new statement runs ON CLUSTER where servers replicate and all of them answer; otherwise on each
+  server by itself. A replica that joins others gets their tables as they are now: ClickHouse
+  refuses to create them as they once were (METADATA_MISMATCH after an ALTER).
 * Tables of a newer version are refused before anything is changed.
 """
 
@@ -22,30 +23,29 @@ from itertools import groupby
 from typing import Protocol
 
 from storage.cluster_sql import (
-    DATABASE,
     SHARD_DATABASE,
     ClusterLayout,
+    ClusterMigration,
     foundation,
-    made_by,
-    on_cluster,
     people_migrations,
     shard_migrations,
 )
-from storage.engine import Engine, EngineError
+from storage.engine import DATABASE, Engine, EngineError
 from storage.registry import Registry, Versioned
-from storage.schema import Migration, SchemaError, history, make_history, migrations, note
+from storage.schema import history, make_history, migrations, record_applied
+from storage.schema_files import SchemaError
 
 SCHEMA_KEY = "schema"
-"""In the registry: the newest version that was applied anywhere, and who is at it."""
+"""In the registry: the newest version that was applied anywhere, and who holds the lock."""
 TAKE_OVER_S = 30.0
-"""Whoever holds the lock and has not moved for this long is gone: a statement takes less."""
+"""A holder of the lock that showed no progress for this long is dead: a statement takes less."""
 _POLL_S = 0.2
 _DDL_TIMEOUT_S = 8
 
 log = logging.getLogger(__name__)
 
 
-class Server(Engine, Protocol):
+class SchemaServer(Engine, Protocol):
     """One server, by itself: no failover. Its connections may be in any database that exists."""
 
     @property
@@ -54,7 +54,7 @@ class Server(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What came of it: names of what was applied to some server, and servers that were away."""
+    """The names of what was applied to at least one server, and the servers that did not answer."""
 
     applied: tuple[str, ...]
     away: tuple[str, ...]
@@ -62,16 +62,16 @@ class Migrated:
 
 @dataclass(slots=True)
 class _Target:
-    """A server that answers, and the numbers of what it has, by database."""
+    """A server that answers, and the numbers of the migrations that it has, by database."""
 
     shard: str
-    server: Server
+    server: SchemaServer
     has: dict[str, set[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The registry's row. `turns` grows with every sign of life of the holder."""
+    """The registry's row. The holder raises `turns` with every step, to show that it is alive."""
 
     version: int = 0
     holder: str = ""
@@ -92,14 +92,14 @@ class _Version:
 
 
 async def migrate_cluster(
-    shards: Mapping[str, Sequence[Server]], layout: ClusterLayout, registry: Registry
+    shards: Mapping[str, Sequence[SchemaServer]], layout: ClusterLayout, registry: Registry
 ) -> Migrated:
     """Bring all servers that answer up to this version.
 
-    `shards`: every server of every shard, by the shard's name. `registry` stands on the table
-    `registry`, which need not be there yet. Raises `SchemaError` when the tables were made by a
-    newer version or another one took the lock away, and `EngineError` when a statement failed or
-    no server answers.
+    `shards`: every server of every shard, by the shard's name. `registry` reads and writes the
+    table `registry`, which need not exist yet. Raises `SchemaError` when the tables were made by a
+    newer version or another broker took the lock over, and `EngineError` when a statement failed
+    or no server answers.
     """
     targets, away = await _reach(shards)
     made = databases(layout)
@@ -114,7 +114,7 @@ async def migrate_cluster(
         for database in made:
             await make_history(target.server, database)
     lock = _Lock(registry)
-    await lock.take()
+    await lock.acquire()
     try:
         applied: list[str] = []
         for target in targets:
@@ -122,9 +122,9 @@ async def migrate_cluster(
         for database, known in made.items():
             everywhere = layout.name if layout.replicated and not away else None
             applied += await _apply(targets, database, known, everywhere, lock.renew)
-        await lock.done(_newest())
+        await lock.record_version(_newest())
     finally:
-        await lock.give_back()
+        await lock.release()
     return Migrated(tuple(dict.fromkeys(applied)), away)
 
 
@@ -132,18 +132,23 @@ def _newest() -> int:
     return migrations()[-1].number
 
 
-def databases(layout: ClusterLayout) -> dict[str, list[Migration]]:
-    """What each database of a server is made by."""
+def databases(layout: ClusterLayout) -> dict[str, list[ClusterMigration]]:
+    """The migrations of each database of a server."""
     found = {SHARD_DATABASE: shard_migrations(layout)}
     if layout.distributed:
         found[DATABASE] = people_migrations(layout)
     return found
 
 
-async def _reach(shards: Mapping[str, Sequence[Server]]) -> tuple[list[_Target], tuple[str, ...]]:
-    """Who answers, and the addresses of those who do not. What they say is not hidden."""
+async def _reach(
+    shards: Mapping[str, Sequence[SchemaServer]],
+) -> tuple[list[_Target], tuple[str, ...]]:
+    """The servers that answer, and the URLs of those that do not.
 
-    async def ask(shard: str, server: Server) -> EngineError | _Target:
+    Raises `EngineError` if one answers with an error, or none answers.
+    """
+
+    async def ask(shard: str, server: SchemaServer) -> EngineError | _Target:
         try:
             await server.rows("SELECT 1")
         except EngineError as error:
@@ -157,21 +162,23 @@ async def _reach(shards: Mapping[str, Sequence[Server]]) -> tuple[list[_Target],
     targets = [answer for answer in answers if isinstance(answer, _Target)]
     failures = [answer for answer in answers if isinstance(answer, EngineError)]
     if not targets:
-        raise failures[0] if failures else EngineError("there are no servers")
-    there = {target.server.url for target in targets}
-    away = tuple(server.url for _, server in servers if server.url not in there)
+        raise failures[0] if failures else EngineError("no servers are configured")
+    answering = {target.server.url for target in targets}
+    away = tuple(server.url for _, server in servers if server.url not in answering)
     if away:
-        log.warning("not migrated, because they do not answer: %s", ", ".join(away))
+        log.warning("these servers do not answer and are not migrated: %s", ", ".join(away))
     return targets, away
 
 
-async def _read_history(target: _Target, databases: Mapping[str, Sequence[Migration]]) -> None:
+async def _read_history(
+    target: _Target, databases: Mapping[str, Sequence[ClusterMigration]]
+) -> None:
     rows = await target.server.rows(
         "SELECT database FROM system.tables WHERE name = 'schema_migrations'"
     )
-    there = {str(database) for (database,) in rows}
+    existing = {str(database) for (database,) in rows}
     for database in databases:
-        has = await history(target.server, database) if database in there else set()
+        has = await history(target.server, database) if database in existing else set()
         if has and max(has) > (newest := _newest()):
             raise SchemaError(
                 f"the tables on {target.server.url} were made by a newer version of brokerhouse "
@@ -180,7 +187,9 @@ async def _read_history(target: _Target, databases: Mapping[str, Sequence[Migrat
         target.has[database] = has
 
 
-def _lacks(target: _Target, databases: Mapping[str, Sequence[Migration]]) -> list[Migration]:
+def _lacks(
+    target: _Target, databases: Mapping[str, Sequence[ClusterMigration]]
+) -> list[ClusterMigration]:
     return [
         one for name, known in databases.items() for one in known
         if one.number not in target.has[name]
@@ -190,12 +199,15 @@ def _lacks(target: _Target, databases: Mapping[str, Sequence[Migration]]) -> lis
 async def _apply(
     targets: Sequence[_Target],
     database: str,
-    known: Sequence[Migration],
+    known: Sequence[ClusterMigration],
     everywhere: str | None,
     still_alone: Callable[[], Awaitable[None]],
 ) -> list[str]:
-    """All that somebody lacks, in order. `everywhere`: the cluster for ON CLUSTER, if it may be."""
-    done: dict[str, list[Migration]] = {target.server.url: [] for target in targets}
+    """Apply every migration that some server lacks, in order; returns their names.
+
+    `everywhere`: the cluster's name where ON CLUSTER may be used.
+    """
+    done: dict[str, list[ClusterMigration]] = {target.server.url: [] for target in targets}
     applied = []
     try:
         for number, statements in groupby(known, key=lambda one: one.number):
@@ -205,7 +217,7 @@ async def _apply(
             for one in statements:
                 await still_alone()
                 if everywhere is not None and len(lacking) == len(targets):
-                    await lacking[0].server.execute(_for_all(one.statement, everywhere))
+                    await lacking[0].server.execute(_for_all(one, everywhere))
                 else:
                     for target in lacking:
                         await target.server.execute(await _for_one(one, target, targets, database))
@@ -216,31 +228,30 @@ async def _apply(
     finally:
         for target in targets:
             if news := done[target.server.url]:
-                await note(target.server, database, news)
+                await record_applied(target.server, database, news)
     return applied
 
 
-def _for_all(statement: str, cluster: str) -> str:
+def _for_all(one: ClusterMigration, cluster: str) -> str:
     return (
-        f"{on_cluster(statement, cluster)} FORMAT Null"
+        f"{one.on_cluster(cluster)} FORMAT Null"
         f" SETTINGS distributed_ddl_task_timeout = {_DDL_TIMEOUT_S},"
         " distributed_ddl_output_mode = 'throw'"
     )
 
 
 async def _for_one(
-    one: Migration, target: _Target, targets: Sequence[_Target], database: str
+    one: ClusterMigration, target: _Target, targets: Sequence[_Target], database: str
 ) -> str:
-    """The statement, or for a table that other replicas have, theirs."""
-    made = made_by(one.statement)
-    if made is None or "Replicated" not in one.statement:
+    """The statement; for a table that other replicas have, the statement that makes theirs."""
+    if not one.replicated_table:
         return one.statement
     for other in targets:
         if other.shard == target.shard and one.number in other.has[database]:
             rows = await other.server.rows(
                 "SELECT create_table_query FROM system.tables"
                 " WHERE concat(database, '.', name) = {name:String}",
-                {"name": made},
+                {"name": one.target},
             )
             if rows:
                 theirs = str(rows[0][0])
@@ -249,14 +260,14 @@ async def _for_one(
 
 
 class _Lock:
-    """One at a time: the registry's row names a holder, who shows that it lives by every turn."""
+    """One broker migrates at a time: the registry's row names the holder of the lock."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._me = str(uuid.uuid4())
 
-    async def take(self) -> None:
-        """Waits for another holder, and takes over from one that has stopped moving."""
+    async def acquire(self) -> None:
+        """Wait for another holder to release it; take over from one that shows no progress."""
         loop = asyncio.get_running_loop()
         seen: _Version | None = None
         since = loop.time()
@@ -273,13 +284,14 @@ class _Lock:
             await asyncio.sleep(_POLL_S)
 
     async def renew(self) -> None:
-        """Raises `SchemaError` if somebody else has taken over."""
+        """Show progress. Raises `SchemaError` if another broker has taken over."""
         await self._change(lambda now: replace(now, turns=now.turns + 1))
 
-    async def done(self, version: int) -> None:
+    async def record_version(self, version: int) -> None:
+        """Every server that answers is at `version` now. Raises as `renew`."""
         await self._change(lambda now: replace(now, version=version, turns=now.turns + 1))
 
-    async def give_back(self) -> None:
+    async def release(self) -> None:
         row = await self._registry.get(SCHEMA_KEY)
         now = _Version.from_row(row)
         if now.holder == self._me:
@@ -292,7 +304,7 @@ class _Lock:
         if now.holder != self._me or not await self._registry.compare_and_set(
             SCHEMA_KEY, row, change(now).to_text()
         ):
-            raise SchemaError("another broker has taken the migration of the tables over")
+            raise SchemaError("another broker has taken over the migration of the tables")
 
 
 def _refuse_newer(now: _Version) -> None:

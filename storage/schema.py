@@ -1,19 +1,15 @@
-"""Applies the statements in sql/schema/, each file once and in order of its number.
+"""Applies the statements of sql/schema/ to the embedded engine, each once and in order.
 
-A file is one statement and never changes once released: what comes later is a new file. Which ones
-have been applied is in the table `schema_migrations`. For ClickHouse servers: cluster_schema.py.
+The table `schema_migrations` says which have been applied. ClickHouse servers: cluster_schema.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 from storage.engine import DATABASE, Engine
-
-
-class SchemaError(Exception):
-    """The tables on disk do not fit this version of the program."""
+from storage.schema_files import Rendering, SchemaError, schema_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +20,14 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """Every numbered statement in sql/schema/, in order."""
-    found = []
-    for file in files("sql.schema").iterdir():
-        if file.name.endswith(".sql"):
-            number, _, name = file.name.removesuffix(".sql").partition("_")
-            found.append(Migration(int(number), name, file.read_text(encoding="utf-8")))
-    return sorted(found, key=lambda migration: migration.number)
+    """Every numbered statement in sql/schema/, in order, for the embedded engine."""
+    found = schema_files()
+    known = {file.subject for file in found}
+    embedded = Rendering()
+    return [
+        Migration(file.number, file.name, embedded.fill_in(file, file.text, known))
+        for file in found
+    ]
 
 
 async def migrate(engine: Engine) -> list[Migration]:
@@ -54,12 +51,12 @@ async def migrate(engine: Engine) -> list[Migration]:
             done.append(migration)
     finally:
         if done:
-            await note(engine, DATABASE, done)
+            await record_applied(engine, DATABASE, done)
     return pending
 
 
 async def make_history(engine: Engine, database: str) -> None:
-    """The table of what has been applied, where there is none yet."""
+    """Create `schema_migrations`, if it does not exist yet."""
     await engine.execute(
         f"CREATE TABLE IF NOT EXISTS {database}.schema_migrations"
         " (number UInt32, name String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
@@ -73,10 +70,10 @@ async def history(engine: Engine, database: str) -> set[int]:
     return {number for (number,) in rows}
 
 
-async def note(engine: Engine, database: str, done: list[Migration]) -> None:
-    """All in one insert: each makes a part, which takes longer than most of the statements.
+async def record_applied(engine: Engine, database: str, done: Sequence[Migration]) -> None:
+    """Record what was applied, in one insert: an insert takes longer than most of the statements.
 
-    An end before it applies them again, which every statement bears.
+    A process that ends before it applies them again at the next start; every statement allows that.
     """
     await engine.execute(
         f"INSERT INTO {database}.schema_migrations (number, name)"

@@ -22,7 +22,7 @@ from common.console import console, new_table
 from storage.engine import EngineError
 from storage.registry import Registry
 from storage.registry_values import MalformedState
-from storage.schema import SchemaError
+from storage.schema_files import SchemaError
 from storage.slot_map import NOBODY, SLOTS_KEY, Slot, SlotMap
 
 POLL_S = 0.5

@@ -22,9 +22,10 @@ from broker.cluster.config import ClusterConfig, ShardConfig
 from broker.cluster.servers import layout, opened, registry_of
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import databases
-from storage.cluster_sql import REPLICATED_WINDOW, SHARD_DATABASE
+from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
 from storage.registry_values import MalformedState
+from storage.schema_files import REPLICATED_WINDOW
 from storage.slot_map import SLOTS_KEY, SlotMap
 
 MIN_VERSION = (24, 8)

@@ -1,3 +1,4 @@
+-- table messages; cluster: rows of all shards
 -- The log: one row per acknowledged Kafka record, control records included.
 --
 -- Offsets of a (topic_id, partition) are dense when written and only grow. A block of rows is one insert,
@@ -5,7 +6,7 @@
 --
 -- ORDER BY starts with topic, because people ask by name; the log itself also asks by topic_id, so that a
 -- topic deleted and made again never shows the rows of its predecessor.
-CREATE TABLE IF NOT EXISTS messages
+CREATE TABLE IF NOT EXISTS ${messages}
 (
     topic          LowCardinality(String)  COMMENT 'topic name',
     topic_id       UUID                    COMMENT 'Kafka topic id (KIP-516); a topic made again has another',
@@ -27,7 +28,7 @@ CREATE TABLE IF NOT EXISTS messages
 
     INDEX by_timestamp timestamp_ms TYPE minmax GRANULARITY 1
 )
-ENGINE = MergeTree
+ENGINE = ${engine(MergeTree)}
 PARTITION BY toDate(append_time)
 ORDER BY (topic, partition, offset)
-SETTINGS non_replicated_deduplication_window = 1000;
+SETTINGS ${deduplication_window(1000)};

@@ -1,6 +1,7 @@
+-- table topic_versions; cluster: nothing
 -- Topics, as versions: every change of a topic is a new row with a higher version, and the highest wins.
 -- A deleted topic keeps a row (state 'deleting') until its records are gone, then one with 'deleted'.
-CREATE TABLE IF NOT EXISTS topic_versions
+CREATE TABLE IF NOT EXISTS ${topic_versions}
 (
     topic_id   UUID,
     version    UInt64,
@@ -10,5 +11,5 @@ CREATE TABLE IF NOT EXISTS topic_versions
     state      Enum8('live' = 0, 'deleting' = 1, 'deleted' = 2),
     changed_at DateTime64(3, 'UTC') DEFAULT now64(3)
 )
-ENGINE = ReplacingMergeTree(version)
+ENGINE = ${engine(ReplacingMergeTree(version))}
 ORDER BY topic_id;

@@ -1,10 +1,11 @@
+-- table consumer_group_versions; cluster: rows of all shards
 -- Consumer groups, as versions: every change of a group is a new row with a higher version, and the highest
 -- wins. The rows of its members are written before it, so a group whose members have higher versions than
 -- itself was caught in the middle of a change.
 --
 -- A group that ended keeps a row with `removed` until the next clean-up: OPTIMIZE ... FINAL CLEANUP, which
 -- takes the row and all that it hides in one merge. A TTL could take it first and bring the group back.
-CREATE TABLE IF NOT EXISTS consumer_group_versions
+CREATE TABLE IF NOT EXISTS ${consumer_group_versions}
 (
     group_id      String               COMMENT 'as the clients call it',
     version       UInt64               COMMENT 'microseconds of the coordinator''s clock, never less than before',
@@ -21,6 +22,6 @@ CREATE TABLE IF NOT EXISTS consumer_group_versions
 
     INDEX by_coordinator coordinator TYPE minmax
 )
-ENGINE = ReplacingMergeTree(version, removed)
+ENGINE = ${engine(ReplacingMergeTree(version, removed))}
 ORDER BY group_id
-SETTINGS non_replicated_deduplication_window = 1000, allow_experimental_replacing_merge_with_cleanup = 1;
+SETTINGS ${deduplication_window(1000)}, allow_experimental_replacing_merge_with_cleanup = 1;

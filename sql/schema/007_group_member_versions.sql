@@ -1,6 +1,7 @@
+-- table group_member_versions; cluster: rows of all shards
 -- Members of consumer groups, as versions, like consumer_group_versions: written when a member changes, not
 -- with every change of its group.
-CREATE TABLE IF NOT EXISTS group_member_versions
+CREATE TABLE IF NOT EXISTS ${group_member_versions}
 (
     group_id             String               COMMENT 'the group that it is a member of',
     member_id            String               COMMENT 'given by the coordinator',
@@ -24,6 +25,6 @@ CREATE TABLE IF NOT EXISTS group_member_versions
 
     INDEX by_coordinator coordinator TYPE minmax
 )
-ENGINE = ReplacingMergeTree(version, removed)
+ENGINE = ${engine(ReplacingMergeTree(version, removed))}
 ORDER BY (group_id, member_id)
-SETTINGS non_replicated_deduplication_window = 1000, allow_experimental_replacing_merge_with_cleanup = 1;
+SETTINGS ${deduplication_window(1000)}, allow_experimental_replacing_merge_with_cleanup = 1;

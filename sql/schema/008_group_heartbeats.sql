@@ -1,5 +1,6 @@
+-- table group_heartbeats; cluster: rows of all shards
 -- When members were last heard of. Written behind, a block every few seconds.
-CREATE TABLE IF NOT EXISTS group_heartbeats
+CREATE TABLE IF NOT EXISTS ${group_heartbeats}
 (
     group_id       String               COMMENT 'the group that it is a member of',
     member_id      String               COMMENT 'given by the coordinator',
@@ -8,7 +9,7 @@ CREATE TABLE IF NOT EXISTS group_heartbeats
 
     INDEX by_coordinator coordinator TYPE minmax
 )
-ENGINE = ReplacingMergeTree(heartbeat_time)
+ENGINE = ${engine(ReplacingMergeTree(heartbeat_time))}
 ORDER BY (group_id, member_id)
 TTL toDateTime(heartbeat_time) + INTERVAL 1 DAY
-SETTINGS non_replicated_deduplication_window = 1000;
+SETTINGS ${deduplication_window(1000)};

@@ -1,3 +1,4 @@
+-- table consumer_offsets; cluster: rows of all shards
 -- Committed offsets, all of them: a row per commit and partition, and one with `deleted` where an offset was
 -- taken back. What is current is the row with the highest version of each (group_id, topic, partition), and
 -- the projection `latest` keeps exactly that, so that nobody reads the history to know it. It is used by
@@ -7,7 +8,7 @@
 -- nine weeks later, and whoever asks what is current leaves out weeks that end more than eight weeks ago:
 -- otherwise an older row could outlive the one that replaced it while the engine drops both. An offset that
 -- stays current for longer than a week is written again, as it was and with the same version.
-CREATE TABLE IF NOT EXISTS consumer_offsets
+CREATE TABLE IF NOT EXISTS ${consumer_offsets}
 (
     group_id     String               COMMENT 'the consumer group',
     topic        String               COMMENT 'topic name',
@@ -39,8 +40,8 @@ CREATE TABLE IF NOT EXISTS consumer_offsets
         GROUP BY group_id, topic, partition
     )
 )
-ENGINE = MergeTree
+ENGINE = ${engine(MergeTree)}
 PARTITION BY (toMonday(stored_at), coordinator)
 ORDER BY (group_id, topic, partition, version)
 TTL toMonday(stored_at) + INTERVAL 64 DAY
-SETTINGS non_replicated_deduplication_window = 1000, ttl_only_drop_parts = 1;
+SETTINGS ${deduplication_window(1000)}, ttl_only_drop_parts = 1;

@@ -1,6 +1,7 @@
+-- view latest_offsets; cluster: rows of all shards
 -- The last row of each (group_id, topic, partition) of consumer_offsets, deletions included, read from its
 -- projection. What may have begun to expire is left out.
-CREATE OR REPLACE VIEW latest_offsets AS
+CREATE OR REPLACE VIEW ${latest_offsets} AS
 SELECT
     group_id, topic, partition,
     tupleElement(latest, 1) AS topic_id,
@@ -24,7 +25,7 @@ FROM
         argMax(tuple(topic_id, offset, leader_epoch, metadata, member_id, client_id, client_host, generation, commit_time, expire_time, deleted, coordinator), version) AS latest,
         max(version) AS latest_version,
         max(stored_at) AS latest_stored_at
-    FROM consumer_offsets
+    FROM ${consumer_offsets}
     GROUP BY group_id, topic, partition
 )
 WHERE toMonday(latest_stored_at) >= toMonday(now('UTC') - INTERVAL 8 WEEK);

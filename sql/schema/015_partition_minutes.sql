@@ -1,3 +1,4 @@
+-- table partition_minutes; cluster: rows of all shards
 -- What each minute brought to each partition: the log, counted. The broker adds the minutes that are over, once
 -- a minute, so that what people ask (ends of partitions, rates, sizes) is not read from the log itself.
 --
@@ -8,7 +9,7 @@
 --
 -- The projection `totals` keeps one row per partition (and part), and serves queries that ask for the same
 -- expressions. Minutes become hours after a week.
-CREATE TABLE IF NOT EXISTS partition_minutes
+CREATE TABLE IF NOT EXISTS ${partition_minutes}
 (
     topic             LowCardinality(String) COMMENT 'topic name; empty in the row that ends a window',
     topic_id          UUID                   COMMENT 'a topic made again has another',
@@ -29,11 +30,11 @@ CREATE TABLE IF NOT EXISTS partition_minutes
         GROUP BY topic, topic_id, partition
     )
 )
-ENGINE = MergeTree
+ENGINE = ${engine(MergeTree)}
 ORDER BY (toStartOfHour(minute), topic, topic_id, partition, minute)
 TTL minute + INTERVAL 1 WEEK
     GROUP BY toStartOfHour(minute), topic, topic_id, partition
     SET minute = max(minute), records = sum(records), bytes = sum(bytes),
         min_offset = min(min_offset), max_offset = max(max_offset),
         first_append_time = min(first_append_time), last_append_time = max(last_append_time)
-SETTINGS non_replicated_deduplication_window = 100;
+SETTINGS ${deduplication_window(100)};

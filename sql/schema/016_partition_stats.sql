@@ -1,11 +1,12 @@
+-- view partition_stats; cluster: own statement
 -- Where each partition of each topic starts and ends, and what is in it: what has been counted
 -- (partition_minutes), and what came since, from the log itself, so that it is exact at every moment. A minute
 -- that is counted while this runs may come from both sides; `news` leaves it out.
 --
 -- Reads one row per partition (and part) of partition_minutes, by its projection, and of `messages` what came
 -- in the last minute or two.
-CREATE OR REPLACE VIEW partition_stats AS
-WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes) AS counted_until
+CREATE OR REPLACE VIEW ${partition_stats} AS
+WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM ${partition_minutes}) AS counted_until
 SELECT
     topic, topic_id, partition, log_start_offset::Int64 AS log_start_offset, end_offset,
     least(appended, toUInt64(greatest(end_offset - log_start_offset, 0))) AS records,
@@ -21,13 +22,13 @@ FROM
         counted.bytes + arraySum(minute -> minute.bytes, news) AS appended_bytes,
         if(counted.records > 0, counted.first_time, tail.first_time) AS first_time,
         greatest(counted.last_time, tail.last_time) AS last_time
-    FROM (SELECT name AS topic, topic_id, toInt32(arrayJoin(range(partitions))) AS partition FROM topics) AS live
+    FROM (SELECT name AS topic, topic_id, toInt32(arrayJoin(range(partitions))) AS partition FROM ${topics}) AS live
     LEFT JOIN
     (
         SELECT
             topic_id, partition, sum(records) AS records, sum(bytes) AS bytes, max(max_offset) + 1 AS next_offset,
             max(minute) AS last_minute, min(first_append_time) AS first_time, max(last_append_time) AS last_time
-        FROM partition_minutes
+        FROM ${partition_minutes}
         GROUP BY topic_id, partition
     ) AS counted USING (topic_id, partition)
     LEFT JOIN
@@ -42,7 +43,7 @@ FROM
                 topic_id, partition, toStartOfMinute(append_time) AS start, max(offset) AS last_offset, count() AS records,
                 sum(ifNull(length(key), 0) + ifNull(length(value), 0)) AS bytes,
                 min(append_time) AS first, max(append_time) AS last
-            FROM messages
+            FROM ${messages}
             WHERE append_time >= counted_until
             GROUP BY topic_id, partition, start
         )
@@ -51,7 +52,7 @@ FROM
     LEFT JOIN
     (
         SELECT topic_id, partition, max(log_start_offset) AS log_start_offset, max(next_offset_floor) AS next_offset_floor
-        FROM partition_checkpoints
+        FROM ${partition_checkpoints}
         GROUP BY topic_id, partition
     ) AS checkpoint USING (topic_id, partition)
 )

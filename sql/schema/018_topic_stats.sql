@@ -1,6 +1,7 @@
+-- view topic_stats; cluster: same view, all shards
 -- Each topic: how much is in it, since when, and how fast it grows. Rates are those of the last five full
 -- minutes and of the one that runs.
-CREATE OR REPLACE VIEW topic_stats AS
+CREATE OR REPLACE VIEW ${topic_stats} AS
 WITH
     toStartOfMinute(now('UTC')) - INTERVAL 5 MINUTE AS recent_since,
     date_diff('second', recent_since, now('UTC')) AS recent_seconds
@@ -19,13 +20,13 @@ FROM
     SELECT
         topic, topic_id, toInt32(count()) AS partitions, sum(records) AS records, sum(bytes) AS bytes,
         minIf(first_time, partition_stats.records > 0) AS first_time, max(last_time) AS last_time
-    FROM partition_stats
+    FROM ${partition_stats}
     GROUP BY topic, topic_id
 ) AS total
-LEFT JOIN
+${global}LEFT JOIN
 (
     SELECT topic_id, sum(records) AS records, sum(bytes) AS bytes
-    FROM topic_minutes
+    FROM ${topic_minutes}
     WHERE minute >= recent_since
     GROUP BY topic_id
 ) AS recent USING (topic_id)

@@ -1,8 +1,9 @@
+-- view current_offsets; cluster: rows of all shards
 -- What each group has committed, now: one row per partition of a topic that there is.
-CREATE OR REPLACE VIEW current_offsets AS
+CREATE OR REPLACE VIEW ${current_offsets} AS
 SELECT
     group_id, topic, topic_id, partition, offset, leader_epoch, metadata,
     member_id, client_id, client_host, generation, commit_time, expire_time
-FROM latest_offsets
-WHERE NOT deleted AND topic_id IN (SELECT topic_id FROM topics)
+FROM ${latest_offsets}
+WHERE NOT deleted AND topic_id IN (SELECT topic_id FROM ${topics})
 ORDER BY group_id, topic, partition;

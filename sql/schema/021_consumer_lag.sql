@@ -1,3 +1,4 @@
+-- view consumer_lag; cluster: same view, all shards
 -- How far each group is behind, per partition that it has committed: in records, and in seconds since the oldest
 -- record that it has not committed came in (0 when there is none left to read: records may have been deleted
 -- unread, and then count as lag, as they do for Kafka's tools). member_id, client_id and client_host are
@@ -9,8 +10,9 @@
 --
 -- Reads the latest row of consumer_offsets per group and partition, partition_minutes, and of `messages` what
 -- came in the last minute or two.
-CREATE OR REPLACE VIEW consumer_lag AS
-WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes) AS counted_until
+CREATE OR REPLACE VIEW ${consumer_lag} AS
+${on_shard}WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM ${partition_minutes}) AS counted_until
+${in_cluster}WITH (SELECT min(until) FROM (SELECT max(minute) + INTERVAL 1 MINUTE AS until FROM ${partition_minutes} GROUP BY _shard_num)) AS counted_until
 SELECT
     position.group_id AS group_id,
     position.topic AS topic,
@@ -46,29 +48,29 @@ FROM
             group_id, partition_stats.topic AS topic, topic_id, partition, offset AS committed_offset, end_offset,
             greatest(offset, log_start_offset) AS next_offset, greatest(end_offset - greatest(offset, 0), 0) AS lag, last_time,
             next_offset >= end_offset AS nothing_left, commit_time, member_id, client_id, client_host
-        FROM current_offsets
-        INNER JOIN partition_stats USING (topic_id, partition)
+        FROM ${current_offsets}
+        ${global}INNER JOIN ${partition_stats} USING (topic_id, partition)
     ) AS positions
-    LEFT JOIN
+    ${global}LEFT JOIN
     (
         SELECT topic_id, partition, offset, append_time
-        FROM messages
-        WHERE append_time >= counted_until AND (topic, partition, offset) IN (SELECT topic, partition, offset FROM current_offsets)
+        FROM ${messages}
+        WHERE append_time >= counted_until AND (topic, partition, offset) ${global}IN (SELECT topic, partition, offset FROM ${current_offsets})
     ) AS fresh
         ON fresh.topic_id = positions.topic_id AND fresh.partition = positions.partition AND fresh.offset = positions.next_offset
-    ASOF LEFT JOIN
+    ${global}ASOF LEFT JOIN
     (
         SELECT topic_id, partition, min_offset, max_offset, first_append_time, last_append_time
-        FROM partition_minutes
-        INNER JOIN
+        FROM ${partition_minutes}
+        ${global}INNER JOIN
         (
-            SELECT topic_id, partition, min(offset) AS wanted_from FROM current_offsets GROUP BY topic_id, partition
+            SELECT topic_id, partition, min(offset) AS wanted_from FROM ${current_offsets} GROUP BY topic_id, partition
         ) AS wanted USING (topic_id, partition)
         WHERE max_offset >= wanted_from
     ) AS counted
         ON counted.topic_id = positions.topic_id AND counted.partition = positions.partition AND counted.max_offset >= positions.next_offset
 ) AS position
-LEFT JOIN group_assignments AS reader
+${global}LEFT JOIN ${group_assignments} AS reader
     ON reader.group_id = position.group_id AND reader.topic = position.topic AND reader.partition = position.partition
 ORDER BY group_id, topic, partition
 SETTINGS join_use_nulls = 0;

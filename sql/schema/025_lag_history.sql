@@ -1,9 +1,10 @@
+-- table lag_history; cluster: rows of all shards
 -- How far each group was behind at the end of each window, per partition that it has committed. Written by
 -- `brokerhouse jobs run lag`, a block per window; nothing in the broker reads it.
 --
 -- A window that is computed twice is the same row: runs that meet share the token of its block, and what passes
 -- that (a run for some groups only) is replaced. FINAL shows each row once at every moment.
-CREATE TABLE IF NOT EXISTS lag_history
+CREATE TABLE IF NOT EXISTS ${lag_history}
 (
     window_start     DateTime('UTC')        COMMENT 'when the window began; all values are those of its end' CODEC(Delta, ZSTD(1)),
     window_seconds   UInt32                 COMMENT 'how long it is',
@@ -22,8 +23,8 @@ CREATE TABLE IF NOT EXISTS lag_history
     trend            Float64                COMMENT 'records a second by which lag grew over the last windows (least squares)' CODEC(ZSTD(1)),
     computed_at      DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when this was written' CODEC(Delta, ZSTD(1))
 )
-ENGINE = ReplacingMergeTree(computed_at)
+ENGINE = ${engine(ReplacingMergeTree(computed_at))}
 PARTITION BY toMonday(window_start)
 ORDER BY (group_id, topic, partition, topic_id, window_seconds, window_start)
 TTL window_start + INTERVAL 90 DAY
-SETTINGS non_replicated_deduplication_window = 20000, ttl_only_drop_parts = 1;
+SETTINGS ${deduplication_window(20000)}, ttl_only_drop_parts = 1;

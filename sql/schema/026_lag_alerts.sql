@@ -1,6 +1,7 @@
+-- table lag_alerts; cluster: rows of all shards
 -- Alerts on lag: a row per alert, written by `brokerhouse jobs run lag` when it begins, and once more with
 -- `ended_at` when it is over. The last one counts: read it with FINAL.
-CREATE TABLE IF NOT EXISTS lag_alerts
+CREATE TABLE IF NOT EXISTS ${lag_alerts}
 (
     kind           LowCardinality(String)    COMMENT 'records, seconds, growing or stalled',
     group_id       String                    COMMENT 'the consumer group',
@@ -15,8 +16,8 @@ CREATE TABLE IF NOT EXISTS lag_alerts
     window_seconds UInt32                    COMMENT 'of the windows that it was found in',
     evaluated_until DateTime('UTC')          COMMENT 'end of the last window that was looked at when this was written'
 )
-ENGINE = ReplacingMergeTree(evaluated_until)
+ENGINE = ${engine(ReplacingMergeTree(evaluated_until))}
 PARTITION BY toYYYYMM(began_at)
 ORDER BY (kind, group_id, topic, partition, topic_id, window_seconds, began_at)
 TTL began_at + INTERVAL 1 YEAR
-SETTINGS non_replicated_deduplication_window = 10000, ttl_only_drop_parts = 1;
+SETTINGS ${deduplication_window(10000)}, ttl_only_drop_parts = 1;

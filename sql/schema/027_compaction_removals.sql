@@ -1,3 +1,4 @@
+-- table compaction_removals; cluster: rows of all shards
 -- What compaction took from the log, or is about to take. Written by `brokerhouse jobs run compaction`, the only
 -- writer among people's statements; the leader of each partition removes the rows and notes it in
 -- compaction_applied. Rows stay: offsets that are missing from a compacted log are accounted for here.
@@ -6,7 +7,7 @@
 -- run came once all its batches were applied: below log_end every superseded record is gone, and below
 -- tombstones_end no tombstone has an older record of its key before it. The time that a tombstone has to stay is
 -- counted from the first such row.
-CREATE TABLE IF NOT EXISTS compaction_removals
+CREATE TABLE IF NOT EXISTS ${compaction_removals}
 (
     run_id         UUID                   COMMENT 'the run of the job that decided this',
     batch_id       UUID                   COMMENT 'unique to the batch',
@@ -21,6 +22,6 @@ CREATE TABLE IF NOT EXISTS compaction_removals
     tombstones_end Int64                  COMMENT 'tombstones below this had no older record of their key',
     created_at     DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when this was written' CODEC(Delta, ZSTD(1))
 )
-ENGINE = MergeTree
+ENGINE = ${engine(MergeTree)}
 ORDER BY (created_at, topic_id, partition)
-SETTINGS non_replicated_deduplication_window = 10000;
+SETTINGS ${deduplication_window(10000)};

@@ -1,6 +1,7 @@
+-- table compaction_applied; cluster: rows of all shards
 -- The batches of compaction_removals that the broker has dealt with. One that was cut short by a crash is dealt
 -- with again, and the last row counts.
-CREATE TABLE IF NOT EXISTS compaction_applied
+CREATE TABLE IF NOT EXISTS ${compaction_applied}
 (
     batch_id   UUID   COMMENT 'as in compaction_removals',
     run_id     UUID   COMMENT 'as in compaction_removals',
@@ -10,5 +11,5 @@ CREATE TABLE IF NOT EXISTS compaction_applied
     refused    String COMMENT 'why nothing was removed; empty when the batch was applied',
     applied_at DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when the rows were gone'
 )
-ENGINE = ReplacingMergeTree(applied_at)
+ENGINE = ${engine(ReplacingMergeTree(applied_at))}
 ORDER BY batch_id;

@@ -1,5 +1,6 @@
+-- view compaction_batches; cluster: rows of all shards
 -- Every batch of compaction and what became of it.
-CREATE OR REPLACE VIEW compaction_batches AS
+CREATE OR REPLACE VIEW ${compaction_batches} AS
 SELECT
     run_id, batch_id, topic, topic_id, partition, records, tombstones, bytes, log_end, created_at,
     multiIf(noted.applied_at = toDateTime64(0, 3, 'UTC'), 'pending', noted.refused = '', 'applied', 'refused') AS state,
@@ -7,7 +8,7 @@ SELECT
 FROM
 (
     SELECT run_id, batch_id, topic, topic_id, partition, records, tombstones, bytes, log_end, created_at
-    FROM compaction_removals
+    FROM ${compaction_removals}
     WHERE notEmpty(ranges)
 ) AS decided
 LEFT JOIN
@@ -16,7 +17,7 @@ LEFT JOIN
         batch_id, argMax(compaction_applied.removed, compaction_applied.applied_at) AS removed,
         argMax(compaction_applied.refused, compaction_applied.applied_at) AS refused,
         max(compaction_applied.applied_at) AS applied_at
-    FROM compaction_applied
+    FROM ${compaction_applied}
     GROUP BY batch_id
 ) AS noted USING (batch_id)
 SETTINGS join_use_nulls = 0;

@@ -25,7 +25,8 @@ from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
 from storage.engine import EngineError
 from storage.registry import KeeperRegistry
-from storage.schema import SchemaError, migrations
+from storage.schema import migrations
+from storage.schema_files import SchemaError
 from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
 from tests.support.zookeeper import Keeper
@@ -211,7 +212,7 @@ async def test_one_whose_lock_was_taken_stops(
         await execute(self, sql, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ClickHouseServer, "execute", taken)
-    with pytest.raises(SchemaError, match="another broker has taken"):
+    with pytest.raises(SchemaError, match="another broker has taken over"):
         await migrated(cluster.config)
     rows = cluster.shards[0].sql(
         "SELECT max(number) AS last FROM brokerhouse_shard.schema_migrations"

@@ -17,20 +17,21 @@ import pytest
 import pytest_asyncio
 
 from storage.cluster_sql import (
-    DATABASE,
     SHARD_DATABASE,
-    WHOLE_CLUSTER,
     ClusterLayout,
-    Whole,
     people_migrations,
     shard_migrations,
 )
 from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, Row
+from storage.engine import DATABASE, EngineError, Row
+from storage.schema_files import Kind, Whole, schema_files
 
 LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+WHOLE_CLUSTER = {
+    file.subject: file.whole for file in schema_files() if file.kind in (Kind.TABLE, Kind.VIEW)
+}
 FIRST, SECOND, TOGETHER = SHARD_DATABASE, "second_shard", "all_rows"
 DISTRIBUTED = "over_distributed"
 PORT = 9000

@@ -14,7 +14,8 @@ from storage import schema
 from storage.blocks import Table
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
-from storage.schema import Migration, SchemaError, migrate, migrations
+from storage.schema import Migration, migrate, migrations
+from storage.schema_files import SchemaError
 
 SMALL_TABLES = [GROUPS, MEMBERS, HEARTBEATS, OFFSETS]
 

@@ -16,12 +16,12 @@ from spark_jobs.log import find_places
 from spark_jobs.options import Login
 from spark_jobs.servers import Refused, Unreachable
 from storage.cluster_sql import (
-    DATABASE,
     SHARD_DATABASE,
     ClusterLayout,
     people_migrations,
     shard_migrations,
 )
+from storage.engine import DATABASE
 from tests.spark.reading import Reading, frame
 from tests.support.adapters import ConfluentKafka
 from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster

@@ -1,4 +1,6 @@
-"""The statements of sql/ as servers of a cluster get them: by rules, and taken by a real engine."""
+"""The statements of sql/schema/ for the servers of a cluster: what they are, and that a real engine
+takes them.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,39 @@ import pytest
 
 from broker.cluster.check import MIN_VERSION
 from broker.cluster.config import load_cluster
-from storage import cluster_sql
 from storage.cluster_sql import (
-    DATABASE,
     SHARD_DATABASE,
-    WHOLE_CLUSTER,
     ClusterLayout,
+    ClusterMigration,
     foundation,
-    on_cluster,
     people_migrations,
     shard_migrations,
 )
-from storage.schema import Migration, SchemaError, migrations
+from storage.engine import DATABASE
+from storage.schema import migrations
+from storage.schema_files import Rendering, SchemaError, Whole, parse, schema_files
 from tests.support.engine_process import EngineProcess
 from tests.support.zookeeper import Keeper
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)
 PLAIN = ClusterLayout("brokerhouse", replicated=False, distributed=True)
-VIEW = "CREATE OR REPLACE VIEW topics AS\n"
-TABLE = "CREATE TABLE IF NOT EXISTS messages\n(\n    a UInt8\n)\n"
+NAMES = {file.subject for file in schema_files()}
+VIEW = "-- view topics; cluster: same view, one shard\nCREATE OR REPLACE VIEW ${topics} AS\n"
+LAG = (
+    "-- view consumer_lag; cluster: same view, all shards\n"
+    "CREATE OR REPLACE VIEW ${consumer_lag} AS\n"
+)
+TABLE = "CREATE TABLE IF NOT EXISTS ${messages}\n(\n    a UInt8\n)\n"
+OF_TABLE = "-- table messages; cluster: rows of all shards\n"
+
+
+def everything(layout: ClusterLayout) -> list[ClusterMigration]:
+    return [*foundation(layout), *shard_migrations(layout), *people_migrations(layout)]
 
 
 def statements(layout: ClusterLayout) -> list[str]:
-    found = [*foundation(layout), *shard_migrations(layout), *people_migrations(layout)]
-    return [one.statement for one in found]
+    return [one.statement for one in everything(layout)]
 
 
 def migration(name: str, layout: ClusterLayout) -> str:
@@ -42,15 +52,16 @@ def migration(name: str, layout: ClusterLayout) -> str:
     return found
 
 
-def rendered(
-    monkeypatch: pytest.MonkeyPatch, statement: str, layout: ClusterLayout = REPLICATED
-) -> list[str]:
-    """One file more than there are, for the shard and for people."""
-    known = migrations()
-    new = Migration(known[-1].number + 1, "new", statement)
-    monkeypatch.setattr(cluster_sql, "migrations", lambda: [*known, new])
-    made = [*shard_migrations(layout), *people_migrations(layout)]
-    return [one.statement for one in made if one.number == new.number]
+def rendered(content: str) -> str:
+    """One file more than there are, for the embedded engine, a shard and the whole cluster."""
+    file = parse(1, "new", content)
+    for rendering in (
+        Rendering(),
+        Rendering(DATABASE, spans_shards=True),
+        Rendering(SHARD_DATABASE, replicated=True),
+    ):
+        statement = rendering.fill_in(file, file.statement, NAMES)
+    return statement
 
 
 def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
@@ -100,19 +111,31 @@ def test_without_replication_engines_and_settings_stay_as_they_are() -> None:
 
 
 def test_every_name_has_its_database_so_that_it_does_not_matter_where_it_runs() -> None:
-    names = "|".join(WHOLE_CLUSTER)
+    names = "|".join(NAMES)
     for statement in statements(REPLICATED):
         bare = re.findall(rf"(?:FROM|(?<!ARRAY )JOIN|TABLE|VIEW|EXISTS) (?:{names})\b", statement)
         assert bare == []
 
 
-def test_the_whole_cluster_asks_other_shards_once() -> None:
+OVER_ALL_SHARDS = [
+    one for one in people_migrations(REPLICATED) if one.name in ("topic_stats", "consumer_lag")
+]
+
+
+@pytest.mark.parametrize("view", OVER_ALL_SHARDS, ids=lambda view: str(view.name))
+def test_the_whole_cluster_asks_other_shards_once(view: ClusterMigration) -> None:
     """A join or IN that is not GLOBAL would be looked up by every shard, on every shard."""
-    (lag,) = (one.statement for one in people_migrations(REPLICATED) if one.name == "consumer_lag")
-    assert SHARD_DATABASE not in lag
-    assert len(re.findall(r"(?<!GLOBAL )(?:ASOF LEFT|(?<!ASOF )LEFT|INNER) JOIN", lag)) == 0
-    assert len(re.findall(r"(?<!GLOBAL )\bIN \(", lag)) == 0
-    assert "GROUP BY _shard_num" in lag
+    statement = view.statement
+    assert SHARD_DATABASE not in statement
+    joins = r"(?<!GLOBAL )(?:ASOF LEFT|(?<!ASOF )LEFT|INNER) JOIN"
+    assert len(re.findall(joins, statement)) == 0
+    assert len(re.findall(r"(?<!GLOBAL )\bIN \(", statement)) == 0
+    assert ("max(minute)" in statement) == ("GROUP BY _shard_num" in statement)
+
+
+def test_every_view_over_all_shards_is_tested() -> None:
+    declared = {file.name for file in schema_files() if file.whole is Whole.AGAIN}
+    assert {view.name for view in OVER_ALL_SHARDS} == declared
 
 
 def test_without_distributed_there_is_nothing_for_people() -> None:
@@ -127,10 +150,10 @@ def statements_of_foundation(layout: ClusterLayout) -> list[str]:
 
 
 def test_every_statement_can_run_on_cluster() -> None:
-    for statement in statements(REPLICATED):
-        head, found, tail = on_cluster(statement, "prod").partition(" ON CLUSTER 'prod'")
+    for one in everything(REPLICATED):
+        head, found, tail = one.on_cluster("prod").partition(" ON CLUSTER 'prod'")
         assert found
-        assert head + tail == statement
+        assert head + tail == one.statement
         assert re.fullmatch(r"[A-Z ]+ [a-z_.]+", head)
 
 
@@ -146,56 +169,107 @@ def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> No
 
 
 REFUSED = {
-    "a name that nobody placed": (
-        "CREATE OR REPLACE VIEW more AS\nSELECT name FROM topics;\n",
-        "nobody has said what more is in a whole cluster",
+    "a view that does not say what it is in a cluster": (
+        "CREATE OR REPLACE VIEW ${more} AS\nSELECT name FROM ${topics};\n",
+        "new does not begin with a line like: -- view NAME; cluster: nothing",
     ),
-    "a source that is not there": (VIEW + "SELECT 1 FROM thin_air;\n", "no table thin_air"),
-    "another statement": ("DROP TABLE messages;\n", "this is not how a statement begins"),
+    "a place in a cluster that there is not": (
+        VIEW.replace("one shard", "two shards") + "SELECT 1;\n",
+        "new does not begin with a line like: -- view NAME; cluster: nothing",
+    ),
+    "a source that does not exist": (
+        VIEW + "SELECT 1 FROM ${thin_air};\n",
+        "new reads from thin_air: there is no table or view thin_air",
+    ),
+    "a source without its database": (
+        VIEW + "SELECT 1 FROM messages;\n",
+        "new reads from messages: write ${messages}",
+    ),
+    "a joined source without its database": (
+        VIEW + "SELECT 1 FROM ${messages} INNER JOIN topic_versions USING topic_id;\n",
+        "new reads from topic_versions: write ${topic_versions}",
+    ),
+    "another statement": (
+        OF_TABLE + "DROP TABLE ${messages};\n",
+        "new does not begin with: CREATE TABLE IF NOT EXISTS ${messages}",
+    ),
+    "another table than its first line says": (
+        OF_TABLE + TABLE.replace("messages", "topics") + "ENGINE = ${engine(MergeTree)};\n",
+        "new does not begin with: CREATE TABLE IF NOT EXISTS ${messages}",
+    ),
     "two statements": (VIEW + "SELECT 1;\nSELECT 2;\n", "not one statement that ends with ;"),
     "a comment beside SQL": (VIEW + "SELECT 1 -- one\n;\n", "a comment that is not a line"),
-    "an engine that cannot be replicated": (TABLE + "ENGINE = Memory;\n", "no line like: ENGINE ="),
-    "a setting that replicas have under another name": (
-        "ALTER TABLE messages MODIFY SETTING min_bytes_for_wide_part = 1;\n",
-        "a setting of messages that nobody knows how to replicate",
+    "an engine that cannot be replicated": (
+        OF_TABLE + TABLE + "ENGINE = Memory;\n",
+        "table messages has no line like: ENGINE = ${engine(MergeTree)}",
+    ),
+    "a setting that replicas may have under another name": (
+        "-- setting of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} MODIFY SETTING min_bytes_for_wide_part = 1;\n",
+        "is this setting of messages the same on replicas?",
+    ),
+    "a window that is not that of replicas": (
+        "-- setting of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} MODIFY SETTING non_replicated_deduplication_window = 1;\n",
+        "is this setting of messages the same on replicas?",
+    ),
+    "a table with a window that is not that of replicas": (
+        OF_TABLE + TABLE + "ENGINE = ${engine(MergeTree)}\n"
+        "SETTINGS non_replicated_deduplication_window = 1;\n",
+        "table messages has a window of its own: write ${deduplication_window(1000)}",
     ),
     "a column that the whole would miss": (
-        "ALTER TABLE messages ADD COLUMN more UInt8;\n",
-        "in a way that its table of the whole misses",
+        "-- index of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} ADD COLUMN more UInt8;\n",
+        "new is not one index of messages",
+    ),
+    "an index and a column that the whole would miss": (
+        "-- index of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax,"
+        " ADD COLUMN more UInt8;\n",
+        "new is not one index of messages",
+    ),
+    "a change that would become a table": (
+        "-- index of messages; cluster: rows of all shards\n"
+        "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n",
+        "new changes messages: write cluster: nothing",
     ),
     "a table in the place of a view": (
-        TABLE.replace("messages", "topics") + "ENGINE = MergeTree;\n",
-        "topics is a table, not a view",
+        "-- table messages; cluster: same view, one shard\n"
+        + TABLE + "ENGINE = ${engine(MergeTree)};\n",
+        "messages is a table, not a view",
     ),
-    "a join of another kind": (
-        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT 1 FROM topics CROSS JOIN messages;\n",
-        "a join that is not INNER, LEFT or ASOF LEFT",
+    "a join that each shard would look up": (
+        LAG + "SELECT 1 FROM ${topics} CROSS JOIN ${messages};\n",
+        "view consumer_lag has a JOIN or IN without ${global} before it",
     ),
-    "an IN of another kind": (
-        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT 1 FROM topics WHERE name IN ('a');\n",
-        "an IN without (SELECT",
+    "an IN that each shard would look up": (
+        LAG + "SELECT 1 FROM ${topics} WHERE name IN ('a');\n",
+        "view consumer_lag has a JOIN or IN without ${global} before it",
     ),
-    "a view that counts otherwise": (
-        "CREATE OR REPLACE VIEW consumer_lag AS\nSELECT max(minute) FROM partition_minutes;\n",
-        "how far the log is counted in words of its own",
+    "a view that asks one shard how far the log is counted": (
+        LAG + "SELECT max(minute) FROM ${partition_minutes};\n",
+        "does not ask each shard how far its log is counted",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("statement", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_a_file_that_the_rules_do_not_fit_is_refused(
-    monkeypatch: pytest.MonkeyPatch, statement: str, complaint: str
-) -> None:
+@pytest.mark.parametrize(("content", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_a_file_that_does_not_fit_a_cluster_is_refused(content: str, complaint: str) -> None:
     with pytest.raises(SchemaError) as refused:
-        rendered(monkeypatch, statement)
+        rendered(content)
     assert complaint in str(refused.value)
 
 
-def test_an_index_changes_the_tables_of_the_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    statement = "ALTER TABLE messages ADD INDEX IF NOT EXISTS more key TYPE minmax;\n"
-    assert rendered(monkeypatch, statement) == [
+def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
+    content = (
+        "-- index of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n"
+    )
+    assert rendered(content) == (
         "ALTER TABLE brokerhouse_shard.messages ADD INDEX IF NOT EXISTS more key TYPE minmax"
-    ]
+    )
+    assert not any(one.statement.startswith("ALTER") for one in people_migrations(REPLICATED))
 
 
 def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:

@@ -6,5 +6,5 @@ CREATE TABLE IF NOT EXISTS brokerhouse_shard.registry
     key   String,
     value String
 )
-ENGINE = KeeperMap('/brokerhouse/$cluster/registry')
+ENGINE = KeeperMap('/brokerhouse/${cluster}/registry')
 PRIMARY KEY key;

@@ -4,5 +4,5 @@ CREATE TABLE IF NOT EXISTS brokerhouse_shard.topic_registry
     key   String,
     value String
 )
-ENGINE = KeeperMap('/brokerhouse/$cluster/topic_registry')
+ENGINE = KeeperMap('/brokerhouse/${cluster}/topic_registry')
 PRIMARY KEY key;

@@ -22,7 +22,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from bench.machine import cpu_seconds, machine, running_broker
-from protocol._records import BlockBuilder
+from protocol._decode_batches import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.broker_process import BrokerProcess

@@ -30,7 +30,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from bench.__main__ import _compile
 from bench.machine import cpu_seconds, machine
-from protocol._records import BlockBuilder, parse_headers
+from protocol._batches import parse_headers
+from protocol._decode_batches import BlockBuilder
 from storage.clickhouse import ClickHouseServer
 from storage.registry import KeeperRegistry
 from storage.slot_map import slot_of_partition

@@ -29,7 +29,7 @@ from broker.log.refused import RefusedBatches
 from broker.producer_ids import ProducerIds
 from broker.topics import TopicCatalog
 from coordinator.coordinator import GroupCoordinator
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 
 
 class Appending(Protocol):

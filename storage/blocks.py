@@ -4,7 +4,7 @@ A `Type` turns all values of a column into bytes at once. Text and bytes are wha
 go in as they are; nothing in a block is ever parsed as SQL. What does not fit its column (a number
 of too many bits, a None where nothing may be missing) raises: it is a defect of the caller.
 
-The rows of the log have an encoder of their own (protocol/_records.pyx).
+The rows of the log have an encoder of their own (protocol/_decode_batches.pyx).
 Format: https://clickhouse.com/docs/interfaces/formats/Native.
 """
 

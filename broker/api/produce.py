@@ -28,7 +28,7 @@ from broker.api.context import CloseConnection, RequestContext
 from broker.log.appender import Appended
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
-from protocol._records import BatchHeader, check_crc, parse_headers
+from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.errors import (
     InvalidRecord,
     InvalidRequiredAcks,

@@ -31,7 +31,7 @@ from broker.log.topic import Topic
 from broker.producer_ids import ProducerIds
 from common.clock import DAY_MS
 from coordinator.coordinator import GroupCoordinator
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows

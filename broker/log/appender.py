@@ -41,7 +41,8 @@ from broker.log.producers import (
 from broker.log.tail_cache import CachedBatch, TailCache
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS
-from protocol._records import BatchHeader, BlockBuilder, stamp_batch
+from protocol._batches import BatchHeader, stamp_batch
+from protocol._decode_batches import BlockBuilder
 from protocol.compression import decompress
 from protocol.errors import (
     KafkaError,

@@ -12,7 +12,7 @@ from uuid import UUID
 from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from broker.log.topic import Topic
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
 
 BATCHES_KEPT = 5

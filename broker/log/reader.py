@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
 from broker.log.places import Places
-from protocol._records import READ_COLUMNS, EncodedBatch, encode_batches
+from protocol._encode_batches import EncodedBatch, encode_batches
+from protocol.columns import READ_COLUMNS
 from storage.engine import Parameter
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from broker.log.producers import comes_after
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.log.fence import block_token, burn, fence
 from common.clock import DAY_MS
-from protocol._records import BlockBuilder
+from protocol._decode_batches import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, InsertOutcomeUnknown, Parameter
 from storage.engine import Row as EngineRow

@@ -16,7 +16,7 @@ from broker.log.partition import PartitionLog
 from broker.log.places import OnePlace
 from broker.log.reader import ColdReader
 from broker.log.tail_cache import TailCache
-from protocol._records import parse_headers
+from protocol._batches import parse_headers
 from protocol.compression import compress
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError

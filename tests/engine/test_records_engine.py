@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol import _records, records
+from protocol.columns import COLUMNS, READ_COLUMNS
 from protocol.errors import InvalidRecord
 from tests.support import record_batches as make
 from tests.support.chdb_process import ChdbProcess
 from tests.support.record_batches import Batch, Record, Row, batch_of
+from tests.support.record_codecs import COMPILED, REFERENCE
 
 APPEND_TIME_MS = 1_700_000_000_123
-INSERT = f"INSERT INTO messages ({', '.join(name for name, _ in _records.COLUMNS)})"
-SELECT = f"SELECT {', '.join(name for name, _ in _records.READ_COLUMNS)} FROM messages"
+INSERT = f"INSERT INTO messages ({', '.join(name for name, _ in COLUMNS)})"
+SELECT = f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages"
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
 
@@ -40,7 +41,7 @@ def engine(process: ChdbProcess) -> ChdbProcess:
     return process
 
 
-def builder_of(*batches: Batch, module: Any = _records, **more: Any) -> Any:
+def builder_of(*batches: Batch, module: Any = COMPILED, **more: Any) -> Any:
     builder = module.BlockBuilder(APPEND_TIME_MS)
     offset = 0
     for batch in batches:
@@ -56,7 +57,7 @@ def add(
     topic: str = "topic",
     partition: int = 0,
     log_append_time_ms: int | None = None,
-    module: Any = _records,
+    module: Any = COMPILED,
     leader_epoch: int = 3,
 ) -> None:
     (header,) = module.parse_headers(batch.data)
@@ -75,9 +76,9 @@ def add(
 def rows_in(engine: ChdbProcess, max_batch_bytes: int = 1 << 20) -> list[Row]:
     """The rows of the table, by way of a cold read and the batches made of it."""
     block = engine.query(f"{SELECT} ORDER BY topic, partition, offset")
-    batches = _records.encode_batches(block, max_batch_bytes)
+    batches = COMPILED.encode_batches(block, max_batch_bytes)
     assert [batch.data for batch in batches] == [
-        batch.data for batch in records.encode_batches(block, max_batch_bytes)
+        batch.data for batch in REFERENCE.encode_batches(block, max_batch_bytes)
     ]
     return [row for batch in batches for row in make.decoded(batch.data)]
 
@@ -96,7 +97,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
         producer_epoch=6,
         base_sequence=2**31 - 1,
     )
-    builder = _records.BlockBuilder(APPEND_TIME_MS)
+    builder = COMPILED.BlockBuilder(APPEND_TIME_MS)
     add(builder, batch, 41, "päge", 9)
     engine.insert(INSERT, builder.finish())
     found = engine.query("SELECT * FROM messages ORDER BY offset", "JSONEachRow")
@@ -209,7 +210,7 @@ def test_topics_and_partitions_share_a_block_and_refused_batches_leave_no_rows(
     engine: ChdbProcess,
 ) -> None:
     good = batch_of(Record(value=b"a"), Record(headers=((b"h", b"v"),)))
-    builder = _records.BlockBuilder(APPEND_TIME_MS)
+    builder = COMPILED.BlockBuilder(APPEND_TIME_MS)
     expected = []
     for index in range(600):  # more topics than one byte counts
         topic, partition = f"topic-{index % 300:03}", index // 300
@@ -224,7 +225,7 @@ def test_topics_and_partitions_share_a_block_and_refused_batches_leave_no_rows(
 
 def test_each_batch_of_a_block_has_the_leader_epoch_it_was_given(engine: ChdbProcess) -> None:
     batch = batch_of(Record(), Record())
-    builder = _records.BlockBuilder(APPEND_TIME_MS)
+    builder = COMPILED.BlockBuilder(APPEND_TIME_MS)
     epochs = (0, 7, 2**31 - 1, 7)
     for partition, epoch in enumerate(epochs):
         add(builder, batch, 5, partition=partition, leader_epoch=epoch)
@@ -239,7 +240,7 @@ def test_each_batch_of_a_block_has_the_leader_epoch_it_was_given(engine: ChdbPro
 
 def test_a_block_without_rows_is_no_rows(engine: ChdbProcess) -> None:
     engine.insert(
-        INSERT, _records.BlockBuilder(0).finish(), builder_of(batch_of(Record())).finish()
+        INSERT, COMPILED.BlockBuilder(0).finish(), builder_of(batch_of(Record())).finish()
     )
     assert engine.query("SELECT count() FROM messages", "CSV") == b"1\n"
     assert rows_in(engine) == stored(batch_of(Record()), 0)
@@ -251,7 +252,7 @@ def test_a_large_result_comes_in_several_blocks(engine: ChdbProcess) -> None:
     block = engine.query(f"{SELECT} ORDER BY offset SETTINGS max_block_size = 512")
     assert block.count(b"\x06offset\x05Int64") > 1
     for max_batch_bytes in (0, 5000, 1 << 20):
-        batches = _records.encode_batches(block, max_batch_bytes)
+        batches = COMPILED.encode_batches(block, max_batch_bytes)
         rows = [row for one in batches for row in make.decoded(one.data)]
         assert rows == stored(batch, 0)
 

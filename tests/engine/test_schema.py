@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.membership import GROUPS, HEARTBEATS, MEMBERS
 from coordinator.offsets import OFFSETS
-from protocol._records import COLUMNS
+from protocol.columns import COLUMNS
 from storage import schema
 from storage.blocks import Table
 from storage.embedded import EmbeddedEngine

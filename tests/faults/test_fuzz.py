@@ -27,7 +27,7 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from protocol._records import check_crc, parse_headers
+from protocol._batches import check_crc, parse_headers
 from protocol.compression import compress
 from protocol.versions import APIS, ApiKey
 from tests.conftest import OwnBrokers

@@ -19,7 +19,7 @@ from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from broker.log.write_lease import EndlessLease, WriteLease
-from protocol._records import BatchHeader, check_crc, parse_headers
+from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
 from storage.engine import Row as EngineRow

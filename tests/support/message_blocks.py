@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from protocol._records import BlockBuilder
+from protocol._decode_batches import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from tests.support.log_parts import header_of, plain
 

@@ -1,7 +1,7 @@
 """Record batches and Native blocks written a second time, for tests only.
 
-This is on purpose not `protocol/records.py`: an encoder that shares its code with what it tests
-agrees with every mistake in it. The CRC is the crc32c package's.
+This is on purpose not `protocol/encode_batches.py`: an encoder that shares its code with what it
+tests agrees with every mistake in it. The CRC is the crc32c package's.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from broker.log.producers import (
     find_duplicate,
     first_entry,
 )
-from protocol._records import BatchHeader
+from protocol._batches import BatchHeader
 from protocol.errors import InvalidProducerEpoch, KafkaError, OutOfOrderSequenceNumber
 
 LAST = 2**31 - 1

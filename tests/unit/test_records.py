@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol import _records, records
+from protocol.columns import COLUMNS
 from protocol.compression import decompress
+from protocol.decode_batches import INDEXES_TOLD
 from protocol.errors import (
     CorruptMessage,
     InvalidRecord,
@@ -29,11 +30,12 @@ from protocol.errors import (
 )
 from tests.support import record_batches as make
 from tests.support.record_batches import Batch, Mutation, Record, Row, batch_of
+from tests.support.record_codecs import COMPILED, REFERENCE
 
 T = TypeVar("T")
 TOPIC_ID = bytes(range(16))
-BOTH: list[Any] = [_records, records]
-HEADER_FIELDS = [name for name in records.BatchHeader.__slots__ if name not in ("start", "end")]
+BOTH: list[Any] = [COMPILED, REFERENCE]
+HEADER_FIELDS = [name for name in REFERENCE.BatchHeader.__slots__ if name not in ("start", "end")]
 
 
 @pytest.fixture(params=BOTH, ids=["compiled", "reference"])
@@ -54,7 +56,7 @@ def fields(value: Any) -> dict[str, Any]:
     """A header or encoded batch of either module, as a dictionary."""
     names = type(value).__slots__ if hasattr(value, "__slots__") else None
     if names is None:
-        kind = records.BatchHeader if hasattr(value, "crc") else records.EncodedBatch
+        kind = REFERENCE.BatchHeader if hasattr(value, "crc") else REFERENCE.EncodedBatch
         names = kind.__slots__
     return {name: getattr(value, name) for name in names}
 
@@ -104,15 +106,14 @@ def block_of(module: Any, *batches: Batch, log_append_time_ms: int | None = None
 
 
 def test_both_modules_write_and_read_the_same_columns() -> None:
-    assert _records.COLUMNS == records.COLUMNS == _records.BlockBuilder.COLUMNS
-    assert _records.READ_COLUMNS == records.READ_COLUMNS
-    assert records.BlockBuilder.COLUMNS == records.COLUMNS
+    assert COMPILED.BlockBuilder.COLUMNS == COLUMNS
+    assert REFERENCE.BlockBuilder.COLUMNS == COLUMNS
 
 
 @given(st.lists(make.batches(), max_size=4))
 def test_headers_of_sound_batches_are_what_was_written(batches: list[Batch]) -> None:
     data = b"".join(batch.data for batch in batches)
-    compiled, reference = _records.parse_headers(data), records.parse_headers(memoryview(data))
+    compiled, reference = COMPILED.parse_headers(data), REFERENCE.parse_headers(memoryview(data))
     assert [fields(header) for header in compiled] == [fields(header) for header in reference]
     assert [data[header.start : header.end] for header in reference] == [b.data for b in batches]
     for batch, header in zip(batches, reference, strict=True):
@@ -123,8 +124,8 @@ def test_headers_of_sound_batches_are_what_was_written(batches: list[Batch]) -> 
     for ours, theirs in zip(compiled, reference, strict=True):
         for name in ("codec", "timestamp_type", "transactional", "control", "last_sequence"):
             assert getattr(ours, name) == getattr(theirs, name)
-        _records.check_crc(data, ours)
-        records.check_crc(data, theirs)
+        COMPILED.check_crc(data, ours)
+        REFERENCE.check_crc(data, theirs)
 
 
 @given(st.lists(make.batches(), min_size=1, max_size=3), make.mutations())
@@ -140,14 +141,14 @@ def test_spoilt_batches_are_taken_or_refused_alike(
         for header in module.parse_headers(data):
             module.check_crc(data, header)
 
-    assert outcome(lambda: headers(_records)) == outcome(lambda: headers(records))
-    assert outcome(lambda: checked(_records)) == outcome(lambda: checked(records))
+    assert outcome(lambda: headers(COMPILED)) == outcome(lambda: headers(REFERENCE))
+    assert outcome(lambda: checked(COMPILED)) == outcome(lambda: checked(REFERENCE))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_no_batch(data: bytes) -> None:
-    expected = outcome(lambda: [fields(header) for header in records.parse_headers(data)])
-    assert outcome(lambda: [fields(h) for h in _records.parse_headers(data)]) == expected
+    expected = outcome(lambda: [fields(header) for header in REFERENCE.parse_headers(data)])
+    assert outcome(lambda: [fields(h) for h in COMPILED.parse_headers(data)]) == expected
 
 
 PLACES = st.tuples(
@@ -220,11 +221,11 @@ def test_records_without_a_key_are_told_apart_alike_and_change_nothing(
 
 
 def test_of_many_records_without_a_key_only_the_first_are_named(module: Any) -> None:
-    batch = batch_of(*(Record() for _ in range(2 * records.INDEXES_TOLD)))
+    batch = batch_of(*(Record() for _ in range(2 * INDEXES_TOLD)))
     with pytest.raises(RecordsWithoutKey) as refused:
         append(module, module.BlockBuilder(0), batch, keyed=True)
-    assert refused.value.indexes == tuple(range(records.INDEXES_TOLD))
-    assert refused.value.count == 2 * records.INDEXES_TOLD
+    assert refused.value.indexes == tuple(range(INDEXES_TOLD))
+    assert refused.value.count == 2 * INDEXES_TOLD
 
 
 @given(st.binary(max_size=60), st.integers(-2, 8))
@@ -238,8 +239,8 @@ def test_rows_become_the_same_batches_and_come_back(
     rows: list[Row], split: int, max_batch_bytes: int
 ) -> None:
     block = make.read_block(rows[:split]) + make.read_block(rows[split:])
-    batches = _records.encode_batches(block, max_batch_bytes)
-    reference = records.encode_batches(block, max_batch_bytes)
+    batches = COMPILED.encode_batches(block, max_batch_bytes)
+    reference = REFERENCE.encode_batches(block, max_batch_bytes)
     assert [fields(batch) for batch in batches] == [fields(batch) for batch in reference]
     found = [make.decoded(batch.data) for batch in batches]
     assert [row for rows_ in found for row in rows_] == rows
@@ -268,9 +269,9 @@ def test_spoilt_blocks_are_taken_or_refused_alike(
 def test_the_checksum_is_crc32c_with_the_instruction_and_without(data: bytes, start: int) -> None:
     view = memoryview(data)[start:]
     expected = crc32c.crc32c(bytes(view))
-    assert _records.crc32c(view) == expected
-    assert _records.crc32c(view, hardware=False) == expected
-    assert records.crc32c(view) == expected
+    assert COMPILED.crc32c(view) == expected
+    assert COMPILED.crc32c(view, hardware=False) == expected
+    assert REFERENCE.crc32c(view) == expected
 
 
 # --- batches that clients build ---
@@ -534,11 +535,11 @@ def test_refusals_leak_nothing() -> None:
     def refuse_everything() -> None:
         for _ in range(50):
             with pytest.raises(InvalidRecord):
-                block_of(_records, batch_of(*sound), spoilt)
+                block_of(COMPILED, batch_of(*sound), spoilt)
             with pytest.raises(ValueError, match="cut"):
-                _records.encode_batches(block[:-1], 1 << 20)
+                COMPILED.encode_batches(block[:-1], 1 << 20)
             with pytest.raises(ValueError, match="offset"):
-                _records.encode_batches(block + block, 1 << 20)
+                COMPILED.encode_batches(block + block, 1 << 20)
 
     refuse_everything()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -563,9 +564,9 @@ def test_a_refused_batch_leaves_the_batches_around_it(module: Any) -> None:
 @pytest.mark.parametrize("topics", [254, 255, 256, 65_535, 65_536])
 def test_many_topics_widen_the_indexes_of_the_dictionary(topics: int) -> None:
     batch = batch_of(Record(value=None))
-    builder = _records.BlockBuilder(0)
-    reference = records.BlockBuilder(0)
-    ours, theirs = header_of(_records, batch), header_of(records, batch)
+    builder = COMPILED.BlockBuilder(0)
+    reference = REFERENCE.BlockBuilder(0)
+    ours, theirs = header_of(COMPILED, batch), header_of(REFERENCE, batch)
     for index in range(topics):
         builder.append(f"t{index}", TOPIC_ID, 0, 0, 0, ours, batch.payload, None)
         reference.append(f"t{index}", TOPIC_ID, 0, 0, 0, theirs, batch.payload, None)
@@ -596,7 +597,7 @@ def test_a_topic_id_has_sixteen_bytes(module: Any) -> None:
 
 def test_an_empty_builder_gives_a_block_without_rows(module: Any) -> None:
     block = module.BlockBuilder(0).finish()
-    assert block[:2] == bytes([len(records.COLUMNS), 0])
+    assert block[:2] == bytes([len(COLUMNS), 0])
     assert block.endswith(b"DateTime64(3)")
 
 
@@ -608,8 +609,8 @@ def test_other_threads_run_while_records_are_read_and_batches_written() -> None:
     ]
     block = b"".join(blocks)
     for work in (
-        lambda: block_of(_records, batch),
-        lambda: _records.encode_batches(block, 1 << 20),
+        lambda: block_of(COMPILED, batch),
+        lambda: COMPILED.encode_batches(block, 1 << 20),
     ):
         assert runs_beside(work)
 

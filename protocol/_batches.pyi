@@ -1,7 +1,6 @@
-"""Types of `_records.pyx`. The meaning of everything here is written in `protocol/records.py`."""
+"""Types of `_batches.pyx`. `batches.py` says what each function means."""
 
-import builtins
-from typing import ClassVar, final
+from typing import final
 
 @final
 class BatchHeader:
@@ -62,46 +61,6 @@ class BatchHeader:
     def last_sequence(self) -> int: ...
     def __hash__(self) -> int: ...
 
-@final
-class EncodedBatch:
-    def __init__(
-        self, base_offset: int, last_offset: int, max_timestamp: int, data: bytes
-    ) -> None: ...
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def max_timestamp(self) -> int: ...
-    @property
-    def data(self) -> bytes: ...
-    def __hash__(self) -> int: ...
-
-@final
-class BlockBuilder:
-    COLUMNS: ClassVar[tuple[tuple[str, str], ...]]
-    def __init__(self, append_time_ms: int) -> None: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    def append(
-        self,
-        topic: str,
-        topic_id: builtins.bytes,
-        partition: int,
-        base_offset: int,
-        leader_epoch: int,
-        header: BatchHeader,
-        payload: builtins.bytes | memoryview,
-        log_append_time_ms: int | None,
-        keyed: bool = False,
-    ) -> None: ...
-    def finish(self) -> builtins.bytes: ...
-
-COLUMNS: tuple[tuple[str, str], ...]
-READ_COLUMNS: tuple[tuple[str, str], ...]
-
 def crc32c(data: bytes | bytearray | memoryview, *, hardware: bool = True) -> int: ...
 def parse_headers(records: bytes | memoryview) -> list[BatchHeader]: ...
 def check_crc(records: bytes | memoryview, header: BatchHeader) -> None: ...
@@ -112,4 +71,3 @@ def stamp_batch(
     leader_epoch: int,
     log_append_time_ms: int | None,
 ) -> bytes: ...
-def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]: ...

@@ -1,0 +1,264 @@
+"""Record batches to columns: how batches become one ClickHouse Native block for `messages`.
+
+This is the readable reference of `_decode_batches.pyx`, which the broker runs; the tests compare
+the two byte for byte.
+
+What must hold: the bytes come from strangers, so nothing is believed that was not counted, and a
+builder that refused a batch is as it was before. What went into a row comes out of it, bit for bit
+(`encode_batches.py`).
+
+Formats: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98) and
+ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native).
+"""
+
+from __future__ import annotations
+
+import builtins
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar, Final
+
+from protocol.batches import (
+    CONTROL,
+    INT32_MAX,
+    INT64_MAX,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    BatchHeader,
+)
+from protocol.columns import COLUMNS, MessageRow, column_head
+from protocol.errors import InvalidRecord, RecordsWithoutKey
+from protocol.varints import ByteReader, length_prefixed, varuint, wrap
+
+INDEXES_TOLD: Final = 1000
+"""Records of a batch that an error names at most: a small request may hold millions of them."""
+
+# Length, attributes, timestamp and offset delta, key and value length, header count: a byte each.
+_SMALLEST_RECORD: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionKey:
+    """The rest of a row: which partition it belongs to."""
+
+    topic: bytes
+    topic_id: bytes
+    partition: int
+
+
+class BlockBuilder:
+    """Gathers batches, of any topics and partitions, into one Native block for `messages`.
+
+    All rows share `append_time_ms`. `rows` and `bytes` say how many rows are in and how long the
+    block would be now; `finish` gives the block, and changes nothing.
+    """
+
+    COLUMNS: ClassVar[tuple[tuple[str, str], ...]] = COLUMNS
+
+    def __init__(self, append_time_ms: int) -> None:
+        self._append_time_ms = _fit(append_time_ms, 64)
+        self._rows: list[tuple[_PartitionKey, MessageRow]] = []
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def bytes(self) -> int:
+        return len(self.finish())
+
+    def append(
+        self,
+        topic: str,
+        topic_id: builtins.bytes,
+        partition: int,
+        base_offset: int,
+        leader_epoch: int,
+        header: BatchHeader,
+        payload: builtins.bytes | memoryview,
+        log_append_time_ms: int | None,
+        keyed: bool = False,
+    ) -> None:
+        """Adds the records of one batch, from `base_offset` on; all of them or, on an error, none.
+
+        `payload` is the records section, decompressed. Raises InvalidRecord unless it is exactly
+        `header.count` records whose offset deltas count up from 0, with nothing left over inside or
+        after them, every number in as many bits as its type has, and lengths that fit. `keyed`:
+        then records without a key raise RecordsWithoutKey, which names up to INDEXES_TOLD of them.
+
+        A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64; or one for
+        all: `log_append_time_ms`, or the max timestamp of a batch that already is of LogAppendTime.
+        Its sequence counts up from the base sequence, 0 following 2^31-1, and is -1 where the batch
+        has no producer id or no sequence.
+        """
+        _fit(partition, 32)
+        _fit(base_offset, 64)
+        _fit(leader_epoch, 32)
+        attributes = header.attributes
+        one_timestamp = log_append_time_ms
+        if one_timestamp is not None:
+            _fit(one_timestamp, 64)
+            attributes |= LOG_APPEND_TIME
+        elif attributes & LOG_APPEND_TIME:
+            one_timestamp = header.max_timestamp
+        if len(topic_id) != 16:
+            raise ValueError("a topic id has 16 bytes")
+        if header.count <= 0:
+            raise InvalidRecord(f"record batch has {header.count} records")
+        if header.last_offset_delta != header.count - 1:
+            raise InvalidRecord(
+                f"record batch has {header.count} records and last offset delta "
+                f"{header.last_offset_delta}"
+            )
+        if not 0 <= base_offset <= INT64_MAX - (header.count - 1):
+            raise ValueError(f"offset {base_offset} of {header.count} records is out of range")
+        partition_key = _PartitionKey(topic.encode(), topic_id, partition)
+        if header.count > len(payload) // _SMALLEST_RECORD:
+            raise InvalidRecord(
+                f"record batch claims {header.count} records in {len(payload)} bytes"
+            )
+        reader = _RecordReader(builtins.bytes(payload), InvalidRecord)
+        sequenced = header.producer_id >= 0 and header.base_sequence >= 0
+        added: list[tuple[_PartitionKey, MessageRow]] = []
+        for index in range(header.count):
+            record = _read_record(reader, index)
+            timestamp = header.base_timestamp + record.timestamp_delta
+            row = MessageRow(
+                offset=base_offset + index,
+                timestamp_ms=wrap(timestamp, 64) if one_timestamp is None else one_timestamp,
+                timestamp_type=1 if attributes & LOG_APPEND_TIME else 0,
+                key=record.key,
+                value=record.value,
+                headers=record.headers,
+                producer_id=header.producer_id,
+                producer_epoch=header.producer_epoch,
+                sequence=(header.base_sequence + index) & INT32_MAX if sequenced else -1,
+                transactional=bool(attributes & TRANSACTIONAL),
+                control=bool(attributes & CONTROL),
+                leader_epoch=leader_epoch,
+            )
+            added.append((partition_key, row))
+        if reader.left:
+            raise InvalidRecord(f"{reader.left} bytes are left over after the last record")
+        if keyed:
+            keyless = [index for index, (_, row) in enumerate(added) if row.key is None]
+            if keyless:
+                raise RecordsWithoutKey(tuple(keyless[:INDEXES_TOLD]), len(keyless))
+        self._rows += added
+
+    def finish(self) -> builtins.bytes:
+        """The whole block. One without rows has the columns' names and types alone."""
+        keys = [key for key, _ in self._rows]
+        rows = [row for _, row in self._rows]
+        headers = [header for row in rows for header in row.headers]
+        times = struct.pack("<q", self._append_time_ms) * len(rows)
+        columns: tuple[Callable[[], bytes], ...] = (
+            lambda: _low_cardinality([key.topic for key in keys]),
+            lambda: b"".join(_uuid(key.topic_id) for key in keys),
+            lambda: _numbers("i", [key.partition for key in keys]),
+            lambda: _numbers("q", [row.offset for row in rows]),
+            lambda: _numbers("q", [row.timestamp_ms for row in rows]),
+            lambda: _numbers("b", [row.timestamp_type for row in rows]),
+            lambda: _nullable_strings([row.key for row in rows]),
+            lambda: _nullable_strings([row.value for row in rows]),
+            lambda: (
+                _numbers("Q", list(accumulate(len(row.headers) for row in rows)))
+                + b"".join(length_prefixed(key) for key, _ in headers)
+                + _nullable_strings([value for _, value in headers])
+            ),
+            lambda: _numbers("q", [row.producer_id for row in rows]),
+            lambda: _numbers("h", [row.producer_epoch for row in rows]),
+            lambda: _numbers("i", [row.sequence for row in rows]),
+            lambda: _numbers("?", [row.transactional for row in rows]),
+            lambda: _numbers("?", [row.control for row in rows]),
+            lambda: _numbers("i", [row.leader_epoch for row in rows]),
+            lambda: times,
+        )
+        block = varuint(len(COLUMNS)) + varuint(len(rows))
+        for (name, type_), column in zip(COLUMNS, columns, strict=True):
+            block += column_head(name, type_)
+            block += column() if rows else b""
+        return block
+
+
+def _fit(value: int, bits: int) -> int:
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise OverflowError(f"{value} does not fit into {bits} bits")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    timestamp_delta: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[bytes, bytes | None], ...]
+
+
+class _RecordReader(ByteReader):
+    def string(self) -> bytes | None:
+        """A length and that many bytes; length -1 is null."""
+        size = self.zigzag(32)
+        if size < -1:
+            raise InvalidRecord(f"a key or value has length {size}")
+        return None if size == -1 else self.read(size)
+
+
+def _read_record(reader: _RecordReader, index: int) -> _Record:
+    size = reader.zigzag(32)
+    if size < 1:
+        raise InvalidRecord(f"record {index} has length {size}")
+    body = _RecordReader(reader.read(size), InvalidRecord)
+    body.read(1)  # a record's attributes mean nothing in v2
+    timestamp_delta = body.zigzag(64)
+    offset_delta = body.zigzag(32)
+    if offset_delta != index:
+        raise InvalidRecord(f"record {index} has offset delta {offset_delta}")
+    key = body.string()
+    value = body.string()
+    header_count = body.zigzag(32)
+    if not 0 <= header_count <= body.left:
+        raise InvalidRecord(f"record {index} has {header_count} headers in {body.left} bytes")
+    headers: list[tuple[bytes, bytes | None]] = []
+    for _ in range(header_count):
+        header_key = body.string()
+        if header_key is None:
+            raise InvalidRecord(f"record {index} has a header without a key")
+        headers.append((header_key, body.string()))
+    if body.left:
+        raise InvalidRecord(f"record {index} has {body.left} bytes left over")
+    return _Record(timestamp_delta, key, value, tuple(headers))
+
+
+def _nullable_strings(texts: Sequence[bytes | None]) -> bytes:
+    """Nullable(String): a byte per row that is 1 for null, then the strings, "" for a null."""
+    nulls = bytes(text is None for text in texts)
+    return nulls + b"".join(length_prefixed(text or b"") for text in texts)
+
+
+def _numbers(code: str, values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}{code}", *values)
+
+
+def _uuid(value: bytes) -> bytes:
+    """A ClickHouse UUID: two 64-bit halves, each little-endian."""
+    return value[7::-1] + value[:7:-1]
+
+
+def _low_cardinality(texts: Sequence[bytes]) -> bytes:
+    """LowCardinality(String): version 1; index width and bit 9 for "keys follow"; keys; indexes.
+
+    A dictionary opens with the default value, the empty string, used or not.
+    """
+    indexes: dict[bytes, int] = {b"": 0}
+    for text in texts:
+        indexes.setdefault(text, len(indexes))
+    width = 0 if len(indexes) <= 2**8 else 1 if len(indexes) <= 2**16 else 2
+    return (
+        struct.pack("<QQQ", 1, 1 << 9 | width, len(indexes))
+        + b"".join(length_prefixed(text) for text in indexes)
+        + struct.pack("<Q", len(texts))
+        + _numbers("BHI"[width], [indexes[text] for text in texts])
+    )

@@ -1,0 +1,68 @@
+"""Varints and byte strings with a length, written and read, in readable Python.
+
+A varint has 7 bits of a number in each byte, the lowest first; the top bit says that another byte
+follows. Zigzag maps signed numbers to unsigned ones (0, -1, 1, -2 to 0, 1, 2, 3), so that small
+negative numbers stay short. Record batches have zigzag lengths, ClickHouse has unsigned ones.
+"""
+
+from __future__ import annotations
+
+
+def varuint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def zigzag(value: int) -> bytes:
+    return varuint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def length_prefixed(text: bytes) -> bytes:
+    """A ClickHouse String: an unsigned varint length, then the bytes."""
+    return varuint(len(text)) + text
+
+
+def wrap(value: int, bits: int) -> int:
+    """`value` modulo 2^bits, as a signed number."""
+    half: int = 2 ** (bits - 1)
+    return (value + half) % (2 * half) - half
+
+
+class ByteReader:
+    """Reads from the front of some bytes. Raises `error` for what is cut or too long."""
+
+    def __init__(self, data: bytes, error: type[Exception]) -> None:
+        self._data = data
+        self._position = 0
+        self._error = error
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._position
+
+    def read(self, size: int) -> bytes:
+        if size > self.left:
+            raise self._error(f"cut: {size} bytes are claimed where {self.left} are left")
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+    def varuint(self, bits: int = 64) -> int:
+        """A varint of at most `bits` bits. Clients disagree about longer ones."""
+        value = 0
+        for shift in range(0, bits, 7):
+            byte = self.read(1)[0]
+            value |= (byte & 0x7F) << shift
+            if value >= 2**bits:
+                break
+            if byte < 0x80:
+                return value
+        raise self._error(f"a number is longer than {bits} bits")
+
+    def zigzag(self, bits: int) -> int:
+        """A zigzag varint of at most `bits` bits."""
+        value = self.varuint(bits)
+        return (value >> 1) ^ -(value & 1)

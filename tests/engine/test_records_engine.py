@@ -29,7 +29,7 @@ TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbProcess]:
     engine = ChdbProcess(tmp_path_factory.mktemp("chdb"))
-    engine.query((files("sql") / "001_messages.sql").read_text(encoding="utf-8"))
+    engine.query((files("sql.schema") / "001_messages.sql").read_text(encoding="utf-8"))
     yield engine
     engine.stop()
 

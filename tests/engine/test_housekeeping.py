@@ -17,6 +17,7 @@ from broker.log.topic import Topic
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
+from tests.support.stored_rows import store_records
 
 SLOTS = 4
 MINUTE_MS = 60_000
@@ -48,7 +49,9 @@ class Here:
     away: bool = False
 
 
-class House:
+class HousekeptCluster:
+    """Housekeeping of a cluster with one shard, as one of its two brokers does it."""
+
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
         self.known = Known()
@@ -67,10 +70,8 @@ class House:
         """Nobody has committed any."""
 
     async def record(self, topic: Topic, offset: int, at_ms: int) -> None:
-        await self.engine.execute(
-            "INSERT INTO messages (topic, topic_id, partition, offset, append_time) SELECT"
-            " {topic:String}, {id:UUID}, 0, {offset:Int64}, fromUnixTimestamp64Milli({at:Int64})",
-            {"topic": topic.name, "id": str(topic.topic_id), "offset": offset, "at": at_ms},
+        await store_records(
+            self.engine, topic.name, topic.topic_id, append_time_ms=at_ms, first=offset
         )
 
     async def counted(self) -> int:
@@ -80,12 +81,12 @@ class House:
 
 
 @pytest.fixture
-def house(engine: EmbeddedEngine) -> House:
-    return House(engine)
+def house(engine: EmbeddedEngine) -> HousekeptCluster:
+    return HousekeptCluster(engine)
 
 
 async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_long_end(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await house.catalog.create("orders", 2, {})
     gone = await house.catalog.create("gone", 1, {})
@@ -101,7 +102,9 @@ async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_lo
     assert await house.engine.rows(live) == [["orders", 5]]
 
 
-async def test_the_log_is_counted_when_every_broker_has_left_the_minute(house: House) -> None:
+async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
+    house: HousekeptCluster,
+) -> None:
     topic = await house.catalog.create("orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     house.known.sessions[2] = session(2, append_floors={"a": NOW_MS - 1})
@@ -115,7 +118,7 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(house: H
     assert await house.counted() == 1
 
 
-async def test_rows_below_the_start_of_their_log_are_removed(house: House) -> None:
+async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptCluster) -> None:
     topic = await house.catalog.create("orders", 1, {})
     for offset in range(5):
         await house.record(topic, offset, NOW_MS - 30_000)
@@ -130,7 +133,7 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: House) -> No
 
 
 async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(
-    house: House,
+    house: HousekeptCluster,
 ) -> None:
     topic = await house.catalog.create("orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
@@ -143,10 +146,10 @@ async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_o
     assert await house.counted() == 1
 
 
-async def test_two_keepers_count_a_minute_once(house: House) -> None:
+async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
     topic = await house.catalog.create("orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
-    other = House(house.engine)
+    other = HousekeptCluster(house.engine)
     other.catalog = house.catalog
     await house.keeping.round()
     other_rollup = other.keeping._rollups["a"]
@@ -155,7 +158,7 @@ async def test_two_keepers_count_a_minute_once(house: House) -> None:
 
 
 async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_gone(
-    house: House,
+    house: HousekeptCluster,
 ) -> None:
     topic = await house.catalog.create("orders", 1, {})
     await house.record(topic, 0, NOW_MS)
@@ -177,7 +180,7 @@ async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_
     assert rows == [["deleted"]]
 
 
-async def test_a_shard_that_is_away_is_left_alone(house: House) -> None:
+async def test_a_shard_that_is_away_is_left_alone(house: HousekeptCluster) -> None:
     await house.catalog.create("orders", 1, {})
     house.shard.away = True
     await house.keeping.round()

@@ -32,7 +32,7 @@ ALL = 1 << 40
 COMPACT = {"cleanup.policy": "compact"}
 
 
-class House:
+class CompactedTopics:
     """A log, and the part of the broker that removes."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
@@ -97,11 +97,11 @@ class House:
 
 
 @pytest.fixture
-def house(engine: EmbeddedEngine) -> House:
-    return House(engine)
+def house(engine: EmbeddedEngine) -> CompactedTopics:
+    return CompactedTopics(engine)
 
 
-async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: House) -> None:
+async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: CompactedTopics) -> None:
     log = await house.log(10)
     batch = await house.decide(log.topic_id, (0, 2), (5, 5))
     await house.removals.round()
@@ -109,7 +109,7 @@ async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: House) -> None:
     assert await house.noted() == {batch: (4, "")}
 
 
-async def test_other_partitions_and_topics_keep_their_rows(house: House) -> None:
+async def test_other_partitions_and_topics_keep_their_rows(house: CompactedTopics) -> None:
     log = await house.log(5, partitions=2)
     sibling = house.catalog.log(log.topic, 1)
     await house.append(sibling, 5)
@@ -120,7 +120,7 @@ async def test_other_partitions_and_topics_keep_their_rows(house: House) -> None
     assert await house.offsets(sibling) == await house.offsets(other) == list(range(5))
 
 
-async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: House) -> None:
+async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: CompactedTopics) -> None:
     log = await house.log(10)
     await house.decide(log.topic_id, (-(2**63), 2**63 - 1))
     await house.removals.round()
@@ -131,7 +131,7 @@ async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: House)
     assert (again.log_start_offset, again.high_watermark) == (0, 10)
 
 
-async def test_rows_below_the_log_start_are_not_for_compaction(house: House) -> None:
+async def test_rows_below_the_log_start_are_not_for_compaction(house: CompactedTopics) -> None:
     log = await house.log(10)
     log.log_start_offset = 4
     batch = await house.decide(log.topic_id, (0, 5))
@@ -140,7 +140,7 @@ async def test_rows_below_the_log_start_are_not_for_compaction(house: House) -> 
     assert await house.noted() == {batch: (2, "")}
 
 
-async def test_a_topic_that_is_not_compacted_loses_nothing(house: House) -> None:
+async def test_a_topic_that_is_not_compacted_loses_nothing(house: CompactedTopics) -> None:
     log = await house.log(5, configs={"cleanup.policy": "delete"})
     batch = await house.decide(log.topic_id, (0, 3))
     await house.removals.round()
@@ -150,14 +150,18 @@ async def test_a_topic_that_is_not_compacted_loses_nothing(house: House) -> None
     }
 
 
-async def test_a_topic_that_is_compacted_and_deleted_from_is_compacted(house: House) -> None:
+async def test_a_topic_that_is_compacted_and_deleted_from_is_compacted(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(5, configs={"cleanup.policy": "compact,delete"})
     await house.decide(log.topic_id, (0, 1))
     await house.removals.round()
     assert await house.offsets(log) == [2, 3, 4]
 
 
-async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(house: House) -> None:
+async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(5)
     unknown = await house.decide(uuid4(), (0, 3))
     partition = await house.decide(log.topic_id, (0, 3), partition=7)
@@ -172,7 +176,7 @@ async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(house: 
     }
 
 
-async def test_a_batch_for_another_leader_waits_for_it(house: House) -> None:
+async def test_a_batch_for_another_leader_waits_for_it(house: CompactedTopics) -> None:
     log = await house.log(5)
     batch = await house.decide(log.topic_id, (0, 0))
     led = house.catalog._logs[log.topic_id].pop(0)
@@ -188,7 +192,7 @@ async def test_a_batch_for_another_leader_waits_for_it(house: House) -> None:
 
 
 async def test_too_many_ranges_are_refused_and_not_read(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: CompactedTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removals_module, "_RANGES_MAX", 2)
     log = await house.log(10)
@@ -198,14 +202,16 @@ async def test_too_many_ranges_are_refused_and_not_read(
     assert await house.offsets(log) == list(range(10))
 
 
-async def test_ranges_without_order_or_sense_do_what_they_say_at_most(house: House) -> None:
+async def test_ranges_without_order_or_sense_do_what_they_say_at_most(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(10)
     await house.decide(log.topic_id, (6, 7), (1, 3), (2, 4), (3, 3), (8, 5), (-5, -1))
     await house.removals.round()
     assert await house.offsets(log) == [0, 5, 8, 9]
 
 
-async def test_a_batch_that_was_cut_short_is_applied_again(house: House) -> None:
+async def test_a_batch_that_was_cut_short_is_applied_again(house: CompactedTopics) -> None:
     log = await house.log(10)
     batch = await house.decide(log.topic_id, (0, 4))
     await house.engine.execute(
@@ -218,7 +224,9 @@ async def test_a_batch_that_was_cut_short_is_applied_again(house: House) -> None
     assert len(await house.engine.rows("SELECT 1 FROM compaction_applied")) == 1
 
 
-async def test_batches_written_later_are_found_after_a_look_that_found_none(house: House) -> None:
+async def test_batches_written_later_are_found_after_a_look_that_found_none(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(10)
     await house.removals.round()
     await house.removals.round()
@@ -227,7 +235,7 @@ async def test_batches_written_later_are_found_after_a_look_that_found_none(hous
     assert await house.offsets(log) == list(range(1, 10))
 
 
-async def test_many_batches_share_a_few_deletions(house: House) -> None:
+async def test_many_batches_share_a_few_deletions(house: CompactedTopics) -> None:
     logs = [await house.log(6) for _ in range(4)]
     for log in logs:
         for offset in (0, 2, 4):
@@ -237,7 +245,7 @@ async def test_many_batches_share_a_few_deletions(house: House) -> None:
     assert await house.engine.rows("SELECT count() FROM system.mutations") == [[1]]
 
 
-async def test_what_the_caches_held_of_a_log_is_read_again(house: House) -> None:
+async def test_what_the_caches_held_of_a_log_is_read_again(house: CompactedTopics) -> None:
     log = await house.log(10, tail_bytes=0)
     kept = await house.log(10)
     assert len(rows_of(await read(house, log))) == 10
@@ -255,7 +263,7 @@ async def test_what_the_caches_held_of_a_log_is_read_again(house: House) -> None
         assert [row.offset for row in rows_of(await read(house, emptied, 1))] == [4, 6, 7, 8, 9]
 
 
-async def test_a_read_that_began_before_is_not_kept(house: House) -> None:
+async def test_a_read_that_began_before_is_not_kept(house: CompactedTopics) -> None:
     log = await house.log(10, tail_bytes=0)
     house.scripted.read_gate.clear()
     reading = asyncio.create_task(read(house, log))
@@ -269,7 +277,7 @@ async def test_a_read_that_began_before_is_not_kept(house: House) -> None:
     assert house.reader._outdated == set()
 
 
-async def read(house: House, log: PartitionLog, offset: int = 0) -> list[bytes]:
+async def read(house: CompactedTopics, log: PartitionLog, offset: int = 0) -> list[bytes]:
     return await house.reader.read(log, offset, ALL)
 
 

@@ -21,6 +21,7 @@ from storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic
 from tests.support.small_tables import make_lane
+from tests.support.stored_rows import store_minute, store_records
 
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 HOUR = 3_600_000
@@ -28,7 +29,7 @@ MINUTE = 60_000
 LONG_AGO = NOON - 10_000 * HOUR
 
 
-class House:
+class RetainedLogs:
     """Partitions that are led here, their rows, and a clock that is set by hand."""
 
     def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
@@ -48,19 +49,14 @@ class House:
     async def append(self, log: PartitionLog, *times: tuple[int, int]) -> None:
         """A record for each (timestamp, append time)."""
         for timestamp_ms, append_ms in times:
-            await self.engine.execute(
-                "INSERT INTO messages (topic, topic_id, partition, offset, timestamp_ms, value,"
-                " append_time) SELECT {topic:String}, {id:UUID}, {partition:Int32},"
-                " {offset:Int64}, {timestamp:Int64}, 'value',"
-                " fromUnixTimestamp64Milli({append:Int64}, 'UTC')",
-                {
-                    "topic": log.topic.name,
-                    "id": str(log.topic_id),
-                    "partition": log.partition,
-                    "offset": log.next_offset,
-                    "timestamp": timestamp_ms,
-                    "append": append_ms,
-                },
+            await store_records(
+                self.engine,
+                log.topic.name,
+                log.topic_id,
+                append_time_ms=append_ms,
+                timestamp_ms=timestamp_ms,
+                partition=log.partition,
+                first=log.next_offset,
             )
             log.next_offset += 1
             log.advance(log.next_offset)
@@ -69,20 +65,16 @@ class House:
         """Minutes of ten records each, with these bytes, the oldest first."""
         for size in sizes:
             first, last = log.next_offset, log.next_offset + records - 1
-            await self.engine.execute(
-                "INSERT INTO partition_minutes SELECT {topic:String}, {id:UUID},"
-                " {partition:Int32}, toDateTime({minute:Int64}, 'UTC'), {records:UInt64},"
-                " {bytes:UInt64}, {first:Int64}, {last:Int64}, now64(3), now64(3)",
-                {
-                    "topic": log.topic.name,
-                    "id": str(log.topic_id),
-                    "partition": log.partition,
-                    "minute": NOON // 1000 + first * 60,
-                    "records": records,
-                    "bytes": size,
-                    "first": first,
-                    "last": last,
-                },
+            await store_minute(
+                self.engine,
+                log.topic.name,
+                log.topic_id,
+                NOON + first * 60_000,
+                partition=log.partition,
+                records=records,
+                size_bytes=size,
+                first=first,
+                last=last,
             )
             log.next_offset += records
             log.advance(log.next_offset)
@@ -92,9 +84,9 @@ class House:
 
 
 @pytest.fixture
-async def house(engine: EmbeddedEngine) -> AsyncIterator[House]:
+async def house(engine: EmbeddedEngine) -> AsyncIterator[RetainedLogs]:
     lane = make_lane(engine)
-    yield House(engine, lane)
+    yield RetainedLogs(engine, lane)
     await lane.close()
 
 
@@ -106,7 +98,7 @@ def aged(*hours: float) -> list[tuple[int, int]]:
 # --- by time ---
 
 
-async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: House) -> None:
+async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, *aged(4, 3, 2.001, 2, 1, 0))
     await house.retention.round()
@@ -114,14 +106,14 @@ async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: Ho
     assert await house.checkpoint(log) == (3, 6)
 
 
-async def test_an_old_record_behind_a_young_one_stays(house: House) -> None:
+async def test_an_old_record_behind_a_young_one_stays(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, *aged(4, 1, 5, 0))
     await house.retention.round()
     assert log.log_start_offset == 1
 
 
-async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: House) -> None:
+async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, (LONG_AGO, NOON), (NOON + HOUR, LONG_AGO), (LONG_AGO, NOON))
     await house.retention.round()
@@ -130,7 +122,7 @@ async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: Hou
 
 @pytest.mark.parametrize("no_time", [-1, -(2**63)])
 async def test_a_record_without_a_timestamp_counts_by_its_append(
-    house: House, no_time: int
+    house: RetainedLogs, no_time: int
 ) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, (no_time, NOON - 3 * HOUR), (no_time, NOON - HOUR), *aged(0))
@@ -138,7 +130,7 @@ async def test_a_record_without_a_timestamp_counts_by_its_append(
     assert log.log_start_offset == 1
 
 
-async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: House) -> None:
+async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(HOUR))
     await house.append(log, *aged(4, 3, 2))
     await house.retention.round()
@@ -156,7 +148,7 @@ async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: Hou
     ids=["no limit", "compacted only", "longer than time itself"],
 )
 async def test_nothing_goes_where_nothing_is_to_go(
-    house: House, configs: Mapping[str, str]
+    house: RetainedLogs, configs: Mapping[str, str]
 ) -> None:
     log = house.log(**configs)
     await house.append(log, *aged(10_000, 1))
@@ -166,14 +158,16 @@ async def test_nothing_goes_where_nothing_is_to_go(
     assert await house.checkpoint(log) == (0, 0)
 
 
-async def test_compacted_and_deleted_records_go_by_age_as_well(house: House) -> None:
+async def test_compacted_and_deleted_records_go_by_age_as_well(house: RetainedLogs) -> None:
     log = house.log(cleanup_policy="compact,delete", retention_ms=str(HOUR))
     await house.append(log, *aged(4, 0))
     await house.retention.round()
     assert log.log_start_offset == 1
 
 
-async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(house: House) -> None:
+async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
+    house: RetainedLogs,
+) -> None:
     log = house.log(retention_ms=str(100 * HOUR))
     await house.append(log, *aged(50, 0))
     await house.retention.round()
@@ -189,7 +183,7 @@ async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(house
     assert log.log_start_offset == 1
 
 
-async def test_another_retention_time_counts_at_once(house: House) -> None:
+async def test_another_retention_time_counts_at_once(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(100 * HOUR))
     await house.append(log, *aged(50, 0))
     await house.retention.round()
@@ -203,7 +197,7 @@ async def test_another_retention_time_counts_at_once(house: House) -> None:
 # --- by size ---
 
 
-async def test_at_least_so_many_bytes_stay(house: House) -> None:
+async def test_at_least_so_many_bytes_stay(house: RetainedLogs) -> None:
     exact, more, less = (
         house.log(retention_bytes=str(limit), retention_ms="-1") for limit in (300, 299, 301)
     )
@@ -214,7 +208,7 @@ async def test_at_least_so_many_bytes_stay(house: House) -> None:
     assert await house.checkpoint(exact) == (20, 50)
 
 
-async def test_what_is_not_counted_yet_is_beyond_the_limit(house: House) -> None:
+async def test_what_is_not_counted_yet_is_beyond_the_limit(house: RetainedLogs) -> None:
     log = house.log(retention_bytes="100", retention_ms="-1")
     await house.count_minutes(log, 100, 100)
     await house.append(log, *aged(0, 0))
@@ -222,7 +216,7 @@ async def test_what_is_not_counted_yet_is_beyond_the_limit(house: House) -> None
     assert log.log_start_offset == 10
 
 
-async def test_what_has_gone_is_not_counted_again(house: House) -> None:
+async def test_what_has_gone_is_not_counted_again(house: RetainedLogs) -> None:
     log = house.log(retention_bytes="200", retention_ms="-1")
     await house.count_minutes(log, 100, 100, 100, 100)
     for _ in range(3):
@@ -230,7 +224,7 @@ async def test_what_has_gone_is_not_counted_again(house: House) -> None:
         assert log.log_start_offset == 20
 
 
-async def test_minutes_that_overlap_stay_while_one_of_them_does(house: House) -> None:
+async def test_minutes_that_overlap_stay_while_one_of_them_does(house: RetainedLogs) -> None:
     log = house.log(retention_bytes="250", retention_ms="-1")
     await house.count_minutes(log, 100, 100, 100)
     # The clock was set back: rows that lie between those of another minute.
@@ -242,7 +236,7 @@ async def test_minutes_that_overlap_stay_while_one_of_them_does(house: House) ->
     assert log.log_start_offset == 5
 
 
-async def test_the_partitions_of_a_topic_have_the_limit_each(house: House) -> None:
+async def test_the_partitions_of_a_topic_have_the_limit_each(house: RetainedLogs) -> None:
     first = house.log(retention_bytes="100", retention_ms="-1")
     second = PartitionLog(first.topic, 1, 0, 0, 0)
     house.logs.append(second)
@@ -278,7 +272,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
     await lane.close()
 
 
-async def test_it_is_stored_wherever_the_partition_may_have_rows(house: House) -> None:
+async def test_it_is_stored_wherever_the_partition_may_have_rows(house: RetainedLogs) -> None:
     stored: list[str] = []
 
     class Lane:
@@ -299,7 +293,7 @@ async def test_it_is_stored_wherever_the_partition_may_have_rows(house: House) -
 
 
 async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end(
-    house: House,
+    house: RetainedLogs,
 ) -> None:
     behind, beyond = house.log(retention_ms="-1"), house.log(retention_ms="-1")
     for log, start in ((behind, 3), (beyond, 9)):
@@ -312,7 +306,9 @@ async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end
     assert (behind.log_start_offset, beyond.log_start_offset) == (3, 0)
 
 
-async def test_a_partition_that_cannot_be_read_does_not_keep_the_others(house: House) -> None:
+async def test_a_partition_that_cannot_be_read_does_not_keep_the_others(
+    house: RetainedLogs,
+) -> None:
     asked = ScriptedEngine(house.engine)
     house.retention._places = OnePlace(asked)
     first, second = (house.log(retention_ms=str(HOUR)) for _ in range(2))

@@ -18,6 +18,7 @@ from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.clock import Clock
 from tests.support.log_parts import LANES, make_topic
+from tests.support.stored_rows import store_minute, store_records, store_topic
 from tests.support.waiting import until_async
 
 DAY = 86_400_000
@@ -25,7 +26,7 @@ NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 DEADLINE_S = 30.0
 
 
-class House:
+class SweptLog:
     """Rows of any day, checkpoints, and how far the log is counted."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
@@ -35,16 +36,8 @@ class House:
 
     async def topic(self, name: str, state: str = "live", topic_id: UUID | None = None) -> UUID:
         topic_id = topic_id or uuid4()
-        await self.engine.execute(
-            "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
-            " SELECT {id:UUID}, {version:UInt64}, {name:String}, 3, map(), {state:String}",
-            {
-                "id": str(topic_id),
-                "version": 1 if state == "live" else 2,
-                "name": name,
-                "state": state,
-            },
-        )
+        version = 1 if state == "live" else 2
+        await store_topic(self.engine, name, topic_id, 3, version=version, state=state)
         return topic_id
 
     async def rows(
@@ -56,19 +49,15 @@ class House:
         days_ago: int = 0,
         partition: int = 0,
     ) -> None:
-        await self.engine.execute(
-            "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
-            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {first:Int64} + number,"
-            " randomString(100), fromUnixTimestamp64Milli({time:Int64}, 'UTC')"
-            " FROM numbers({count:UInt64})",
-            {
-                "topic": name,
-                "id": str(topic_id),
-                "partition": partition,
-                "first": first,
-                "time": NOON - days_ago * DAY,
-                "count": count,
-            },
+        await store_records(
+            self.engine,
+            name,
+            topic_id,
+            append_time_ms=NOON - days_ago * DAY,
+            partition=partition,
+            first=first,
+            count=count,
+            value_bytes=100,
         )
 
     async def start_at(self, topic_id: UUID, offset: int, partition: int = 0) -> None:
@@ -80,11 +69,7 @@ class House:
 
     async def counted(self, until_ms: int = NOON) -> None:
         """The log is counted up to there: no row of an earlier time can come."""
-        await self.engine.execute(
-            "INSERT INTO partition_minutes SELECT '', {nil:UUID}, -1,"
-            " toDateTime({last:Int64}, 'UTC'), 0, 0, 0, -1, now64(3), now64(3)",
-            {"nil": str(UUID(int=0)), "last": until_ms // 1000 - 60},
-        )
+        await store_minute(self.engine, "", UUID(int=0), until_ms - 60_000, partition=-1)
 
     async def swept(self, rounds: int = 2) -> None:
         """Rounds until nothing is left to be done in the background of the engine."""
@@ -114,14 +99,14 @@ class House:
 
 
 @pytest.fixture
-async def house(engine: EmbeddedEngine) -> House:
-    return House(engine)
+async def house(engine: EmbeddedEngine) -> SweptLog:
+    return SweptLog(engine)
 
 
 # --- rows ---
 
 
-async def test_what_lies_below_the_log_start_goes_and_nothing_else(house: House) -> None:
+async def test_what_lies_below_the_log_start_goes_and_nothing_else(house: SweptLog) -> None:
     first, second = await house.topic("first"), await house.topic("second")
     for partition in range(2):
         await house.rows("first", first, 0, 10, partition=partition)
@@ -136,7 +121,7 @@ async def test_what_lies_below_the_log_start_goes_and_nothing_else(house: House)
     ]
 
 
-async def test_a_topic_made_again_keeps_its_rows(house: House) -> None:
+async def test_a_topic_made_again_keeps_its_rows(house: SweptLog) -> None:
     old = await house.topic("events", "deleted")
     new = await house.topic("events")
     await house.rows("events", new, 0, 5)
@@ -145,7 +130,7 @@ async def test_a_topic_made_again_keeps_its_rows(house: House) -> None:
     assert await house.left() == [["events", 0, 0, 4, 5]]
 
 
-async def test_a_start_that_moves_on_while_rows_are_deleted_is_followed(house: House) -> None:
+async def test_a_start_that_moves_on_while_rows_are_deleted_is_followed(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 30)
     for start in (10, 20, 25):
@@ -156,7 +141,7 @@ async def test_a_start_that_moves_on_while_rows_are_deleted_is_followed(house: H
     assert house.sweep._dead[events, 0].by_day == {"20261120": 0}
 
 
-async def test_rounds_that_find_nothing_new_begin_no_deletion(house: House) -> None:
+async def test_rounds_that_find_nothing_new_begin_no_deletion(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10)
     await house.start_at(events, 4)
@@ -168,7 +153,7 @@ async def test_rounds_that_find_nothing_new_begin_no_deletion(house: House) -> N
     assert await house.engine.rows(count) == begun
 
 
-async def test_one_statement_serves_many_partitions(house: House) -> None:
+async def test_one_statement_serves_many_partitions(house: SweptLog) -> None:
     for number in range(20):
         topic_id = await house.topic(f"t{number}")
         for partition in range(3):
@@ -182,7 +167,7 @@ async def test_one_statement_serves_many_partitions(house: House) -> None:
     ) == [[1]]
 
 
-async def test_a_new_process_finds_what_the_last_one_left(house: House) -> None:
+async def test_a_new_process_finds_what_the_last_one_left(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10)
     await house.start_at(events, 7)
@@ -193,7 +178,7 @@ async def test_a_new_process_finds_what_the_last_one_left(house: House) -> None:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["until it is more", "for six hours"])
 async def test_a_little_of_a_large_day_waits(
-    house: House, monkeypatch: pytest.MonkeyPatch, waits: bool
+    house: SweptLog, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
     events = await house.topic("events")
@@ -223,7 +208,7 @@ def test_large_days_wait_for_an_eighth_or_a_quarter_of_a_day() -> None:
 
 
 async def test_a_day_of_which_nothing_is_served_is_dropped_without_a_deletion(
-    house: House,
+    house: SweptLog,
 ) -> None:
     events, others = await house.topic("events"), await house.topic("others")
     await house.rows("events", events, 0, 10, days_ago=3)
@@ -240,7 +225,7 @@ async def test_a_day_of_which_nothing_is_served_is_dropped_without_a_deletion(
 
 @pytest.mark.parametrize("miscounted", [False, True], ids=["by number", "by offset"])
 async def test_one_row_that_is_served_keeps_its_day(
-    house: House, monkeypatch: pytest.MonkeyPatch, miscounted: bool
+    house: SweptLog, monkeypatch: pytest.MonkeyPatch, miscounted: bool
 ) -> None:
     if miscounted:  # rows that go while they are counted: what is left is looked at then
 
@@ -258,7 +243,7 @@ async def test_one_row_that_is_served_keeps_its_day(
     assert await house.left() == [["others", 0, 10, 10, 1]]
 
 
-async def test_rows_of_a_topic_that_nobody_knows_yet_keep_their_day(house: House) -> None:
+async def test_rows_of_a_topic_that_nobody_knows_yet_keep_their_day(house: SweptLog) -> None:
     await house.rows("new", uuid4(), 0, 1, days_ago=3)
     await house.counted()
     await house.swept()
@@ -266,7 +251,7 @@ async def test_rows_of_a_topic_that_nobody_knows_yet_keep_their_day(house: House
 
 
 @pytest.mark.parametrize("days_ago", [0, 1], ids=["today", "yesterday"])
-async def test_today_and_yesterday_stay(house: House, days_ago: int) -> None:
+async def test_today_and_yesterday_stay(house: SweptLog, days_ago: int) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10, days_ago=days_ago)
     await house.start_at(events, 10)
@@ -276,7 +261,7 @@ async def test_today_and_yesterday_stay(house: House, days_ago: int) -> None:
     assert list((await house.days()).values()) == [10]
 
 
-async def test_a_day_that_is_not_counted_to_its_end_stays(house: House) -> None:
+async def test_a_day_that_is_not_counted_to_its_end_stays(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10, days_ago=3)
     await house.start_at(events, 10)
@@ -298,7 +283,7 @@ def test_a_day_is_over_when_it_is_counted_and_two_days_ago() -> None:
     assert not is_over("20261119", midnight + DAY, midnight)
 
 
-async def test_days_of_deleted_topics_go(house: House) -> None:
+async def test_days_of_deleted_topics_go(house: SweptLog) -> None:
     gone = await house.topic("gone")
     await house.rows("gone", gone, 0, 10, days_ago=3)
     await house.rows("gone", gone, 10, 10)
@@ -316,7 +301,7 @@ async def test_days_of_deleted_topics_go(house: House) -> None:
 # --- disk ---
 
 
-async def test_a_day_that_is_half_masked_is_written_anew(house: House) -> None:
+async def test_a_day_that_is_half_masked_is_written_anew(house: SweptLog) -> None:
     brief, lasting = await house.topic("brief"), await house.topic("lasting")
     await house.rows("brief", brief, 0, 60_000, days_ago=3)
     await house.rows("lasting", lasting, 0, 40_000, days_ago=3)
@@ -330,7 +315,7 @@ async def test_a_day_that_is_half_masked_is_written_anew(house: House) -> None:
 
 
 async def test_a_large_day_is_written_anew_before_it_is_over(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: SweptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
     events = await house.topic("events")
@@ -354,7 +339,7 @@ async def test_what_was_dropped_frees_the_disk(
             "ALTER TABLE messages MODIFY SETTING old_parts_lifetime = 0,"
             " merge_tree_clear_old_parts_interval_seconds = 1"
         )
-        house = House(engine)
+        house = SweptLog(engine)
         events = await house.topic("events")
         await house.rows("events", events, 0, 200_000, days_ago=3)
         await house.rows("events", events, 200_000, 10)
@@ -372,7 +357,7 @@ async def test_what_was_dropped_frees_the_disk(
         await engine.close()
 
 
-async def bytes_of_parts(house: House) -> int:
+async def bytes_of_parts(house: SweptLog) -> int:
     rows = await house.engine.rows(
         "SELECT sum(bytes_on_disk) FROM system.parts WHERE table = 'messages' AND active"
     )
@@ -390,7 +375,7 @@ def size_of(directory: Path) -> int:
 
 
 async def test_a_block_that_a_fence_refused_is_refused_when_all_of_its_day_is_deleted(
-    house: House,
+    house: SweptLog,
 ) -> None:
     """The token outlives its rows, merges and the engine's clearing up of empty parts."""
     day = NOON // DAY
@@ -416,7 +401,9 @@ async def test_a_block_that_a_fence_refused_is_refused_when_all_of_its_day_is_de
 # --- what is counted ---
 
 
-async def test_minutes_below_the_log_start_are_forgotten_and_the_end_is_not(house: House) -> None:
+async def test_minutes_below_the_log_start_are_forgotten_and_the_end_is_not(
+    house: SweptLog,
+) -> None:
     events = await house.topic("events")
     for number in range(5):
         await house.engine.execute(

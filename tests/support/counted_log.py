@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
+from tests.support.stored_rows import store_records, store_topic
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -67,7 +68,7 @@ class Log:
         """A topic, or one that replaces the one of this name."""
         await self.delete_topic(name)
         topic_id = uuid4()
-        await self._version(name, topic_id, partitions, 1, "live")
+        await store_topic(self.engine, name, topic_id, partitions)
         for partition in range(partitions):
             self.ends[name, topic_id, partition] = self.bytes[name, topic_id, partition] = 0
         return topic_id
@@ -75,47 +76,27 @@ class Log:
     async def delete_topic(self, name: str) -> None:
         for topic, topic_id, partition in list(self.ends):
             if topic == name:
-                await self._version(name, topic_id, 1, 2, "deleting")
+                await store_topic(self.engine, name, topic_id, version=2, state="deleting")
                 del self.ends[topic, topic_id, partition]
                 del self.bytes[topic, topic_id, partition]
 
-    async def append(self, topic: str, count: int = 1, value: str = "five!") -> None:
-        await self.store(topic, count, max(self.now_ms, self.floor_ms), value)
+    async def append(self, topic: str, count: int = 1, value_bytes: int = 5) -> None:
+        await self.store(topic, count, max(self.now_ms, self.floor_ms), value_bytes)
 
     async def store(
-        self, topic: str, count: int, append_time_ms: int, value: str = "five!"
+        self, topic: str, count: int, append_time_ms: int, value_bytes: int = 5
     ) -> None:
         key = next(key for key in self.ends if key[0] == topic)
-        await self.engine.execute(
-            "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
-            " SELECT {topic:String}, {id:UUID}, {partition:Int32}, {end:Int64} + number,"
-            " {value:String},"
-            " fromUnixTimestamp64Milli({time:Int64}) FROM numbers({count:UInt64})",
-            {
-                "topic": topic,
-                "id": str(key[1]),
-                "partition": key[2],
-                "end": self.ends[key],
-                "value": value,
-                "time": append_time_ms,
-                "count": count,
-            },
+        _, topic_id, partition = key
+        await store_records(
+            self.engine,
+            topic,
+            topic_id,
+            append_time_ms=append_time_ms,
+            partition=partition,
+            first=self.ends[key],
+            count=count,
+            value_bytes=value_bytes,
         )
         self.ends[key] += count
-        self.bytes[key] += len(value) * count
-
-    async def _version(
-        self, name: str, topic_id: UUID, partitions: int, version: int, state: str
-    ) -> None:
-        await self.engine.execute(
-            "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
-            " SELECT {id:UUID}, {version:UInt64}, {name:String}, {partitions:Int32}, map(),"
-            " {state:String}",
-            {
-                "id": str(topic_id),
-                "version": version,
-                "name": name,
-                "partitions": partitions,
-                "state": state,
-            },
-        )
+        self.bytes[key] += value_bytes * count

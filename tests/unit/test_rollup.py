@@ -238,7 +238,7 @@ async def test_a_minute_that_is_counted_while_somebody_asks_counts_once(
         await log.append("orders", 3)
         log.now_ms += MINUTE
     await rollup.count()
-    await log.append("orders", 5, "of another size")
+    await log.append("orders", 5, value_bytes=15)
     (view,) = (one.statement for one in migrations() if one.name == "partition_stats")
     _, _, query = view.partition("VIEW partition_stats AS\n")
     now = "SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes"

@@ -19,7 +19,8 @@ from aiohttp import web
 
 from broker.cluster.config import ClusterConfig
 from broker.cluster.node import ClusterNode, open_cluster
-from broker.cluster.ownership import NodeIdTaken, WrongSlots
+from broker.cluster.registry_view import WrongSlots
+from broker.cluster.session import NodeIdTaken
 from broker.config import Settings
 from broker.connection import Connections
 from broker.leadership import BrokerEndpoint

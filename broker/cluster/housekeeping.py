@@ -20,12 +20,13 @@ from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
-from broker.cluster.shard_host import ShardHost
+from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topics import Deleted, SharedCatalog
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
 from broker.topics import remove_rows, store_version
 from common.clock import wall_ms
+from common.tasks import Periodic
 from storage.engine import EngineError
 from storage.slot_map import Slot, SlotMap
 
@@ -33,21 +34,6 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 _ABSENT_FOR_S = 60.0
-
-
-def keeper_of(slot_map: SlotMap, shard: str) -> int | None:
-    """The session that keeps house for a shard: the owner of its first slot.
-
-    Where all slots were moved away, the first that has been there: it has old rows all the same.
-    """
-    here = [slot for slot in slot_map.slots if slot.shards[-1] == shard]
-    been = [slot for slot in slot_map.slots if shard in slot.shards]
-    return next((slot.owner for slot in here or been), None)
-
-
-class Reachable(Protocol):
-    @property
-    def away(self) -> bool: ...
 
 
 class Known(Protocol):
@@ -70,46 +56,42 @@ class Housekeeping:
         self,
         ownership: Known,
         catalog: SharedCatalog,
-        stores: Mapping[str, ShardHost],
-        shards: Mapping[str, Reachable],
+        hosts: ShardHosts,
         sweep_every_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._ownership = ownership
         self._catalog = catalog
-        self._stores = stores
-        self._shards = shards
+        self._hosts = hosts
         self._rollups = {
-            name: Rollup(store.engine, self._promise(store), clock_ms)
-            for name, store in stores.items()
+            host.name: Rollup(host.engine, self._promise(host), clock_ms) for host in hosts
         }
-        self._sweeps = {name: Sweep(store.engine, clock_ms) for name, store in stores.items()}
+        self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
         self._sweep_every_s = sweep_every_ms / 1000
-        self._swept_s = dict.fromkeys(stores, time.monotonic())
+        self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
-        self.task: asyncio.Task[None] | None = None
+        self._rounds = Periodic("housekeeping", _EVERY_S, self.round)
 
     def start(self) -> None:
-        """Begin. `task` ends only by a defect."""
-        self.task = asyncio.create_task(self._run(), name="housekeeping")
+        """Begin. `task` ends only by a bug."""
+        self._rounds.start()
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return self._rounds.task
 
     async def close(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait([self.task])
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            await self.round()
+        await self._rounds.close()
 
     async def round(self) -> None:
         """Do what is due, where this broker is the one that does it."""
-        for name, store in self._stores.items():
-            if store.keeps_house() and not self._shards[name].away:
-                await self._trying(f"shard {name}", partial(self._keep, store))
-                await self._trying(f"old records on shard {name}", partial(self._sweep, name))
+        for host in self._hosts.reachable():
+            if host.is_housekeeper():
+                await self._trying(f"shard {host.name}", partial(self._keep, host))
+                await self._trying(
+                    f"old records on shard {host.name}", partial(self._sweep, host.name)
+                )
         if self._keeps_topics():
             await self._trying("deleted topics", self._remove_deleted)
 
@@ -121,25 +103,25 @@ class Housekeeping:
         except EngineError as error:
             log.warning("%s: could not be put in order, again soon: %s", what, error)
 
-    async def _keep(self, store: ShardHost) -> None:
-        await self._mirror_topics(store)
-        await self._rollups[store.name].count()
+    async def _keep(self, host: ShardHost) -> None:
+        await self._mirror_topics(host)
+        await self._rollups[host.name].count()
 
     async def _sweep(self, name: str) -> None:
         if time.monotonic() - self._swept_s[name] >= self._sweep_every_s:
             self._swept_s[name] = time.monotonic()
             await self._sweeps[name].round()
 
-    async def _mirror_topics(self, store: ShardHost) -> None:
+    async def _mirror_topics(self, host: ShardHost) -> None:
         # The shard is read first: a topic that another broker is making is in the registry before.
-        rows = await store.engine.rows(
+        rows = await host.engine.rows(
             "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
         )
         there = {UUID(str(topic_id)): version for topic_id, version in rows}
         await self._catalog.refresh()
         for topic in self._catalog.all():
             if there.pop(topic.topic_id, -1) < topic.version:
-                await store_version(store.engine, topic, "live")
+                await store_version(host.engine, topic, "live")
         now_s = time.monotonic()
         self._absent_since_s = {
             topic_id: self._absent_since_s.get(topic_id, now_s) for topic_id in there
@@ -147,7 +129,7 @@ class Housekeeping:
         for topic_id, version in there.items():
             if now_s - self._absent_since_s[topic_id] < _ABSENT_FOR_S:
                 continue  # the registry may have been read from a server that is behind
-            await store.engine.execute(
+            await host.engine.execute(
                 "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
                 " SELECT topic_id, version + 1, name, partitions, configs, 'deleted'"
                 " FROM topic_versions WHERE topic_id = {topic_id:UUID}"
@@ -155,17 +137,17 @@ class Housekeeping:
                 {"topic_id": str(topic_id), "version": version},
             )
 
-    def _promise(self, store: ShardHost) -> Callable[[int], Awaitable[None]]:
+    def _promise(self, host: ShardHost) -> Callable[[int], Awaitable[None]]:
         async def no_row_before(time_ms: int) -> None:
-            await store.no_row_before(time_ms)
+            await host.no_row_before(time_ms)
             for session in self._ownership.sessions.values():
                 if session.session_id == self._ownership.session_id:
                     continue
-                if not session.is_over and session.append_floors.get(store.name, 0) < time_ms:
+                if not session.is_over and session.append_floors.get(host.name, 0) < time_ms:
                     raise NotYet(f"broker {session.node_id} may still write into those minutes")
             for slot in self._slots():
                 owner = self._ownership.sessions.get(slot.owner)
-                if slot.writes_to == store.name and slot.owner and (owner is None or owner.is_over):
+                if slot.writes_to == host.name and slot.owner and (owner is None or owner.is_over):
                     raise NotYet("slots of a broker that is gone have not been taken over")
 
         return no_row_before
@@ -196,8 +178,8 @@ class Housekeeping:
 
     async def _remove(self, deleted: Deleted) -> None:
         gone = replace(deleted.topic, version=deleted.topic.version + 1)
-        for store in self._stores.values():
-            await remove_rows(store.engine, gone)
-            await store_version(store.engine, gone, "deleted")
+        for host in self._hosts:
+            await remove_rows(host.engine, gone)
+            await store_version(host.engine, gone, "deleted")
         await self._catalog.forget(deleted)
         log.info("topic %s is gone from every shard", gone.name)

@@ -7,10 +7,13 @@ abandoned when that session ends. Everything else outlives sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from uuid import uuid4
+from functools import partial
+from typing import Protocol
+from uuid import UUID, uuid4
 
+from broker.cluster.session import OwnSession, Tenure
 from broker.config import Settings
 from broker.log.appender import Appender
 from broker.log.rollup import Rollup
@@ -18,41 +21,51 @@ from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SessionWriteLease
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
+from coordinator.coordinator import GroupCoordinator
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
+
+
+class ShardEngine(Engine, Protocol):
+    """The part of `storage.shards.Shard` that is used here."""
+
+    name: str
+    away: bool
+
+    def expect_foreign_writes(self) -> None:
+        """Other brokers may have written here: catch up before the next read."""
 
 
 @dataclass(slots=True)
 class Writing:
     """The appender of a session. For what it promises see `ShardHost.floor_ms`."""
 
-    session_id: int
+    tenure: Tenure
     appender: Appender
-    lease: Callable[[], bool]
 
 
 class ShardHost:
     """One shard, as this broker uses it."""
 
     def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        settings: Settings,
-        cache: TailCache,
-        keeps_house: Callable[[], bool],
+        self, engine: ShardEngine, settings: Settings, cache: TailCache, session: OwnSession
     ) -> None:
-        """`keeps_house`: whether this broker is the one that does what one has to do for all."""
-        self.name = name
+        self.name = engine.name
         self.engine = engine
         self._settings = settings
         self._cache = cache
-        self.keeps_house = keeps_house
-        self.rows = RowLane(engine, settings.lanes, uuid4(), self._lasts)
-        self.groups = group_coordinator(settings, engine, self.rows, self._lasts, keeps_house)
+        self._session = session
+        self.rows = RowLane(engine, settings.lanes, uuid4(), self._may_serve)
+        self.groups = group_coordinator(
+            settings, engine, self.rows, self._may_serve, self.is_housekeeper
+        )
         self.writing: Writing | None = None
         self._floor_ms = 0
         self._beginning = asyncio.Lock()
+
+    def is_housekeeper(self) -> bool:
+        """Whether this broker does what one broker has to do for the whole shard."""
+        return self._session.is_housekeeper(self.name)
 
     @property
     def appender(self) -> Appender | None:
@@ -71,31 +84,27 @@ class ShardHost:
         self._floor_ms = max(self._floor_ms, found)
         return self._floor_ms
 
-    async def begin(
-        self, session_id: int, lease: Callable[[], bool], days: Callable[[], range]
-    ) -> None:
-        """Have an appender of this session; see `SessionWriteLease`. Raises `EngineError`."""
+    async def write_under(self, tenure: Tenure) -> None:
+        """Have an appender of this session. Raises `EngineError`."""
         async with self._beginning:  # two would use the same tokens
-            if self.writing is None or self.writing.session_id != session_id:
-                self.writing = await self._begun(session_id, lease, days)
+            if self.writing is None or self.writing.tenure is not tenure:
+                self.writing = Writing(tenure, await self._appender_of(tenure))
 
-    async def _begun(
-        self, session_id: int, lease: Callable[[], bool], days: Callable[[], range]
-    ) -> Writing:
+    async def _appender_of(self, tenure: Tenure) -> Appender:
         counted = await Rollup(self.engine, _no_promise, wall_ms).counted_until()
         appender = Appender(
             self.engine,
             self._cache,
             self._settings.lanes,
             append_limits(self._settings),
-            SessionWriteLease(session_id, lease, days),
+            SessionWriteLease(tenure.session_id, tenure.may_serve, partial(tenure.days, self.name)),
         )
         self._floor_ms = max(self._floor_ms, counted or 0)
         await appender.no_row_before(self._floor_ms)
-        if not lease():
+        if not tenure.may_serve():
             raise EngineError("the session ended before its first record")
         appender.start()
-        return Writing(session_id, appender, lease)
+        return appender
 
     def abandon(self) -> None:
         """The session is over: nothing of it is sent any more."""
@@ -112,14 +121,54 @@ class ShardHost:
         self._floor_ms = max(self._floor_ms, time_ms)
 
     async def close(self) -> None:
-        """ShardHost what is queued, then stop."""
+        """Store what is queued, then stop."""
         await self.groups.close()
         await self.rows.close()
         if self.appender is not None:
             await self.appender.close()
 
-    def _lasts(self) -> bool:
-        return self.writing is not None and self.writing.lease()
+    def _may_serve(self) -> bool:
+        return self.writing is not None and self.writing.tenure.may_serve()
+
+
+class ShardHosts:
+    """All shards of the cluster, by name."""
+
+    def __init__(self, hosts: Iterable[ShardHost]) -> None:
+        self._hosts = {host.name: host for host in hosts}
+
+    def __iter__(self) -> Iterator[ShardHost]:
+        return iter(self._hosts.values())
+
+    def of(self, shard: str) -> ShardHost:
+        """Raises `EngineError` where a newer configuration than this broker's has the shard."""
+        host = self._hosts.get(shard)
+        if host is None:
+            raise EngineError(f"shard {shard} is not in this broker's configuration: add it")
+        return host
+
+    def reachable(self) -> list[ShardHost]:
+        """Those whose shard answers."""
+        return [host for host in self if not host.engine.away]
+
+    def coordinators(self) -> Collection[GroupCoordinator]:
+        return [host.groups for host in self]
+
+    def broken_sessions(self) -> set[int]:
+        """Sessions of which a lane has ended by a bug: only a new session helps."""
+        writing = (host.writing for host in self)
+        return {
+            one.tenure.session_id for one in writing if one is not None and one.appender.has_ended
+        }
+
+    async def settled(self) -> None:
+        """Wait for the blocks that are being stored now."""
+        await asyncio.gather(*(host.appender.settled() for host in self if host.appender))
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Forget the offsets that groups committed to a deleted topic."""
+        for host in self:
+            await host.groups.forget_topic(topic, topic_id)
 
 
 async def _no_promise(_time_ms: int) -> None:

@@ -1,7 +1,8 @@
 """What this broker does with the slots that it owns: it opens logs and groups, and lets go of them.
 
 `Slots` is the `SlotOwner` of broker/cluster/ownership.py. What must hold:
-* A slot is served only between the end of `take` and the begin of `give_up` or `lost`, and only by
+* A slot is served only between the end of `serve_slots` and the begin of `give_up_slots` or
+  `abandon_slots`, and only by
   appenders of the session that owns it.
 * Logs are opened, and slots given up, under the lock of the catalog: no topic can appear in between
   and be missed.
@@ -15,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from uuid import UUID
 
 from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.shard_host import ShardHost
+from broker.cluster.session import OwnSession, SessionOver, Tenure
+from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topics import Partition, SharedCatalog
 from broker.log.appender import Appended
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
@@ -35,7 +36,6 @@ from protocol._batches import BatchHeader
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
-from storage.shards import Shard
 from storage.slot_map import Slot, slot_of_group, slot_of_partition
 
 log = logging.getLogger(__name__)
@@ -46,80 +46,66 @@ class Slots:
 
     def __init__(
         self,
-        stores: Mapping[str, ShardHost],
-        shards: Mapping[str, Shard],
+        hosts: ShardHosts,
+        session: OwnSession,
         slots: int,
         producer_ids: ProducerIds,
-        session_id: Callable[[], int],
-        lease: Callable[[], Callable[[], bool]],
-        lasts: Callable[[], bool],
-        sessions: Callable[[], Mapping[int, BrokerSession]],
-        end_session: Callable[[int, str], None],
         patience_s: float,
     ) -> None:
-        """`slots`: how many the cluster has. `session_id`: that of this broker now, 0 for none.
+        """`slots`: how many the cluster has.
 
-        `lasts`: whether that session may serve; `lease` gives the same for the session of now, and
-        of no later one. `sessions`: as they were read last. `patience_s`: how long slots that are
-        given up may hang on a shard that does not answer, before `end_session` lets others fence.
+        `patience_s`: how long slots that are given up may wait for a shard that does not answer,
+        before the session ends and the others fence it.
         """
-        self._stores = stores
-        self._shards = shards
+        self._hosts = hosts
+        self._session = session
         self._count = slots
         self._producer_ids = producer_ids
-        self._session_id = session_id
-        self._lease = lease
-        self.lasts = lasts
-        self._sessions = sessions
-        self._end_session = end_session
         self._patience_s = patience_s
         self._mine: dict[int, Slot] = {}
         self._serving: set[int] = set()
-        self._stores_of: dict[PartitionLog, tuple[ShardHost, ...]] = {}
+        self._hosts_of: dict[PartitionLog, tuple[ShardHost, ...]] = {}
         self.catalog: SharedCatalog
+
+    def may_serve(self) -> bool:
+        return self._session.may_serve()
 
     # SlotOwner
 
     def report(self) -> BrokerReport:
-        floors = {name: store.floor_ms() for name, store in self._stores.items()}
+        floors = {host.name: host.floor_ms() for host in self._hosts}
         return BrokerReport(
             day=min(floors.values()) // DAY_MS,
-            lanes={name: store.resolved for name, store in self._stores.items()},
+            lanes={host.name: host.resolved for host in self._hosts},
             append_floors=floors,
-            away=frozenset(name for name, shard in self._shards.items() if shard.away),
+            away=frozenset(host.name for host in self._hosts if host.engine.away),
             topics_seen=self.catalog.seen,
         )
 
-    async def fence(self, session: BrokerSession, shard: str) -> None:
-        """Nothing of that session comes to this shard any more. Raises `EngineError`."""
+    def reachable_shards(self) -> Collection[str]:
+        return [host.name for host in self._hosts.reachable()]
+
+    async def fence_session(self, session: BrokerSession, shard: str) -> None:
         lanes = session.lanes.get(shard)
         if lanes is None:
             return  # it never wrote there
         day = session.append_floors.get(shard, session.day * DAY_MS) // DAY_MS
-        store = self._store(shard)
-        await fence(
-            store.engine,
-            session.session_id,
-            lanes,
-            day,
-            catch_up=self._shards[shard].expect_foreign_writes,
-        )
+        engine = self._hosts.of(shard).engine
+        await fence(engine, session.session_id, lanes, day, catch_up=engine.expect_foreign_writes)
 
-    async def take(self, slots: Mapping[int, Slot]) -> None:
-        """Serve these. Raises `EngineError`: none of them is served."""
-        session_id, lease = self._session_id(), self._lease()
+    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
         wanted = {number: slot for number, slot in slots.items() if number not in self._serving}
         for name in {name for slot in wanted.values() for name in slot.shards}:
-            store = self._store(name)
-            self._shards[name].expect_foreign_writes()
-            await store.begin(session_id, lease, partial(self._days, session_id, name))
+            host = self._hosts.of(name)
+            host.engine.expect_foreign_writes()
+            await host.write_under(tenure)
         self._mine.update(wanted)
         for name in {slot.shards[0] for slot in wanted.values()}:
             there = {number for number, slot in wanted.items() if slot.shards[0] == name}
-            await self._stores[name].groups.take(self._groups_in(there))
+            await self._hosts.of(name).groups.take(self._groups_in(there))
 
         def begin(opened: list[PartitionLog]) -> None:
-            if self._session_id() != session_id:
+            if tenure.is_over:
                 self.closed(opened)
                 raise EngineError("the session ended while its slots were read")
             self._serving.update(wanted)
@@ -129,8 +115,7 @@ class Slots:
             lambda topic, partition: self.slot_of(topic.topic_id, partition) in wanted, begin
         )
 
-    async def give_up(self, slots: Collection[int]) -> None:
-        """Serve these no more; returns when nothing of them is in flight."""
+    async def give_up_slots(self, slots: Collection[int]) -> None:
         leaving = set(slots)
         logs: list[PartitionLog] = []
 
@@ -140,12 +125,11 @@ class Slots:
             for partition in logs:
                 self._close(partition)
 
-        session_id = self._session_id()
         await self.catalog.stop_leading(stop)
         letting_go = [
-            *(self._release(store, logs) for store in self._stores.values()),
+            *(self._release(host, logs) for host in self._hosts),
             *(
-                self._stores[name].groups.give_up(self._groups_in(leaving))
+                self._hosts.of(name).groups.give_up(self._groups_in(leaving))
                 for name in {self._mine[one].shards[0] for one in leaving & self._mine.keys()}
             ),
         ]
@@ -153,33 +137,18 @@ class Slots:
             async with asyncio.timeout(self._patience_s):
                 await asyncio.gather(*letting_go)
         except TimeoutError:
-            self._end_session(
-                session_id, "a shard does not answer, and its slots are to be given up"
-            )
-            return
+            raise SessionOver("slots cannot be given up: a shard does not answer") from None
         self._forget(leaving, logs)
 
-    def lost(self) -> None:
-        """The session is over."""
+    def abandon_slots(self) -> None:
         leaving = set(self._mine)
         logs = self._logs_in(leaving)
         for partition in logs:
             self._close(partition)
-        for store in self._stores.values():
-            store.abandon()
+        for host in self._hosts:
+            host.abandon()
         self._serving.clear()
         self._forget(leaving, logs)
-
-    def broken_sessions(self) -> set[int]:
-        """Sessions of which a lane has ended by a defect: only a new one helps."""
-        writing = (store.writing for store in self._stores.values())
-        return {one.session_id for one in writing if one is not None and one.appender.has_ended}
-
-    def _days(self, session_id: int, shard: str) -> range:
-        """Days since 1970 that a fence of this session covers: by its row, as it was read last."""
-        session = self._sessions().get(session_id)
-        floor_ms = None if session is None else session.append_floors.get(shard)
-        return range(0) if floor_ms is None else range(floor_ms // DAY_MS, floor_ms // DAY_MS + 2)
 
     # What is asked of what is served
 
@@ -190,8 +159,8 @@ class Slots:
         self, partition: PartitionLog, records: bytes, header: BatchHeader
     ) -> asyncio.Future[Appended]:
         """As `Appender.append`, on the shard of the partition."""
-        stores = self._stores_of.get(partition)
-        appender = None if stores is None else stores[-1].appender
+        hosts = self._hosts_of.get(partition)
+        appender = None if hosts is None else hosts[-1].appender
         if appender is None:
             refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
             refused.set_exception(NotLeaderOrFollower(f"this broker does not lead {partition}"))
@@ -202,32 +171,28 @@ class Slots:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
         number = self._group(group_id)
         slot = self._mine.get(number)
-        if slot is None or not self.lasts():
+        if slot is None or not self.may_serve():
             raise NotCoordinator(f"another broker looks after group {group_id!r}")
         if number not in self._serving:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being read")
-        return self._stores[slot.shards[0]].groups
+        return self._hosts.of(slot.shards[0]).groups
 
     def coordinators(self) -> Iterable[GroupCoordinator]:
-        return [store.groups for store in self._stores.values()]
-
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        for store in self._stores.values():
-            await store.groups.forget_topic(topic, topic_id)
+        return self._hosts.coordinators()
 
     # Places
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
-        return [store.engine for store in self._places(partition)]
+        return [host.engine for host in self._places(partition)]
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> Place:
         # Read before the question: rows that come after it are not what it is about.
         end = partition.high_watermark
-        stores = self._places(partition)
-        if len(stores) == 1:
-            return Place(stores[0].engine)
+        hosts = self._places(partition)
+        if len(hosts) == 1:
+            return Place(hosts[0].engine)
         firsts = await asyncio.gather(
-            *(next_offset(store.engine, partition, offset) for store in stores)
+            *(next_offset(host.engine, partition, offset) for host in hosts)
         )
         found = sorted(
             (first, place)
@@ -235,26 +200,20 @@ class Slots:
             if first is not None and first < end
         )
         if not found:
-            return Place(stores[-1].engine, end)
+            return Place(hosts[-1].engine, end)
         ends = [first for first, _ in found[1:]]
-        return Place(stores[found[0][1]].engine, ends[0] if ends else end)
+        return Place(hosts[found[0][1]].engine, ends[0] if ends else end)
 
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
         """Of every shard that may have rows of it. Raises `EngineError`."""
-        return [store.rows for store in self._places(partition)]
+        return [host.rows for host in self._places(partition)]
 
     def _places(self, partition: PartitionLog) -> list[ShardHost]:
-        """Each store that may have rows, once; a slot may come back to where it was."""
-        stores = self._stores_of.get(partition)
-        if stores is None:
+        """Each host that may have rows, once; a slot may come back to where it was."""
+        hosts = self._hosts_of.get(partition)
+        if hosts is None:
             raise EngineError(f"this broker does not lead {partition}")
-        return list(dict.fromkeys(stores))
-
-    def _store(self, name: str) -> ShardHost:
-        store = self._stores.get(name)
-        if store is None:
-            raise EngineError(f"shard {name} is not in this broker's file: add it and restart")
-        return store
+        return list(dict.fromkeys(hosts))
 
     # Logs
 
@@ -280,7 +239,7 @@ class Slots:
         ends: dict[Key, int] = {}
         starts: dict[Key, int] = {}
         for names, some in by_shards.items():
-            found = await self._read_ends([self._stores[name] for name in names], some)
+            found = await self._read_ends([self._hosts.of(name) for name in names], some)
             ends.update(found[0])
             starts.update(found[1])
         return [
@@ -302,21 +261,16 @@ class Slots:
         for partition in partitions:
             self._forget_log(partition)
 
-    async def settled(self) -> None:
-        await asyncio.gather(
-            *(store.appender.settled() for store in self._stores.values() if store.appender)
-        )
-
     async def _read_ends(
-        self, stores: Sequence[ShardHost], partitions: Sequence[Partition]
+        self, hosts: Sequence[ShardHost], partitions: Sequence[Partition]
     ) -> tuple[dict[Key, int], dict[Key, int]]:
         ends: dict[Key, int] = {}
         starts: dict[Key, int] = {}
         wanted = [(topic.name, topic.topic_id, number) for topic, number in partitions]
-        for store in stores:
+        for host in hosts:
             before = {key: (end, starts[key]) for key, end in ends.items()}
-            checkpoints = await read_checkpoints(store.engine)
-            found = await log_ends(store.engine, wanted)
+            checkpoints = await read_checkpoints(host.engine)
+            found = await log_ends(host.engine, wanted)
             for _, topic_id, number in wanted:
                 key = topic_id, number
                 start, floor = checkpoints.get(key, (0, 0))
@@ -329,7 +283,7 @@ class Slots:
                 for start_here, floor in (checkpoints.get(key, (0, 0)),)
                 if end > max(found.get(key, 0), floor) or start > start_here
             ]
-            await store.rows.store(TableRows(CHECKPOINTS, lacking))
+            await host.rows.store(TableRows(CHECKPOINTS, lacking))
         return ends, starts
 
     def _opened(
@@ -337,9 +291,9 @@ class Slots:
     ) -> PartitionLog:
         slot = self._slot(topic, partition)
         made = PartitionLog(topic, partition, start, end, first_fresh, slot.epoch)
-        stores = tuple(self._stores[name] for name in slot.shards)
-        made.earlier = [one.engine for one in dict.fromkeys(stores) if one is not stores[-1]]
-        self._stores_of[made] = stores
+        hosts = tuple(self._hosts.of(name) for name in slot.shards)
+        made.earlier = [one.engine for one in dict.fromkeys(hosts) if one is not hosts[-1]]
+        self._hosts_of[made] = hosts
         return made
 
     def _slot(self, topic: Topic, partition: int) -> Slot:
@@ -360,9 +314,9 @@ class Slots:
         partition.closed = NotLeaderOrFollower(f"another broker leads {partition} now")
         partition.wake()
 
-    async def _release(self, store: ShardHost, logs: Iterable[PartitionLog]) -> None:
-        appender = store.appender
-        here = [one for one in logs if self._stores_of.get(one, (None,))[-1] is store]
+    async def _release(self, host: ShardHost, logs: Iterable[PartitionLog]) -> None:
+        appender = host.appender
+        here = [one for one in logs if self._hosts_of.get(one, (None,))[-1] is host]
         if appender is not None and here:
             try:
                 await appender.release(here)
@@ -378,7 +332,7 @@ class Slots:
             self._forget_log(partition)
 
     def _forget_log(self, partition: PartitionLog) -> None:
-        self._stores_of.pop(partition, None)
+        self._hosts_of.pop(partition, None)
 
     def _group(self, group_id: str) -> int:
         return slot_of_group(group_id, self._count)

@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -24,6 +24,7 @@ from broker.config import Settings
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.topics import ChangedElsewhere, TopicCatalog, store_version
+from common.tasks import Outage, Periodic
 from protocol.errors import KafkaError, NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.registry import Registry, Versioned
@@ -35,6 +36,7 @@ _TOPIC = "topic/"
 _DELETING = "deleting/"
 _LOOK_ANYWAY_S = 30.0
 """A broker that dies between a change and the new version is noticed after this long."""
+_WATCH_EVERY_S = 0.25
 _LOOK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.02
 _ABSENT_FOR_S = 60.0
@@ -55,7 +57,7 @@ class Deleted:
 class Logs(Protocol):
     """Opens the logs of partitions that this broker leads."""
 
-    def lasts(self) -> bool:
+    def may_serve(self) -> bool:
         """Whether this broker may lead anything, by the clock: it may have slept."""
 
     def leads(self, topic: Topic, partition: int) -> bool:
@@ -73,8 +75,23 @@ class Logs(Protocol):
     def closed(self, partitions: Collection[PartitionLog]) -> None:
         """These are gone: their topic was deleted."""
 
+
+class EngineOfShard(Protocol):
+    @property
+    def engine(self) -> Engine: ...
+
+
+class TopicShards(Protocol):
+    """The shards on which topics have rows: broker/cluster/shard_host.py."""
+
+    def reachable(self) -> Sequence[EngineOfShard]:
+        """Those that answer."""
+
     async def settled(self) -> None:
         """Wait for what is being stored now."""
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Forget the offsets that groups committed to a deleted topic."""
 
 
 class SharedCatalog(TopicCatalog):
@@ -86,12 +103,10 @@ class SharedCatalog(TopicCatalog):
         state: Registry,
         settings: Settings,
         logs: Logs,
-        shards: Callable[[], Iterable[Engine]],
-        forget_offsets: Callable[[str, UUID], Awaitable[None]],
+        shards: TopicShards,
     ) -> None:
-        """`topics` holds the topics, `state` their version; `shards`: those that can be reached."""
+        """`topics` holds the topics, `state` their version."""
         super().__init__(settings, self._forget_later)
-        self._forget_stored = forget_offsets
         self._topics = topics
         self._state = state
         self._opener = logs
@@ -113,7 +128,7 @@ class SharedCatalog(TopicCatalog):
 
     def log(self, topic: Topic, partition: int) -> PartitionLog:
         found = super().log(topic, partition)
-        if not self._opener.lasts():
+        if not self._opener.may_serve():
             raise NotLeaderOrFollower("this broker leads nothing at the moment")
         return found
 
@@ -199,8 +214,8 @@ class SharedCatalog(TopicCatalog):
 
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         sizes: dict[tuple[UUID, int], int] = {}
-        for shard in self._shards():
-            for topic_id, partition, size in await shard.rows(
+        for shard in self._shards.reachable():
+            for topic_id, partition, size in await shard.engine.rows(
                 "SELECT topic_id, partition, bytes FROM partition_stats WHERE bytes > 0"
             ):
                 key = UUID(str(topic_id)), partition
@@ -295,8 +310,8 @@ class SharedCatalog(TopicCatalog):
             number, forgotten = self._looked_at, self._forgotten
             self._forgotten = []
             for topic, topic_id in forgotten:
-                await self._forget_stored(topic, topic_id)
-            await self._opener.settled()
+                await self._shards.forget_topic(topic, topic_id)
+            await self._shards.settled()
             self.seen = number
 
     def _readable(self, key: str, stored: Versioned) -> Topic | None:
@@ -325,9 +340,9 @@ class SharedCatalog(TopicCatalog):
         if number == self._looked_at + 1:  # nobody else has changed anything
             self._looked_at = number
             self._settle()
-        for shard in self._shards():
+        for shard in self._shards.reachable():
             try:
-                await store_version(shard, topic, state)
+                await store_version(shard.engine, topic, state)
             except EngineError as error:
                 log.warning("topic %s is not yet on every shard: %s", topic.name, error)
 
@@ -395,18 +410,31 @@ def _text(topic: Topic) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-async def watch(catalog: SharedCatalog, every_s: float) -> None:
-    """Look for changes of other brokers, again and again. Ends only by a defect."""
-    unread = False
-    while True:
-        await asyncio.sleep(every_s)
+class TopicWatch:
+    """Looks for the changes of other brokers, again and again."""
+
+    def __init__(self, catalog: SharedCatalog) -> None:
+        self._catalog = catalog
+        self._outage = Outage(
+            log, "topics cannot be read from the registry; retrying", "topics can be read again"
+        )
+        self._looks = Periodic("topics-of-others", _WATCH_EVERY_S, self._look)
+
+    def start(self) -> None:
+        """Begin. `task` ends only by a bug."""
+        self._looks.start()
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return self._looks.task
+
+    async def close(self) -> None:
+        await self._looks.close()
+
+    async def _look(self) -> None:
         try:
-            await catalog.refresh()
+            await self._catalog.refresh()
         except EngineError as error:
-            if not unread:  # once, however long it lasts
-                log.warning("topics cannot be read; asked again all the time: %s", error)
-            unread = True
+            self._outage.failed(error)
         else:
-            if unread:
-                log.info("topics can be read again")
-            unread = False
+            self._outage.worked()

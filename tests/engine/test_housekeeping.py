@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from broker.cluster.housekeeping import Housekeeping, keeper_of
+from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leases import BrokerSession, SessionState
-from broker.cluster.shard_host import ShardHost
+from broker.cluster.session import housekeeper_of
+from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
+from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 from tests.support.stored_rows import store_records
 
@@ -44,30 +46,23 @@ class Known:
     )
 
 
-@dataclass
-class Here:
-    away: bool = False
-
-
 class HousekeptCluster:
     """Housekeeping of a cluster with one shard, as one of its two brokers does it."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
         self.known = Known()
-        self.shard = Here()
+        self.shard = embedded_shard("a", engine)
         self.now_ms = NOW_MS + 5_000
         self.topics = MemoryRegistry()
         self.catalog = SharedCatalog(
-            self.topics, MemoryRegistry(), Settings(), HalfLeader(0), list, self._no_offsets
+            self.topics, MemoryRegistry(), Settings(), HalfLeader(0), DeletedTopics()
         )
-        store = ShardHost("a", engine, Settings(), TailCache(0), lambda: True)
-        self.keeping = Housekeeping(
-            self.known, self.catalog, {"a": store}, {"a": self.shard}, 0, lambda: self.now_ms
-        )
-
-    async def _no_offsets(self, *_: object) -> None:
-        """Nobody has committed any."""
+        assert self.known.slot_map is not None
+        own = own_session(self.known.slot_map)
+        begin_session(own, self.known.session_id)
+        hosts = ShardHosts([ShardHost(self.shard, Settings(), TailCache(0), own)])
+        self.keeping = Housekeeping(self.known, self.catalog, hosts, 0, lambda: self.now_ms)
 
     async def record(self, topic: Topic, offset: int, at_ms: int) -> None:
         await store_records(
@@ -187,10 +182,10 @@ async def test_a_shard_that_is_away_is_left_alone(house: HousekeptCluster) -> No
     assert await house.engine.rows("SELECT count() FROM topics") == [[0]]
 
 
-def test_the_owner_of_the_first_slot_of_a_shard_keeps_its_house() -> None:
+def test_the_owner_of_the_first_slot_of_a_shard_does_its_housekeeping() -> None:
     slots = SlotMap.first([("a", range(2)), ("b", range(2, 4))], 4).claim([0, 1], 7).claim([2], 8)
-    assert keeper_of(slots, "a") == 7
-    assert keeper_of(slots, "b") == 8
-    assert keeper_of(slots.move([0, 1], "b"), "b") == 7
-    assert keeper_of(slots.move([0, 1], "b"), "a") == 7, "it has old rows all the same"
-    assert keeper_of(slots, "c") is None
+    assert housekeeper_of(slots, "a") == 7
+    assert housekeeper_of(slots, "b") == 8
+    assert housekeeper_of(slots.move([0, 1], "b"), "b") == 7
+    assert housekeeper_of(slots.move([0, 1], "b"), "a") == 7, "it has old rows all the same"
+    assert housekeeper_of(slots, "c") is None

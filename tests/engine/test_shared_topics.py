@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from uuid import UUID
 
 import pytest
 
@@ -20,6 +19,7 @@ from protocol.errors import (
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Versioned
+from tests.support.cluster_parts import DeletedTopics, embedded_shard
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 
 
@@ -29,14 +29,11 @@ class Two:
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.topics, self.state = MemoryRegistry(), MemoryRegistry()
         self.halves = HalfLeader(0), HalfLeader(1)
-        self.forgotten: list[tuple[str, UUID]] = []
+        self.shards = DeletedTopics([embedded_shard("a", engine)])
         self.even, self.odd = (
-            SharedCatalog(self.topics, self.state, Settings(), half, lambda: [engine], self._forget)
+            SharedCatalog(self.topics, self.state, Settings(), half, self.shards)
             for half in self.halves
         )
-
-    async def _forget(self, topic: str, topic_id: UUID) -> None:
-        self.forgotten.append((topic, topic_id))
 
 
 async def settled(catalog: SharedCatalog) -> None:
@@ -127,7 +124,7 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
     assert two.odd.seen > before
     assert isinstance(of_odd.closed, UnknownTopicOrPartition)
     assert two.halves[1].were_closed == [of_odd]
-    assert two.forgotten == [("orders", topic.topic_id)] * 2
+    assert two.shards.forgotten == [("orders", topic.topic_id)] * 2
     (deleted,) = await two.odd.deleted()
     assert deleted.topic.topic_id == topic.topic_id
     states = await engine.rows("SELECT state FROM topic_versions ORDER BY version")
@@ -204,7 +201,7 @@ async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
     two.state.values = {VERSION_KEY: Versioned("9", 9)}
     await two.even.refresh()
     assert two.even.log(topic, 0) is log
-    assert two.forgotten == []
+    assert two.shards.forgotten == []
     two.topics.values, two.state.values = now
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from broker.cluster.leases import BrokerSession
-from broker.cluster.shard_host import ShardHost
+from broker.cluster.session import SessionOver
+from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slots import Slots
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
@@ -20,7 +19,8 @@ from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Versioned
-from storage.slot_map import Slot
+from storage.slot_map import Slot, SlotMap
+from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.log_parts import LANES
 from tests.support.shared_catalog import MemoryRegistry
 
@@ -47,55 +47,41 @@ class OneBroker:
     """The slots of a broker in front of one shard; all partitions and groups are in one slot."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
-        self.session_id = 1
-        self.sessions: dict[int, BrokerSession] = {}
-        self.ended: list[int] = []
         self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
         settings = Settings(lanes=LANES)
-        self.store = ShardHost(SHARD, engine, settings, TailCache(1 << 20), lambda: True)
-        shard = cast(Any, SimpleNamespace(expect_foreign_writes=lambda: None, away=False))
-        self.slots = Slots(
-            {SHARD: self.store},
-            {SHARD: shard},
-            1,
-            ProducerIds(self.ids),
-            lambda: self.session_id,
-            lambda: lambda: True,
-            lambda: True,
-            lambda: self.sessions,
-            lambda session_id, why: self.ended.append(session_id),
-            0.2,
-        )
-        self.catalog = SharedCatalog(
-            self.topics, self.state, settings, self.slots, lambda: [engine], self._forget
-        )
+        self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
+        self.tenure = begin_session(self.session, 1)
+        shard = embedded_shard(SHARD, engine)
+        self.host = ShardHost(shard, settings, TailCache(1 << 20), self.session)
+        hosts = ShardHosts([self.host])
+        self.slots = Slots(hosts, self.session, 1, ProducerIds(self.ids), 0.2)
+        self.catalog = SharedCatalog(self.topics, self.state, settings, self.slots, hosts)
         self.slots.catalog = self.catalog
 
-    async def _forget(self, *_: object) -> None:
-        raise AssertionError("nothing is deleted here")
-
-    async def take(self) -> None:
-        await self.slots.take({SLOT: Slot(self.session_id, 1, (SHARD,))})
+    async def serve(self) -> None:
+        slot = Slot(self.tenure.session_id, 1, (SHARD,))
+        await self.slots.serve_slots(self.tenure, {SLOT: slot})
 
     def lose(self) -> None:
-        self.session_id += 1
-        self.slots.lost()
+        self.session.end()
+        self.slots.abandon_slots()
+        self.tenure = begin_session(self.session, self.tenure.session_id + 1)
 
 
 @pytest.fixture
 async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
     made = OneBroker(engine)
-    made.store.rows.start()
-    made.store.groups.start()
+    made.host.rows.start()
+    made.host.groups.start()
     await made.catalog.load()
     yield made
-    await made.store.close()
+    await made.host.close()
     await made.catalog.close()
 
 
 async def made_elsewhere(broker: OneBroker) -> None:
     """Another broker makes a topic."""
-    other = SharedCatalog(broker.topics, broker.state, Settings(), Nothing(), list, broker._forget)
+    other = SharedCatalog(broker.topics, broker.state, Settings(), Nothing(), DeletedTopics())
     await other.load()
     await other.create("t", 2, {})
     await other.close()
@@ -104,7 +90,7 @@ async def made_elsewhere(broker: OneBroker) -> None:
 class Nothing:
     """Leads nothing."""
 
-    def lasts(self) -> bool:
+    def may_serve(self) -> bool:
         return True
 
     def leads(self, *_: object) -> bool:
@@ -123,14 +109,11 @@ class Nothing:
     def closed(self, partitions: Any) -> None:
         assert not partitions
 
-    async def settled(self) -> None:
-        return None
-
 
 async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_meanwhile(
     broker: OneBroker,
 ) -> None:
-    await broker.take()
+    await broker.serve()
     await made_elsewhere(broker)
     broker.ids.go_on.clear()
     broker.ids.asked.clear()
@@ -145,7 +128,7 @@ async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_m
     assert topic is not None
     with pytest.raises(NotLeaderOrFollower):
         broker.catalog.log(topic, 1)
-    await broker.take()
+    await broker.serve()
     assert broker.catalog.log(topic, 1).high_watermark == 0
 
 
@@ -155,7 +138,7 @@ async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
     await made_elsewhere(broker)
     broker.ids.go_on.clear()
     broker.ids.asked.clear()
-    taking = asyncio.create_task(broker.take())
+    taking = asyncio.create_task(broker.serve())
     await broker.ids.asked.wait()
 
     broker.lose()
@@ -170,30 +153,23 @@ async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
 
 async def test_two_takes_at_once_write_through_one_appender(engine: EmbeddedEngine) -> None:
     broker = OneBroker(engine)
-    broker.store.rows.start()
-
-    def always() -> bool:
-        return True
-
-    def days() -> range:
-        return range(0)
-
-    await asyncio.gather(*(broker.store.begin(1, always, days) for _ in range(3)))
-    first = broker.store.appender
-    await broker.store.begin(1, always, days)
-    assert broker.store.appender is first is not None
-    await broker.store.close()
+    broker.host.rows.start()
+    await asyncio.gather(*(broker.host.write_under(broker.tenure) for _ in range(3)))
+    first = broker.host.appender
+    await broker.host.write_under(broker.tenure)
+    assert broker.host.appender is first is not None
+    await broker.host.close()
 
 
 async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = OneBroker(engine)
-    broker.store.rows.start()
+    broker.host.rows.start()
     broker.ids.go_on.set()
     await broker.catalog.create("orders", 1, {})
-    await broker.take()
-    appender = broker.store.appender
+    await broker.serve()
+    appender = broker.host.appender
     assert appender is not None
     never = asyncio.Event()
 
@@ -202,7 +178,7 @@ async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
 
     monkeypatch.setattr(appender, "release", release)  # a shard that does not answer
     async with asyncio.timeout(30):
-        await broker.slots.give_up([SLOT])
-    assert broker.ended == [1]
-    broker.slots.lost()
-    await broker.store.close()
+        with pytest.raises(SessionOver, match="a shard does not answer"):
+            await broker.slots.give_up_slots([SLOT])
+    broker.slots.abandon_slots()
+    await broker.host.close()

@@ -62,7 +62,7 @@ class HalfLeader:
         self.were_closed: list[PartitionLog] = []
         self.were_opened: list[Partition] = []
 
-    def lasts(self) -> bool:
+    def may_serve(self) -> bool:
         return self.awake
 
     def leads(self, topic: Topic, partition: int) -> bool:
@@ -83,6 +83,3 @@ class HalfLeader:
 
     def closed(self, partitions: Collection[PartitionLog]) -> None:
         self.were_closed += partitions
-
-    async def settled(self) -> None:
-        await asyncio.sleep(0)

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.ownership import NEXT_SESSION_KEY, NodeIdTaken, Ownership
+from broker.cluster.ownership import Ownership
+from broker.cluster.registry_view import RegistryView
+from broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, OwnSession, Tenure
 from storage.engine import EngineError
 from storage.registry import Versioned
 from storage.slot_map import SLOTS_KEY, Slot, SlotMap
@@ -155,29 +157,29 @@ class Server:
     def report(self) -> BrokerReport:
         return BrokerReport(day=20_000, lanes={"a": (0,), "b": (0,)}, away=frozenset(self.away))
 
-    def reachable(self) -> set[str]:
+    def reachable_shards(self) -> set[str]:
         return {"a", "b", "c"} - self.away
 
-    async def fence(self, session: BrokerSession, shard: str) -> None:
+    async def fence_session(self, session: BrokerSession, shard: str) -> None:
         assert session.is_over
         await _hang_if(self.fence_hangs)
         if shard in self.away:
             raise EngineError(f"{shard} is away")
         self.fenced.append((session.session_id, shard))
 
-    async def take(self, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
         await _hang_if(self.take_hangs)
         if self.refuses_to_take & slots.keys():
             raise EngineError("cannot be read")
         self.taken += [(number, slot.epoch) for number, slot in slots.items()]
         self.serving.update(slots)
 
-    async def give_up(self, slots: Collection[int]) -> None:
+    async def give_up_slots(self, slots: Collection[int]) -> None:
         await _hang_if(self.give_up_hangs)
         for number in slots:
             self.serving.pop(number, None)
 
-    def lost(self) -> None:
+    def abandon_slots(self) -> None:
         self.lost_count += 1
         self.serving.clear()
 
@@ -192,6 +194,7 @@ class Broker:
     node_id: int
     door: Door
     server: Server
+    session: OwnSession
     ownership: Ownership
 
     async def kill(self) -> None:
@@ -214,26 +217,21 @@ class Cluster:
         """`rate`: how fast its clock goes."""
         door = Door(self.store, self.chance)
         server = Server() if server is None else server
-        ownership = Ownership(
+        view = RegistryView(
             door,
-            server,
-            node_id,
-            "localhost",
-            9092 + node_id,
-            None,
+            self.first_map,
             TTL_MS,
-            first_map=self.first_map,
-            reachable=server.reachable,
-            first_session_id=self.first_session_id,
             clock_ms=lambda: int(asyncio.get_running_loop().time() * 1000 * rate),
         )
-        broker = Broker(node_id, door, server, ownership)
+        identity = BrokerSession(0, node_id, "localhost", 9092 + node_id, None, TTL_MS)
+        session = OwnSession(view, identity, self.first_session_id)
+        broker = Broker(node_id, door, server, session, Ownership(view, session, server))
         self.brokers.append(broker)
         return broker
 
     async def start(self, *node_ids: int) -> list[Broker]:
         brokers = [self.broker(node_id) for node_id in node_ids]
-        await asyncio.gather(*(broker.ownership.start() for broker in brokers))
+        await asyncio.gather(*(broker.ownership.join() for broker in brokers))
         return brokers
 
     async def stop(self) -> None:
@@ -325,9 +323,10 @@ def test_a_lease_ends_by_the_clock_while_the_registry_hangs_and_a_new_session_fo
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
         first = one.ownership.session_id
-        of_the_first = one.ownership.lease()
+        of_the_first = one.session.tenure
+        assert of_the_first is not None
         one.door.hangs = True
-        took_s = await until_async(lambda: not one.ownership.is_valid())
+        took_s = await until_async(lambda: not one.ownership.may_serve())
         assert TTL_MS * 5 / 6 - 100 <= took_s * 1000 <= TTL_MS
         await until_async(lambda: one.server.lost_count == 1, limit_s=0.05)
         assert one.ownership.session_id == 0
@@ -335,8 +334,8 @@ def test_a_lease_ends_by_the_clock_while_the_registry_hangs_and_a_new_session_fo
         back_s = await until_async(lambda: cluster.all_served(one))
         assert back_s < TTL_MS / 1000 / 2, "it knows itself that its old session is over"
         assert one.ownership.session_id > first
-        assert one.ownership.is_valid()
-        assert not of_the_first()
+        assert one.ownership.may_serve()
+        assert not of_the_first.may_serve()
         assert set(one.server.fenced) == {(first, "a"), (first, "b")}
 
     simulate(scenario)
@@ -351,7 +350,7 @@ def test_a_registry_that_is_away_for_less_than_the_lease_is_not_noticed() -> Non
             broker.door.fails = True
         await asyncio.sleep(TTL_MS / 1000 * 0.6)
         assert cluster.all_served(one, two)
-        assert one.ownership.is_valid()
+        assert one.ownership.may_serve()
         for broker in (one, two):
             broker.door.fails = False
         await asyncio.sleep(30)
@@ -366,12 +365,12 @@ def test_lost_answers_do_not_matter() -> None:
         brokers = [cluster.broker(node_id) for node_id in (1, 2, 3)]
         for broker in brokers:
             broker.door.loses_answers_of = lambda key: key != NEXT_SESSION_KEY
-        await asyncio.gather(*(broker.ownership.start() for broker in brokers))
+        await asyncio.gather(*(broker.ownership.join() for broker in brokers))
         await until_async(lambda: cluster.all_served(*brokers))
         await until_async(lambda: all(len(broker.server.serving) >= 2 for broker in brokers))
         await asyncio.sleep(120)
         assert [broker.server.lost_count for broker in brokers] == [0, 0, 0]
-        assert all(broker.ownership.is_valid() for broker in brokers)
+        assert all(broker.ownership.may_serve() for broker in brokers)
         await brokers[0].ownership.leave()
         await until_async(lambda: cluster.all_served(*brokers[1:]), limit_s=1)
         assert brokers[1].server.fenced == brokers[2].server.fenced == []
@@ -390,7 +389,7 @@ def test_a_renewal_that_comes_true_late_counts_from_when_it_was_sent() -> None:
         await until_async(lambda: cluster.store.session(1) != before)
         late_at = loop.time()
         one.door.hangs = True
-        await until_async(lambda: not one.ownership.is_valid())
+        await until_async(lambda: not one.ownership.may_serve())
         # Sent 4 s before it came true, and its answer was never seen: the one before it counts.
         assert loop.time() - late_at < TTL_MS / 1000 - 4
 
@@ -424,9 +423,9 @@ def test_renewals_do_not_wait_for_a_slot_that_is_slow_to_be_taken() -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
         one.server.take_hangs = True
-        await one.ownership.start()
+        await one.ownership.join()
         await asyncio.sleep(60)
-        assert one.ownership.is_valid()
+        assert one.ownership.may_serve()
         assert one.ownership.session_id == 1
         assert one.server.lost_count == 0
 
@@ -437,7 +436,7 @@ def test_slots_that_cannot_be_read_are_tried_again_and_others_do_not_wait() -> N
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
         one.server.refuses_to_take = {5}
-        await one.ownership.start()
+        await one.ownership.join()
         await until_async(lambda: set(one.server.serving) == {0, 1, 2, 3})
         await asyncio.sleep(10)
         one.server.refuses_to_take = set()
@@ -502,7 +501,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
         (one,) = await cluster.start(1)
         twin = cluster.broker(1)
         with pytest.raises(NodeIdTaken, match="node id 1 is that of the broker at localhost:9093"):
-            await twin.ownership.start()
+            await twin.ownership.join()
         await until_async(lambda: cluster.all_served(one))
         assert one.ownership.session_id == 1
         assert one.server.lost_count == 0
@@ -514,7 +513,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
 def test_of_two_that_start_at_once_with_one_node_id_one_is_refused(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         twins = [cluster.broker(1), cluster.broker(1)]
-        starts = [asyncio.create_task(twin.ownership.start()) for twin in twins]
+        starts = [asyncio.create_task(twin.ownership.join()) for twin in twins]
         await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         assert [start.done() and start.exception() is not None for start in starts].count(True) == 1
         await until_async(lambda: any(cluster.all_served(twin) for twin in twins))
@@ -530,7 +529,7 @@ def test_a_broker_that_starts_before_its_older_self_has_left_waits_for_it() -> N
         leaving = asyncio.create_task(one.ownership.leave())
         await until_async(lambda: cluster.store.session(one.ownership.session_id) is not None)
         again = cluster.broker(1)
-        await asyncio.gather(leaving, again.ownership.start())
+        await asyncio.gather(leaving, again.ownership.join())
         await until_async(lambda: cluster.all_served(two, again))
 
     simulate(scenario)
@@ -580,7 +579,7 @@ def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -
         await one.ownership.leave()
         assert (loop.time() - began) * 1000 == pytest.approx(TTL_MS, abs=500)
         assert one.server.lost_count == 1
-        assert not one.ownership.is_valid()
+        assert not one.ownership.may_serve()
         await until_async(lambda: cluster.all_served(two))
         assert {session_id for session_id, _ in two.server.fenced} == {left}
 
@@ -595,7 +594,7 @@ def test_who_leaves_while_it_claims_leaves_no_slot_to_a_session_that_is_gone(aft
         leaving = asyncio.create_task(one.ownership.leave())
         three = cluster.broker(3)
         three.door.writes_slots_within_s = 0.2
-        await three.ownership.start()
+        await three.ownership.join()
         await asyncio.sleep(after_ms / 1000)
         await three.ownership.leave()
         await leaving
@@ -640,8 +639,8 @@ def test_text_that_no_broker_wrote_stops_decisions_and_not_the_broker(
         await until_async(lambda: cluster.all_served(one))
         cluster.store.values["session/9"] = Versioned("{}", 1)
         await asyncio.sleep(30)
-        assert one.ownership.is_valid()
-        assert "nothing can be decided" in caplog.text
+        assert one.ownership.may_serve()
+        assert "no slot can change hands" in caplog.text
         del cluster.store.values["session/9"]
         (two,) = await cluster.start(2)
         await until_async(lambda: len(two.server.serving) == 4)
@@ -651,37 +650,37 @@ def test_text_that_no_broker_wrote_stops_decisions_and_not_the_broker(
 
 def test_a_defect_in_serving_ends_the_task_loudly_and_the_session() -> None:
     class Defective(Server):
-        async def take(self, slots: Mapping[int, Slot]) -> None:
+        async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
             raise ZeroDivisionError("a defect")
 
     async def scenario(cluster: Cluster) -> None:
         broker = cluster.broker(1, Defective())
-        await broker.ownership.start()
+        await broker.ownership.join()
         (task,) = broker.ownership.background
         await asyncio.wait([task], timeout=10)
         assert isinstance(task.exception(), ZeroDivisionError)
-        assert not broker.ownership.is_valid()
+        assert not broker.ownership.may_serve()
         assert broker.server.lost_count == 1
 
     simulate(scenario)
 
 
-def test_changes_are_told() -> None:
+def test_what_others_have_changed_is_seen() -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
-        seen: list[tuple[int, set[int]]] = []
-        one.ownership.on_change(
-            lambda: seen.append((one.ownership.session_id, set(one.ownership.sessions)))
-        )
-        await one.ownership.start()
+
+        def seen() -> tuple[int, set[int]]:
+            return one.ownership.session_id, set(one.ownership.sessions)
+
+        await one.ownership.join()
+        assert seen() == (1, {1})
         await until_async(lambda: cluster.all_served(one))
-        assert (1, {1}) in seen
         (two,) = await cluster.start(2)
-        await until_async(lambda: (1, {1, 2}) in seen)
+        await until_async(lambda: seen() == (1, {1, 2}))
         assert one.ownership.slot_map is not None
         await until_async(lambda: one.ownership.slot_map == cluster.store.slot_map())
         await two.ownership.leave()
-        await until_async(lambda: seen[-1] == (1, {1}))
+        await until_async(lambda: seen() == (1, {1}))
 
     simulate(scenario)
 
@@ -693,12 +692,12 @@ def test_ten_minutes_of_a_quiet_cluster_logs_nothing_and_moves_nothing(
         brokers = await cluster.start(1, 2, 3)
         await until_async(lambda: cluster.all_served(*brokers))
         await asyncio.sleep(30)
-        with caplog.at_level(logging.DEBUG, "broker.cluster.ownership"):
+        with caplog.at_level(logging.DEBUG, "broker.cluster"):
             caplog.clear()
             slots = cluster.store.slot_map()
             await asyncio.sleep(600)
             assert cluster.store.slot_map() == slots
-            assert [one for one in caplog.records if one.name.startswith("coordinator")] == []
+            assert [one for one in caplog.records if one.name.startswith("broker.cluster")] == []
 
     simulate(scenario)
 
@@ -756,7 +755,6 @@ class Writer(Server):
         self.slow = 0.0
         self.goes_on = _set_event()
         self.reaches = {shard: _set_event() for shard in "abc"}
-        self.ownership: Ownership | None = None
         self._ends: dict[int, int] = {}
         self._resolved = {"a": 0, "b": 0, "c": 0}
         self._idle = {shard: asyncio.Event() for shard in self._resolved}
@@ -766,7 +764,7 @@ class Writer(Server):
         lanes = {shard: (count,) for shard, count in self._resolved.items()}
         return BrokerReport(day=20_000, lanes=lanes, away=frozenset(self.away))
 
-    async def fence(self, session: BrokerSession, shard: str) -> None:
+    async def fence_session(self, session: BrokerSession, shard: str) -> None:
         number = session.lanes[shard][0] + 1
         while True:
             await self._way(shard)
@@ -776,43 +774,43 @@ class Writer(Server):
                 return
             number += 1
 
-    async def take(self, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
         await self._way(*{shard for slot in slots.values() for shard in slot.shards})
         ends = {number: self.log.ends[number] for number in slots}
         await self._way()
         if not self._lanes:
             self._resolved = dict.fromkeys(self._resolved, 0)
-            self._lanes = [asyncio.create_task(self._write(shard)) for shard in self._resolved]
+            self._lanes = [
+                asyncio.create_task(self._write(tenure, shard)) for shard in self._resolved
+            ]
         self._ends.update(ends)
         self.serving.update(slots)
 
-    async def give_up(self, slots: Collection[int]) -> None:
+    async def give_up_slots(self, slots: Collection[int]) -> None:
         shards = {self.serving[number].writes_to for number in slots if number in self.serving}
         for number in slots:
             self.serving.pop(number, None)
         for shard in shards:
             await self._idle[shard].wait()
 
-    def lost(self) -> None:
-        super().lost()
+    def abandon_slots(self) -> None:
+        super().abandon_slots()
         for lane in self._lanes:
             lane.cancel()
         self._lanes = []
         self._resolved = dict.fromkeys(self._resolved, 0)
 
-    async def _write(self, shard: str) -> None:
-        assert self.ownership is not None
-        session_id, is_valid = self.ownership.session_id, self.ownership.lease()
+    async def _write(self, tenure: Tenure, shard: str) -> None:
         idle = self._idle[shard] = asyncio.Event()
         while True:
             idle.set()
             await asyncio.sleep(self.chance.uniform(0.02, 0.4))
             mine = [n for n, slot in self.serving.items() if slot.writes_to == shard]
-            if not mine or not is_valid():
+            if not mine or not tenure.may_serve():
                 continue
             idle.clear()
             offsets = {number: self._ends[number] for number in mine}
-            token = (session_id, shard, self._resolved[shard] + 1)
+            token = (tenure.session_id, shard, self._resolved[shard] + 1)
             await self.goes_on.wait()
             late_s = self.chance.uniform(0, 20) if self.chance.random() < self.slow else 0.005
             asyncio.get_running_loop().call_later(late_s, self.log.land, token, offsets)
@@ -821,8 +819,8 @@ class Writer(Server):
             await self.goes_on.wait()
             self._resolved[shard] += 1
             self._ends.update({number: offset + 1 for number, offset in offsets.items()})
-            if is_valid():
-                self.log.acknowledge(session_id, offsets)
+            if tenure.may_serve():
+                self.log.acknowledge(tenure.session_id, offsets)
 
     async def _way(self, *shards: str) -> None:
         await asyncio.sleep(self.chance.uniform(0.001, 0.05))
@@ -844,10 +842,9 @@ class Chaos:
     async def start(self, node_id: int) -> None:
         writer = Writer(self.log, self.chance)
         broker = self.cluster.broker(node_id, writer, rate=self.chance.uniform(0.9, 1.1))
-        writer.ownership = broker.ownership
         self.running[node_id] = broker
         broker.door.gate = writer.goes_on
-        await broker.ownership.start()
+        await broker.ownership.join()
 
     async def one_fault(self, node_id: int) -> None:
         broker = self.running[node_id]
@@ -859,7 +856,7 @@ class Chaos:
         )
         if fault == "kill":
             await broker.kill()
-            writer.lost()
+            writer.abandon_slots()
             await self.start(node_id)
         elif fault == "leave":
             await broker.ownership.leave()
@@ -921,7 +918,7 @@ async def live_through_faults(cluster: Cluster, for_s: float) -> None:
     assert chaos.log.wrong == []
     assert len(chaos.log.acknowledged) > 10 * SLOTS
     for broker in brokers:
-        broker.server.lost()
+        broker.server.abandon_slots()
 
 
 @pytest.mark.parametrize("seed", range(4))

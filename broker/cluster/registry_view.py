@@ -1,0 +1,223 @@
+"""What this broker has read of the registry: the slot map and the sessions of all brokers.
+
+State decides, never the outcome of a call: an answer may be lost, and a write may come true later.
+So whoever writes here reads the registry again afterwards. A server may be behind another one, so
+an older version than the one that was seen last is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
+
+from broker.cluster.leases import BrokerSession, SessionState, Watch
+from common.tasks import Outage, event_within
+from storage.engine import EngineError
+from storage.registry import Registry, Versioned
+from storage.registry_values import MalformedState
+from storage.slot_map import NOBODY, SLOTS_KEY, SlotMap
+
+log = logging.getLogger(__name__)
+
+SESSION_PREFIX = "session/"
+
+_CALLS_PER_LEASE = 5
+"""A call to the registry may take this part of a lease; then it counts as failed."""
+
+_T = TypeVar("_T")
+
+
+class WrongSlots(Exception):
+    """The cluster has another number of slots than this broker's configuration."""
+
+
+def boot_ms() -> int:
+    """A clock that also runs while the machine sleeps, as the leases of others do."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class RegistryView:
+    """The slot map and the sessions as they were read last, and the calls that change them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        first_map: SlotMap,
+        ttl_ms: int,
+        clock_ms: Callable[[], int] = boot_ms,
+    ) -> None:
+        """`first_map` is written if there is none. `ttl_ms`: of a session of this broker."""
+        self.slot_map: SlotMap | None = None
+        self.sessions: Mapping[int, BrokerSession] = {}
+        self.ttl_ms = ttl_ms
+        self.now_ms = clock_ms
+        self.registry = registry
+        self.outage = Outage(log, "the registry does not answer", "the registry answers again")
+        self._first_map = first_map
+        self._own: BrokerSession | None = None
+        self._watch = Watch()
+        self._map_at: Versioned | None = None
+        self._rows: dict[int, Versioned] = {}
+        self._unsettled: Versioned | None = None
+        """The map that my last write expected. While it is what I see, that may come true yet."""
+        self._look = asyncio.Event()
+
+    # Calls
+
+    async def ask(self, call: Awaitable[_T]) -> _T:
+        """Raises `EngineError` as well when there is no answer in time."""
+        try:
+            async with asyncio.timeout(self.ttl_ms / 1000 / _CALLS_PER_LEASE):
+                return await call
+        except TimeoutError as error:
+            raise EngineError("the registry did not answer in time") from error
+
+    async def put(self, key: str, expected: Versioned | None, value: str) -> Versioned | None:
+        """Write a text that nobody else writes; what is there afterwards. Raises `EngineError`."""
+        try:
+            await self.ask(self.registry.compare_and_set(key, expected, value))
+        except EngineError as error:
+            log.debug("whether %s was written is found out by reading it: %s", key, error)
+        return await self.ask(self.registry.get(key))
+
+    # Reading
+
+    async def refresh(self) -> None:
+        """Read the slot map and the sessions.
+
+        Raises `EngineError`, `MalformedState` and `WrongSlots`.
+        """
+        found = await self.ask(self.registry.get(SLOTS_KEY))
+        if found is None:
+            found = await self.put(SLOTS_KEY, None, self._first_map.to_text())
+        rows = await self.ask(self.registry.list(SESSION_PREFIX))
+        now_ms = self.now_ms()
+        if found is not None:
+            self._see_map(found)
+        self._see_sessions(rows, now_ms)
+
+    def _see_map(self, found: Versioned) -> None:
+        if self._map_at is not None and found.version <= self._map_at.version:
+            return  # another server may lag behind
+        slot_map = SlotMap.from_text(found.value)
+        if len(slot_map.slots) != len(self._first_map.slots):
+            raise WrongSlots(
+                f"the cluster has {len(slot_map.slots)} slots, and the file says "
+                f"{len(self._first_map.slots)}: that number is fixed when a cluster is made"
+            )
+        self.slot_map = slot_map
+        self._map_at = found
+
+    def _see_sessions(self, found: Mapping[str, Versioned], now_ms: int) -> None:
+        rows: dict[int, Versioned] = {}
+        sessions: dict[int, BrokerSession] = {}
+        for key, row in found.items():
+            session_id = number_of_session(key.removeprefix(SESSION_PREFIX))
+            known = self._rows.get(session_id)
+            if known is not None and known.version >= row.version and session_id in self.sessions:
+                rows[session_id], sessions[session_id] = known, self.sessions[session_id]
+            else:
+                rows[session_id] = row
+                sessions[session_id] = BrokerSession.from_text(row.value)
+        own = self._own
+        if own is not None and not (
+            own.session_id in sessions and sessions[own.session_id].is_over
+        ):
+            sessions[own.session_id] = own
+        owners = self.owners()
+        for session_id, session in sessions.items():
+            if session_id in rows:
+                version = rows[session_id].version
+                self._watch.saw(session_id, version, session.ttl_ms, now_ms)
+        for session_id in owners - sessions.keys() - {NOBODY}:
+            self._watch.saw(session_id, None, self.ttl_ms, now_ms)
+        self._watch.forget_all_but(sessions.keys() | owners)
+        self._rows, self.sessions = rows, sessions
+
+    def set_own(self, session: BrokerSession | None) -> None:
+        """The row of this broker's session as its last renewal left it: never older than a read."""
+        self._own = session
+        if session is not None:
+            self.sessions = {**self.sessions, session.session_id: session}
+
+    def owners(self) -> set[int]:
+        """Sessions that own a slot; `NOBODY` is among them where a slot is free."""
+        return set() if self.slot_map is None else {slot.owner for slot in self.slot_map.slots}
+
+    def silent(self) -> list[int]:
+        """Sessions, and owners without a row, that were not renewed for too long."""
+        now_ms = self.now_ms()
+        return [
+            one for one in self.sessions.keys() | self.owners() if self._watch.silent(one, now_ms)
+        ]
+
+    # Writing
+
+    async def write_map(self, wanted: SlotMap) -> bool:
+        """Change the map that was seen last; the next look, soon, shows whether that came true."""
+        expected = self._map_at
+        self._unsettled = expected
+        call = self.registry.compare_and_set(SLOTS_KEY, expected, wanted.to_text())
+        written = await self.ask(call)
+        self.look_soon()
+        return written
+
+    @property
+    def has_unsettled_write(self) -> bool:
+        """Whether a write of the map that is not seen yet may still come true."""
+        return self._unsettled is not None and self._unsettled == self._map_at
+
+    async def declare_dead(self, session_id: int, why: str) -> None:
+        """No renewal of that session succeeds any more. Raises `EngineError`."""
+        row = self._rows.get(session_id)
+        session = self.sessions.get(session_id)
+        if session is None:
+            # An owner whose row is gone. That it can be made proves that nobody renews it.
+            session = BrokerSession(session_id, 0, "", 0, None, self.ttl_ms)
+        dead = session.ended(SessionState.DEAD)
+        call = self.registry.compare_and_set(session_key(session_id), row, dead.to_text())
+        if await self.ask(call):
+            node_id = session.node_id
+            log.warning("session %d of node %d is declared dead: %s", session_id, node_id, why)
+        self.look_now()
+
+    async def delete_sessions(self, session_ids: Collection[int]) -> None:
+        """Remove rows of sessions that are over and own nothing. Raises `EngineError`."""
+        for session_id in session_ids:
+            row = self._rows.get(session_id)
+            if row is not None:
+                await self.ask(self.registry.delete(session_key(session_id), row))
+
+    # When the registry is read next
+
+    def look_now(self) -> None:
+        """Read the registry again at once."""
+        self._look.set()
+
+    def look_soon(self) -> None:
+        """Not quite at once, so that several brokers that write do not do so in step."""
+        asyncio.get_running_loop().call_later(random.uniform(0, 0.02), self._look.set)
+
+    def looking(self) -> None:
+        """A look begins: only what is asked from now on brings another one at once."""
+        self._look.clear()
+
+    async def next_look(self, within_s: float) -> None:
+        """Returns when somebody asked for a look, or after `within_s`."""
+        await event_within(self._look, within_s)
+
+
+def session_key(session_id: int) -> str:
+    return f"{SESSION_PREFIX}{session_id}"
+
+
+def number_of_session(text: str) -> int:
+    """Raises `MalformedState`."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise MalformedState(f"{text!r} where the id of a session belongs") from error

@@ -1,0 +1,76 @@
+"""Parts of a broker in a cluster, in one process: shards on an embedded engine, and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+from uuid import UUID
+
+from broker.cluster.leases import BrokerSession, SessionLease
+from broker.cluster.registry_view import RegistryView
+from broker.cluster.session import OwnSession, Tenure
+from broker.cluster.shard_host import ShardEngine
+from storage.embedded import EmbeddedEngine
+from storage.registry import Versioned
+from storage.slot_map import SlotMap
+from tests.support.shared_catalog import MemoryRegistry
+
+TTL_MS = 9_000_000
+
+
+class EmbeddedShard:
+    """A shard whose only replica is an embedded engine."""
+
+    def __init__(self, name: str, engine: EmbeddedEngine) -> None:
+        self.name = name
+        self.away = False
+        self._engine = engine
+
+    def expect_foreign_writes(self) -> None:
+        """Nobody else writes here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def embedded_shard(name: str, engine: EmbeddedEngine) -> ShardEngine:
+    return cast(ShardEngine, EmbeddedShard(name, engine))
+
+
+def own_session(slot_map: SlotMap) -> OwnSession:
+    """The sessions of a broker that has read this map; none has begun."""
+    view = RegistryView(MemoryRegistry(), slot_map, TTL_MS)
+    view.slot_map = slot_map
+    return OwnSession(view, BrokerSession(0, 1, "host", 9092, None, TTL_MS), 1)
+
+
+def begin_session(session: OwnSession, session_id: int) -> Tenure:
+    """A session begins, without the registry."""
+    view = session._view
+    row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS)
+    at = Versioned(row.to_text(), 1)
+    session.tenure = Tenure(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
+    session.has_begun.set()
+    return session.tenure
+
+
+class DeletedTopics:
+    """Shards that hold nothing, and note of which topics they are to forget the offsets."""
+
+    def __init__(self, shards: Sequence[ShardEngine] = ()) -> None:
+        self._shards = [_Host(shard) for shard in shards]
+        self.forgotten: list[tuple[str, UUID]] = []
+
+    def reachable(self) -> list[_Host]:
+        return self._shards
+
+    async def settled(self) -> None:
+        """Nothing is being stored."""
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        self.forgotten.append((topic, topic_id))
+
+
+class _Host:
+    def __init__(self, engine: ShardEngine) -> None:
+        self.engine = engine

@@ -264,7 +264,7 @@ class _Shard:
 
 
 class _Lane:
-    """As broker/log/appender.py: what waits becomes the next block, one insert in flight."""
+    """As broker/log/lane.py: what waits becomes the next block, one insert in flight."""
 
     def __init__(self, model: _Model, broker: _Broker, shard: _Shard) -> None:
         self._model = model

@@ -20,7 +20,7 @@ from broker.config import Settings
 from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
-from broker.log.appender import Appended
+from broker.log.block import Appended
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.places import Places

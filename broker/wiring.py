@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.config import Settings
-from broker.log.appender import AppendLimits
+from broker.log.block import AppendLimits
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.groups import GroupLimits

@@ -25,7 +25,7 @@ from uuid import UUID
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from broker.api.context import CloseConnection, RequestContext
-from broker.log.appender import Appended
+from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from protocol._batches import BatchHeader, check_crc, parse_headers

@@ -22,7 +22,7 @@ from broker.cluster.leases import BrokerReport, BrokerSession
 from broker.cluster.session import OwnSession, SessionOver, Tenure
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topics import Partition, SharedCatalog
-from broker.log.appender import Appended
+from broker.log.block import Appended
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.fence import fence

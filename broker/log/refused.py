@@ -19,16 +19,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 from uuid import UUID
 
+from broker.log.block import Appended
+from broker.log.partition import PartitionLog
 from broker.log.producers import comes_after
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
-
-if TYPE_CHECKING:
-    from broker.log.appender import Appended
-    from broker.log.partition import PartitionLog
 
 KEPT = 100_000
 _SENT_AGAIN_S = 60.0

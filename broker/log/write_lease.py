@@ -14,6 +14,7 @@ from uuid import UUID
 
 from broker.log.fence import burn
 from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_PARTITION, log_parameters
 from storage.engine import Engine
 
 _EVERY_DAY = range(1 << 32)
@@ -72,15 +73,8 @@ class EndlessLease:
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
         """By its first row: nobody else writes to this engine."""
         found = await engine.rows(
-            "SELECT count() FROM messages WHERE topic = {topic:String}"
-            " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-            " AND offset = {offset:Int64}",
-            {
-                "topic": block.partition.topic.name,
-                "topic_id": str(block.partition.topic_id),
-                "partition": block.partition.partition,
-                "offset": block.offset,
-            },
+            f"SELECT count() FROM messages WHERE {IS_PARTITION} AND offset = {{offset:Int64}}",
+            log_parameters(block.partition) | {"offset": block.offset},
         )
         return found != [[0]]
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker.log.appender import Appended, Appender
+from broker.log.appender import Appender
+from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from protocol.compression import compress

@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-from broker.log.appender import Appended, Appender
+from broker.log.appender import Appender
+from broker.log.block import Appended
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.log.write_lease import SessionWriteLease
@@ -242,7 +243,7 @@ async def test_abandoning_answers_everybody_while_an_insert_hangs(
 async def test_abandoning_ends_the_wait_before_the_next_attempt(
     scripted: ScriptedEngine, appender: Appender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.log.appender._RETRY_FIRST_S", 10 * LIMIT_S)
+    monkeypatch.setattr("broker.log.lane._RETRY_FIRST_S", 10 * LIMIT_S)
     log = make_log()
     scripted.faults.append("unknown")
     done = append(appender, log, plain(b"x"))
@@ -431,7 +432,7 @@ async def test_the_floor_of_append_time_is_the_block_in_flight_or_else_the_clock
 ) -> None:
     log = make_log()
     now_ms = start_ms = today() * DAY_MS
-    monkeypatch.setattr("broker.log.appender.time.time_ns", lambda: now_ms * 1_000_000)
+    monkeypatch.setattr("broker.log.lane.wall_ms", lambda: now_ms)
     assert appender.append_floor_ms() == now_ms
     scripted.gate.clear()
     done = append(appender, log, plain(b"x"))

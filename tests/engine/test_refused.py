@@ -12,7 +12,8 @@ from kafka.protocol.producer import ProduceRequest
 from broker.api.context import RequestContext
 from broker.api.produce import produce
 from broker.log import refused
-from broker.log.appender import Appended, Appender
+from broker.log.appender import Appender
+from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from broker.log.topic import Topic

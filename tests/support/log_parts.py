@@ -14,7 +14,8 @@ from uuid import uuid4
 
 from broker.config import Settings
 from broker.effective_configs import effective
-from broker.log.appender import Appender, AppendLimits
+from broker.log.appender import Appender
+from broker.log.block import AppendLimits
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic

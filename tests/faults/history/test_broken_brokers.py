@@ -74,10 +74,9 @@ BREAKS = [
         "an early acknowledgement",
         (
             Change(
-                "broker/log/appender.py",
+                "broker/log/lane.py",
                 "            try:\n                await self._store(block, token)\n",
-                "            for append, answer in block.answers:\n"
-                "                _answer(append, answer)\n"
+                "            block.answer_all()\n"
                 "            try:\n                await self._store(block, token)\n",
             ),
         ),

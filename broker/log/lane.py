@@ -1,0 +1,350 @@
+"""A lane of the appender: one queue, and one insert under way at a time.
+
+While one insert runs, the next block gathers, so load makes blocks larger and not slower. An insert
+whose outcome is unknown is repeated, the same block with the same token, until the outcome is
+known; the lane does nothing else meanwhile. A rejected insert fails every append in its block and
+gives the offsets back, after the engine has been asked whether the rows are really not stored.
+
+The lease (broker/log/write_lease.py) is checked before every attempt to insert, and again before
+anything is published or acknowledged. When it is over the lane has ended: it sends nothing any
+more, and clients are told to ask another broker. A lane that may be fenced leaves no block number
+unused, because its successor finds the last block by going through the numbers
+(broker/log/fence.py): the number of a refused block is burnt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from broker.log.block import (
+    BLOCK_COLUMNS,
+    Appended,
+    AppendLimits,
+    PendingAppend,
+    PendingBlock,
+    build_block,
+)
+from broker.log.fence import block_token
+from broker.log.partition import PartitionLog
+from broker.log.producer_recovery import recover_producer
+from broker.log.tail_cache import TailCache
+from broker.log.write_lease import SentBlock, WriteLease
+from common.clock import DAY_MS, wall_ms
+from common.tasks import Backoff, event_within
+from protocol._batches import BatchHeader
+from protocol.errors import (
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+    UnknownServerError,
+)
+from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected
+
+log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 5.0
+
+
+class _LeaseOver(Exception):
+    """The lane has ended. What it was about to do is left undone."""
+
+
+class Lane:
+    """Stores the appends of its partitions, in the order in which they were queued."""
+
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        cache: TailCache,
+        limits: AppendLimits,
+        lease: WriteLease,
+    ) -> None:
+        self._number = number
+        self._engine = engine
+        self._cache = cache
+        self._limits = limits
+        self._lease = lease
+        self._block_number = 0
+        self.resolved = 0
+        self._queue: deque[PendingAppend] = deque()
+        self._in_block: list[PendingAppend] = []
+        self._append_time_ms: int | None = None  # of the block that is on its way
+        self._is_sent = False  # that block, to the engine
+        self._away = False  # the engine does not answer
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.append_time_floor_ms = 0
+        self.promised_floor_ms = 0
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"lane-{self._number}")
+
+    def enqueue(
+        self, partition: PartitionLog, records: bytes, header: BatchHeader
+    ) -> asyncio.Future[Appended]:
+        """Queue one checked batch: see `Appender.append`."""
+        append = PendingAppend(
+            partition, records, header, asyncio.get_running_loop().create_future()
+        )
+        if self._closing.is_set():
+            append.answer(NotLeaderOrFollower("the broker is shutting down"))
+        elif self.has_ended:
+            append.answer(NotLeaderOrFollower("this broker is not the leader any more"))
+        elif self._away:
+            append.refuse(NotLeaderOrFollower("the shard does not answer"))
+        else:
+            self._queue.append(append)
+            self._wake.set()
+        return append.done
+
+    async def close(self) -> None:
+        """Store what is queued, then stop."""
+        self._closing.set()
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        self._thread.shutdown(wait=True)
+
+    async def settled(self) -> None:
+        """Wait for the block that is being stored now."""
+        await self._settled.wait()
+
+    async def release(self, partitions: frozenset[PartitionLog]) -> None:
+        """Refuse what is queued for these partitions, and wait for the block on its way.
+
+        Raises `NotLeaderOrFollower` when the lease ends before that.
+        """
+        self._refuse_queued(partitions)
+        await self.settled()
+        if self.has_ended:
+            raise NotLeaderOrFollower("the session ended before its partitions were handed over")
+        self._refuse_queued(partitions)  # those that did not fit into the block
+
+    def _refuse_queued(self, partitions: frozenset[PartitionLog]) -> None:
+        kept: deque[PendingAppend] = deque()
+        for append in self._queue:
+            if append.partition in partitions:
+                append.answer(NotLeaderOrFollower(f"{append.partition} is handed over"))
+            else:
+                kept.append(append)
+        self._queue = kept
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the lane sends nothing any more, because of its lease or a bug."""
+        return self._ended.is_set()
+
+    def end(self, why: str) -> None:
+        """Send nothing any more and answer everybody, also while an insert hangs."""
+        if self.has_ended:
+            return
+        self._ended.set()
+        self._wake.set()
+        for append in self._in_block:
+            append.answer(
+                RequestTimedOut(f"{why}; this may be stored")
+                if self._is_sent
+                else NotLeaderOrFollower(why)
+            )
+        for append in self._queue:
+            append.answer(NotLeaderOrFollower(why))
+        self._queue.clear()
+
+    def append_time_ms(self) -> int:
+        """The append_time of the block on its way, or of one that would be built now."""
+        if self._append_time_ms is not None:
+            return self._append_time_ms
+        return max(wall_ms(), self.append_time_floor_ms, self.promised_floor_ms)
+
+    # --- the loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            if self.has_ended:
+                return
+            if not self._queue:
+                if self._closing.is_set():
+                    return
+                self._wake.clear()
+                continue
+            if self._limits.linger_ms and not self._closing.is_set():
+                await event_within(self._closing, self._limits.linger_ms / 1000)
+            self._in_block = self._next_appends()
+            self._settled.clear()
+            patience = self._lose_patience_later()
+            try:
+                await self._commit(self._in_block)
+            except _LeaseOver as over:
+                log.warning("lane %d ends: %s", self._number, over)
+                self.end(str(over))
+            except Exception:
+                # A bug, not a fault of the engine: its partitions must not go on with offsets that
+                # may or may not be used.
+                log.exception("lane %d failed; its appends are refused", self._number)
+                self._fail_after_bug(self._in_block)
+                if self._lease.is_fenced:  # nor the lane with a number that may be used
+                    self.end("the lane failed")
+            finally:
+                if patience is not None:
+                    patience.cancel()
+                self._away = False
+                self._is_sent = False
+                self._in_block = []
+                self._append_time_ms = None
+                self._settled.set()
+
+    def _next_appends(self) -> list[PendingAppend]:
+        """Take out of the queue what goes into the next block."""
+        appends: list[PendingAppend] = []
+        size = rows = 0
+        while self._queue and size < self._limits.block_max_bytes and (
+            rows < self._limits.block_max_rows
+        ):  # fmt: skip
+            append = self._queue.popleft()
+            appends.append(append)
+            size += len(append.records)
+            rows += append.header.count
+        return appends
+
+    async def _commit(self, appends: list[PendingAppend]) -> None:
+        """Build a block, store it, and answer. Raises `_LeaseOver`."""
+        for append in appends:
+            if not append.done.done():
+                await self._recover_producer(append)
+        # The floors are read after `_settled` is cleared: a block has them or is waited for.
+        append_time_ms = self._append_time_ms = self.append_time_ms()
+        if append_time_ms // DAY_MS not in self._lease.days():
+            log.warning(
+                "lane %d: the clock is ahead of the days that the session may write;"
+                " its appends are refused",
+                self._number,
+            )
+            for append in appends:
+                append.refuse(NotLeaderOrFollower("the clock is ahead of the session"))
+            return
+        block = await asyncio.get_running_loop().run_in_executor(
+            self._thread, build_block, appends, self._limits, append_time_ms
+        )
+        self._queue.extendleft(reversed(block.left_over))
+        if block.rows:
+            self._block_number += 1
+            token = block_token(self._lease.identity, self._number, self._block_number)
+            try:
+                await self._store(block, token)
+            except EngineError as error:
+                log.error("block %s of %d rows is refused: %s", token, block.rows, error)
+                self.resolved = self._block_number
+                block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
+                return
+            self.resolved = self._block_number
+        self._check_lease(append_time_ms)
+        self._publish(block)
+
+    async def _recover_producer(self, append: PendingAppend) -> None:
+        try:
+            await recover_producer(append.partition, append.header, self._engine)
+        except EngineError as error:
+            append.refuse(KafkaStorageError(f"cannot read the log: {error}"))
+
+    def _publish(self, block: PendingBlock) -> None:
+        ends: dict[PartitionLog, int] = {}
+        for partition, batch in block.new_batches:
+            self._cache.add(partition.tail, batch)
+            ends[partition] = batch.last_offset + 1
+        for partition, end in ends.items():
+            partition.advance(end)
+        block.answer_all()
+
+    def _fail_after_bug(self, appends: Iterable[PendingAppend]) -> None:
+        for append in appends:
+            partition = append.partition
+            partition.close(KafkaStorageError(f"{partition} needs a restart of the broker"))
+            append.answer(UnknownServerError("the broker could not store this; see its log"))
+
+    # --- the engine
+
+    async def _store(self, block: PendingBlock, token: str) -> None:
+        """Insert until the outcome is known.
+
+        Raises `EngineError` when nothing is stored, and `_LeaseOver`.
+        """
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self._check_lease(block.append_time_ms)
+            self._is_sent = True
+            try:
+                await self._engine.insert_block(
+                    self._number, "messages", BLOCK_COLUMNS, block.data, token
+                )
+                return
+            except InsertRejected:
+                if not await self._is_stored(block):
+                    raise
+                log.warning("block %s was reported as refused, but it is stored", token)
+                return
+            except InsertOutcomeUnknown as error:
+                log.warning(
+                    "outcome of block %s is unknown; retrying in %.2f s: %s",
+                    token, backoff.next_s, error,
+                )  # fmt: skip
+                await self._pause(backoff)
+
+    async def _is_stored(self, block: PendingBlock) -> bool:
+        """Whether a block that was refused is stored; asks until the engine answers."""
+        partition, offset = next(iter(block.staging.first_offsets.items()))
+        sent = SentBlock(self._number, self._block_number, block.append_time_ms, partition, offset)
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self._check_lease(block.append_time_ms)
+            try:
+                return await self._lease.is_stored(self._engine, sent)
+            except EngineError as error:
+                log.error(
+                    "cannot find out whether a refused block is stored; retrying in %.2f s: %s",
+                    backoff.next_s, error,
+                )  # fmt: skip
+                await self._pause(backoff)
+
+    async def _pause(self, backoff: Backoff) -> None:
+        """Wait before the next attempt; not in a lane that ends.
+
+        A shutdown does not end the wait: the outcome has to be known first.
+        """
+        await event_within(self._ended, backoff.advance())
+
+    # --- the lease
+
+    def _check_lease(self, append_time_ms: int) -> None:
+        """Raises `_LeaseOver` when nothing may be sent, published or acknowledged any more."""
+        if self.has_ended or not self._lease.is_valid():
+            raise _LeaseOver("the session is over")
+        if append_time_ms // DAY_MS not in self._lease.days():
+            raise _LeaseOver("the session may not write rows of this day")
+
+    def _lose_patience_later(self) -> asyncio.TimerHandle | None:
+        if self._lease.away_after_ms is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._lease.away_after_ms / 1000, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Let no client wait for a shard that is away. The lane itself goes on trying."""
+        log.warning("lane %d: its shard does not answer; its clients are refused", self._number)
+        self._away = True
+        for append in self._queue:
+            append.refuse(NotLeaderOrFollower("the shard does not answer"))
+        self._queue.clear()
+        for append in self._in_block:
+            append.answer(RequestTimedOut("the shard does not answer; this may be stored"))

@@ -1,0 +1,34 @@
+"""How a query names one partition: a condition on the table's columns, and its parameters.
+
+The name and the id of a topic are both in it: rows lie in order of the name, and a topic that was
+deleted and made again has the same name and another id.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from broker.log.partition import PartitionLog
+from storage.engine import Parameter
+
+IS_PARTITION = (
+    "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+)
+
+
+def parameters(topic: str, topic_id: UUID, partition: int) -> dict[str, Parameter]:
+    """The parameters of `IS_PARTITION`."""
+    return {"topic": topic, "topic_id": str(topic_id), "partition": partition}
+
+
+def log_parameters(partition: PartitionLog) -> dict[str, Parameter]:
+    """The parameters of `IS_PARTITION` for an open log."""
+    return parameters(partition.topic.name, partition.topic_id, partition.partition)
+
+
+def readable_range(partition: PartitionLog) -> dict[str, Parameter]:
+    """`log_parameters`, with the offsets that consumers can read: first <= offset < end."""
+    return log_parameters(partition) | {
+        "first": partition.log_start_offset,
+        "end": partition.high_watermark,
+    }

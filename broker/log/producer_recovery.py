@@ -1,0 +1,60 @@
+"""Reads the state of an idempotent producer back from the rows of a partition.
+
+A leader that has just begun knows no producers. When one that may have written before comes
+again, its last batches are read, so that a batch that is sent twice is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_PARTITION, log_parameters
+from broker.log.producers import BATCHES_KEPT, ProducerEntry, recovered_range
+from protocol._batches import BatchHeader
+from sql.queries import query
+from storage.engine import Engine, Row
+
+
+async def recover_producer(partition: PartitionLog, header: BatchHeader, engine: Engine) -> None:
+    """Make sure that the partition knows the producer of this batch. Raises `EngineError`.
+
+    `engine` has the partition's new rows; the engines of a slot that was moved are asked, too.
+    """
+    producer_id = header.producer_id
+    if (
+        producer_id < 0
+        or producer_id >= partition.first_fresh_producer_id
+        or producer_id in partition.producers
+    ):
+        return
+    engines = (*partition.earlier, engine)
+    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT}
+    rows: list[Row] = []
+    for one in engines:
+        rows += await one.rows(query("producer_batches"), parameters)
+    if rows:
+        partition.producers[producer_id] = _recovered_entry(rows)
+    elif header.base_sequence and not partition.has_forgotten:
+        # An earlier leader may have known it, and compaction removed its rows since.
+        partition.has_forgotten = await _lacks_rows(partition, engines)
+
+
+async def _lacks_rows(partition: PartitionLog, engines: Sequence[Engine]) -> bool:
+    """Whether fewer rows are stored than the log has offsets."""
+    count = f"SELECT count() FROM messages WHERE {IS_PARTITION}"
+    found = [await engine.rows(count, log_parameters(partition)) for engine in engines]
+    offsets = partition.next_offset - partition.log_start_offset
+    stored: int = sum(rows[0][0] for rows in found)
+    return stored < offsets
+
+
+def _recovered_entry(rows: Sequence[Row]) -> ProducerEntry:
+    newest = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)[:BATCHES_KEPT]
+    epoch, last_append_ms = newest[0][0], newest[0][4]
+    ranges = [
+        recovered_range(first_offset, last_offset, last_sequence)
+        for row_epoch, first_offset, last_offset, last_sequence, _ in newest
+        if row_epoch == epoch
+    ]
+    return ProducerEntry(epoch, tuple(reversed(ranges)), last_append_ms, recovered=True)

@@ -1,0 +1,16 @@
+-- The newest batches of one idempotent producer in one partition, newest first. Neighbouring
+-- batches come as one range, because their rows do not say where one ended.
+--
+-- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted.
+SELECT
+    producer_epoch,
+    min(offset),
+    max(offset) AS last,
+    argMax(sequence, offset),
+    toUnixTimestamp64Milli(max(append_time))
+FROM messages
+WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
+    AND producer_id = {producer_id:Int64} AND NOT control
+GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)
+ORDER BY producer_epoch DESC, last DESC
+LIMIT {kept:UInt8};

@@ -23,9 +23,9 @@ from broker.leadership import BrokerEndpoint, Leadership
 from broker.log.block import Appended
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
-from broker.log.places import Places
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
+from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
 from broker.topics import TopicCatalog
 from coordinator.coordinator import GroupCoordinator
@@ -46,7 +46,7 @@ class Parts:
     cluster_id: str
     endpoint: BrokerEndpoint
     leadership: Leadership
-    places: Places
+    row_sources: RowSources
     appender: Appending
     log_starts: LogStarts
     topics: TopicCatalog
@@ -65,14 +65,14 @@ class Broker:
         self.endpoint = parts.endpoint
         self.cluster_id = parts.cluster_id
         self.leadership = parts.leadership
-        self.places = parts.places
+        self.row_sources = parts.row_sources
         self.appender = parts.appender
         self.log_starts = parts.log_starts
         self.topics = parts.topics
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
         self.data_dir = parts.data_dir
-        self.cold_reader = ColdReader(parts.places, settings.cold_cache_bytes)
+        self.cold_reader = ColdReader(parts.row_sources, settings.cold_cache_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)

@@ -14,10 +14,10 @@ from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
-from broker.log.places import OnePlace
 from broker.log.removals import Removals
 from broker.log.retention import Retention, watch
 from broker.log.rollup import Rollup
+from broker.log.row_sources import SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import EndlessLease
@@ -53,7 +53,7 @@ class SingleNode:
             append_limits(settings),
             EndlessLease(uuid4()),
         )
-        places = OnePlace(engine)
+        row_sources = SingleRowSource(engine)
         self.rollup = Rollup(engine, self.appender.no_row_before, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows)
@@ -61,7 +61,7 @@ class SingleNode:
             engine, settings, self.appender.settled, self.groups.forget_topic
         )
         log_starts = LogStarts(lambda _partition: (self.rows,))
-        self._retention = Retention(self.topics.led, places, log_starts, wall_ms)
+        self._retention = Retention(self.topics.led, row_sources, log_starts, wall_ms)
         self._sweep = Sweep(engine, wall_ms)
         self._retention_every_ms = settings.retention_check_interval_ms
         self._upkeep: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class SingleNode:
                 cluster_id,
                 endpoint,
                 SingleBroker(endpoint),
-                places,
+                row_sources,
                 self.appender,
                 log_starts,
                 self.topics,
@@ -81,7 +81,7 @@ class SingleNode:
             ),
         )
         self.removals = Removals(
-            lambda: {"": engine}, self.topics, self.broker.places, self.broker.cold_reader
+            lambda: {"": engine}, self.topics, self.broker.row_sources, self.broker.cold_reader
         )
         self.sql = make_app(engine, settings.sql)
 

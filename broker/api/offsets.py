@@ -173,7 +173,7 @@ async def _ask(
     }
     found: list[tuple[int, int]] = []
     try:
-        for engine in ctx.broker.places.engines(partition):
+        for engine in ctx.broker.row_sources.engines(partition):
             rows = await engine.rows(sql, params)
             found += [(timestamp, offset) for timestamp, offset in rows]
     except EngineError as error:

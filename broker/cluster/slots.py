@@ -27,7 +27,7 @@ from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
-from broker.log.places import Place, next_offset
+from broker.log.row_sources import RowSource, next_stored_offset
 from broker.log.topic import Topic
 from broker.producer_ids import ProducerIds
 from common.clock import DAY_MS
@@ -180,19 +180,19 @@ class Slots:
     def coordinators(self) -> Iterable[GroupCoordinator]:
         return self._hosts.coordinators()
 
-    # Places
+    # RowSources
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         return [host.engine for host in self._places(partition)]
 
-    async def of_offset(self, partition: PartitionLog, offset: int) -> Place:
+    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
         # Read before the question: rows that come after it are not what it is about.
         end = partition.high_watermark
         hosts = self._places(partition)
         if len(hosts) == 1:
-            return Place(hosts[0].engine)
+            return RowSource(hosts[0].engine)
         firsts = await asyncio.gather(
-            *(next_offset(host.engine, partition, offset) for host in hosts)
+            *(next_stored_offset(host.engine, partition, offset) for host in hosts)
         )
         found = sorted(
             (first, place)
@@ -200,9 +200,9 @@ class Slots:
             if first is not None and first < end
         )
         if not found:
-            return Place(hosts[-1].engine, end)
+            return RowSource(hosts[-1].engine, end)
         ends = [first for first, _ in found[1:]]
-        return Place(hosts[found[0][1]].engine, ends[0] if ends else end)
+        return RowSource(hosts[found[0][1]].engine, ends[0] if ends else end)
 
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
         """Of every shard that may have rows of it. Raises `EngineError`."""

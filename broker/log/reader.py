@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
-from broker.log.places import Places
+from broker.log.row_sources import RowSources
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
 from storage.engine import Parameter
@@ -62,9 +62,9 @@ class _Segment:
 class ColdReader:
     """Serves offsets that the tail cache no longer holds."""
 
-    def __init__(self, places: Places, max_bytes: int) -> None:
+    def __init__(self, row_sources: RowSources, max_bytes: int) -> None:
         """`max_bytes` bounds what is kept, over all partitions."""
-        self._places = places
+        self._row_sources = row_sources
         self._max_bytes = max_bytes
         self._size = 0
         self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
@@ -155,7 +155,7 @@ class ColdReader:
             log.warning("read-ahead failed; the next fetch asks again: %s", error)
 
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
-        place = await self._places.of_offset(partition, offset)
+        place = await self._row_sources.of_offset(partition, offset)
         end = partition.high_watermark if place.end is None else place.end
         chunks: list[bytes] = []
         size = 0

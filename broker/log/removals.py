@@ -27,8 +27,8 @@ from itertools import pairwise
 from uuid import UUID
 
 from broker.log.partition import PartitionLog
-from broker.log.places import Places
 from broker.log.reader import ColdReader
+from broker.log.row_sources import RowSources
 from broker.topics import TopicCatalog
 from protocol.errors import KafkaError, NotLeaderOrFollower
 from storage.engine import Engine, EngineError, Parameter
@@ -194,7 +194,7 @@ class Removals:
         self,
         engines: Callable[[], Mapping[str, Engine]],
         topics: TopicCatalog,
-        places: Places,
+        row_sources: RowSources,
         reader: ColdReader,
         answers_for: Callable[[str], bool] = lambda _: True,
     ) -> None:
@@ -205,7 +205,7 @@ class Removals:
         """
         self._engines = engines
         self._topics = topics
-        self._places = places
+        self._row_sources = row_sources
         self._reader = reader
         self._answers_for = answers_for
         self._settled_ms: dict[str, int] = {}
@@ -294,7 +294,7 @@ class Removals:
                 continue
             below[partition] = max(below.get(partition, 0), ranges[-1][1] + 1)
             for piece in pieces(ranges):
-                for place in self._places.engines(partition):
+                for place in self._row_sources.engines(partition):
                     removed[batch] += await _count(place, partition, piece)
                     statements = work.setdefault(place, [_Work()])
                     if not statements[-1].has_room_for(piece):
@@ -316,7 +316,7 @@ class Removals:
             await self._note(engine, batch, removed[batch], "")
 
     async def _store_floor(self, partition: PartitionLog) -> None:
-        for place in self._places.engines(partition):
+        for place in self._row_sources.engines(partition):
             await place.execute(
                 _FLOOR,
                 {

@@ -25,7 +25,7 @@ from uuid import UUID
 from broker.log.checkpoints import Key, read_checkpoints
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
-from broker.log.places import Places
+from broker.log.row_sources import RowSources
 from protocol.errors import KafkaError
 from storage.engine import Engine, EngineError, Parameter
 
@@ -88,12 +88,12 @@ class Retention:
     def __init__(
         self,
         led: Callable[[], Collection[PartitionLog]],
-        places: Places,
+        row_sources: RowSources,
         starts: LogStarts,
         clock_ms: Callable[[], int],
     ) -> None:
         self._led = led
-        self._places = places
+        self._row_sources = row_sources
         self._starts = starts
         self._clock_ms = clock_ms
         self._looks: dict[PartitionLog, _Look] = {}
@@ -175,7 +175,7 @@ class Retention:
 
     def _engines(self, partition: PartitionLog) -> Sequence[Engine]:
         try:
-            return self._places.engines(partition)
+            return self._row_sources.engines(partition)
         except EngineError:
             return ()  # given up meanwhile
 

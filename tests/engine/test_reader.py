@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
-from broker.log.places import OnePlace
 from broker.log.reader import ColdReader
+from broker.log.row_sources import SingleRowSource
 from broker.log.tail_cache import TailCache
 from protocol._batches import parse_headers
 from protocol.compression import compress
@@ -41,7 +41,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 async def reader(scripted: ScriptedEngine) -> AsyncIterator[ColdReader]:
-    made = ColdReader(OnePlace(scripted), 64 << 20)
+    made = ColdReader(SingleRowSource(scripted), 64 << 20)
     yield made
     scripted.read_gate.set()
     await made.close()
@@ -132,7 +132,7 @@ async def test_every_record_comes_back_as_the_tail_has_it(
         configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
         log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
         log.log_start_offset = 10
-        reader = ColdReader(OnePlace(engine), 1 << 20)
+        reader = ColdReader(SingleRowSource(engine), 1 << 20)
         cold = rows_of(await read_all(reader, log, max_bytes))
         assert cold == tail_rows(log, 10)
         assert len(cold) == sum(batch.count for batch in batches)
@@ -329,7 +329,7 @@ async def test_a_read_ahead_that_fails_is_the_next_readers_query(
 
 @pytest.mark.usefixtures("small_segments")
 async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> None:
-    reader = ColdReader(OnePlace(engine), 300_000)
+    reader = ColdReader(SingleRowSource(engine), 300_000)
     rnd = random.Random(1)
     logs = [await several_segments(engine) for _ in range(3)]
     segments = 0
@@ -348,7 +348,7 @@ async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> N
 async def test_a_range_larger_than_the_budget_is_read_all_the_same(
     engine: EmbeddedEngine,
 ) -> None:
-    reader = ColdReader(OnePlace(engine), 0)
+    reader = ColdReader(SingleRowSource(engine), 0)
     one = await filled(engine, plain(*[b"x" * 1000] * 100))
     other = await filled(engine, plain(*[b"y" * 1000] * 100))
     for log in (one, other, one):
@@ -360,7 +360,7 @@ async def test_a_range_larger_than_the_budget_is_read_all_the_same(
 async def test_ranges_used_last_are_kept_longest(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
-    reader = ColdReader(OnePlace(scripted), 25_000)
+    reader = ColdReader(SingleRowSource(scripted), 25_000)
     logs = [await filled(engine, plain(*[b"x" * 100] * 100)) for _ in range(3)]
     first, second, third = logs
     await reader.read(first, 0, ALL)
@@ -426,7 +426,7 @@ async def test_a_read_that_fails_fails_for_all_who_wait_and_not_for_the_next(
 async def test_closing_ends_reads_that_wait(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
-    reader = ColdReader(OnePlace(scripted), 1 << 20)
+    reader = ColdReader(SingleRowSource(scripted), 1 << 20)
     log = await filled(engine, plain(b"a"))
     scripted.read_gate.clear()
     waiting = asyncio.create_task(reader.read(log, 0, ALL))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from broker.config import Settings
 from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
-from broker.log.places import OnePlace
 from broker.log.reader import ColdReader
 from broker.log.removals import Piece, Range, Removals, clipped, pieces
+from broker.log.row_sources import SingleRowSource
 from broker.log.tail_cache import TailCache
 from broker.topics import LocalCatalog
 from protocol.errors import NotLeaderOrFollower
@@ -39,11 +39,11 @@ class CompactedTopics:
         self.engine = engine
         self.scripted = ScriptedEngine(engine)
         self.catalog = LocalCatalog(engine, Settings())
-        self.reader = ColdReader(OnePlace(self.scripted), 64 << 20)
+        self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
         self.removals = Removals(
             lambda: {"": engine},
             self.catalog,
-            OnePlace(engine),
+            SingleRowSource(engine),
             self.reader,
             lambda _: self.answers,
         )

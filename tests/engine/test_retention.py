@@ -13,8 +13,8 @@ import pytest
 from broker.log.checkpoints import read_checkpoints
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
-from broker.log.places import OnePlace
 from broker.log.retention import Retention
+from broker.log.row_sources import SingleRowSource
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
@@ -37,7 +37,9 @@ class RetainedLogs:
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
         self.starts = LogStarts(lambda _: (lane,))
-        self.retention = Retention(lambda: self.logs, OnePlace(engine), self.starts, self.clock)
+        self.retention = Retention(
+            lambda: self.logs, SingleRowSource(engine), self.starts, self.clock
+        )
 
     def log(self, **configs: str) -> PartitionLog:
         """A partition; `retention_ms="1000"` is the config retention.ms."""
@@ -172,7 +174,7 @@ async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
     await house.append(log, *aged(50, 0))
     await house.retention.round()
     asked = ScriptedEngine(house.engine)
-    house.retention._places = OnePlace(asked)
+    house.retention._row_sources = SingleRowSource(asked)
     house.clock.now_ms = NOON + 51 * HOUR - MINUTE
     asked.failing_rows.append("FROM messages")
     await house.retention.round()
@@ -310,7 +312,7 @@ async def test_a_partition_that_cannot_be_read_does_not_keep_the_others(
     house: RetainedLogs,
 ) -> None:
     asked = ScriptedEngine(house.engine)
-    house.retention._places = OnePlace(asked)
+    house.retention._row_sources = SingleRowSource(asked)
     first, second = (house.log(retention_ms=str(HOUR)) for _ in range(2))
     for log in (first, second):
         await house.append(log, *aged(3, 0))

@@ -1,0 +1,55 @@
+"""Which engine has the rows of a partition: one, or several after its slot was moved.
+
+A moved partition keeps its earlier rows where they are; nothing is copied. It may come back to a
+shard, so a range of offsets on one shard may lie between two ranges of another. Where the ranges
+begin and end is stored nowhere: the next row on each shard tells where to read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_PARTITION, log_parameters
+from storage.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class RowSource:
+    """An engine that has all rows up to the offset `end`; None: up to the end of the log."""
+
+    engine: Engine
+    end: int | None = None
+
+
+class RowSources(Protocol):
+    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
+        """The source of this offset and of those after it. Raises `EngineError`."""
+
+    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
+        """Every engine that may have rows of the partition, each once. Raises `EngineError`."""
+
+
+class SingleRowSource:
+    """`RowSources` of a broker with one ClickHouse."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
+        return RowSource(self._engine)
+
+    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
+        return (self._engine,)
+
+
+async def next_stored_offset(engine: Engine, partition: PartitionLog, offset: int) -> int | None:
+    """The first offset from `offset` on that this engine has a row of. Raises `EngineError`."""
+    rows = await engine.rows(
+        f"SELECT offset FROM messages WHERE {IS_PARTITION} AND offset >= {{offset:Int64}}"
+        " ORDER BY topic, partition, offset LIMIT 1",
+        log_parameters(partition) | {"offset": offset},
+    )
+    return rows[0][0] if rows else None

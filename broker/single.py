@@ -26,6 +26,7 @@ from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
+from coordinator.duties import SoleBroker
 from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine
 from storage.registry import Registry, TableRegistry
@@ -56,7 +57,7 @@ class SingleNode:
         row_sources = SingleRowSource(engine)
         self.rollup = Rollup(engine, self.appender.no_row_before, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
-        self.groups = group_coordinator(settings, engine, self.rows)
+        self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(
             engine, settings, self.appender.settled, self.groups.forget_topic
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from broker.config import Settings
 from broker.log.block import AppendLimits
-from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
-from coordinator.groups import GroupLimits
+from common.clock import MINUTE_MS, Clock
+from coordinator.admission import GroupLimits
+from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from coordinator.duties import Duties
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from storage.engine import Engine
@@ -26,26 +25,22 @@ def append_limits(settings: Settings) -> AppendLimits:
 
 
 def group_coordinator(
-    settings: Settings,
-    engine: Engine,
-    rows: RowLane,
-    lease: Callable[[], bool] = lambda: True,
-    keeps_house: Callable[[], bool] = lambda: True,
+    settings: Settings, engine: Engine, rows: RowLane, duties: Duties
 ) -> GroupCoordinator:
     """The groups whose rows are in this engine."""
-    offsets = CommittedOffsets(engine, rows, settings.node_id, wall_ms)
+    clock = Clock()
+    limits = GroupLimits(
+        settings.group_min_session_timeout_ms,
+        settings.group_max_session_timeout_ms,
+        settings.group_initial_rebalance_delay_ms,
+        settings.group_max_size,
+    )
     return GroupCoordinator(
-        SharedCache(engine, rows, settings.node_id, offsets, wall_ms, keeps_house=keeps_house),
-        offsets,
-        GroupLimits(
-            settings.group_min_session_timeout_ms,
-            settings.group_max_session_timeout_ms,
-            settings.group_initial_rebalance_delay_ms,
-            settings.group_max_size,
+        SharedCache(engine, rows, settings.node_id, duties, clock),
+        CommittedOffsets(engine, rows, settings.node_id, clock),
+        CoordinatorLimits(
+            limits, settings.groups_max_bytes, settings.offsets_retention_minutes * MINUTE_MS
         ),
-        settings.groups_max_bytes,
-        settings.offsets_retention_minutes * 60_000,
-        wall_ms,
-        lease=lease,
-        keeps_house=keeps_house,
+        duties,
+        clock,
     )

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from protocol.errors import MemberIdRequired
+from protocol.errors import KafkaError, MemberIdRequired
 
 UNKNOWN_MEMBER_ID = ""
 UNKNOWN_GENERATION = -1
+
+Waiter = Any
+"""Whatever the caller of a group needs to find a request again; the group never looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,14 @@ class SyncAnswer:
     protocol_type: str
     protocol_name: str
     assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request that waited is told; None where all there is to say is that it is done."""
+
+    waiter: Waiter
+    outcome: JoinAnswer | SyncAnswer | KafkaError | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Committed offsets: all that are current in memory, every commit a row of `consumer_offsets`.
+"""Committed offsets: all current ones in memory, and every commit a row of `consumer_offsets`.
 
 A commit is a row before it can be read here, and readable here before it is answered. Commits of
 one partition have versions in the order of the calls; the highest version is what is current, after
 a restart too, whatever the clock did. Deletions are rows as well, with `deleted`.
 
-Rows that other brokers wrote are read in by `refresh`."""
+`refresh` reads what other brokers have written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
 from coordinator.messages import (
     UNKNOWN_GENERATION,
     UNKNOWN_MEMBER_ID,
@@ -25,66 +26,17 @@ from coordinator.messages import (
     OffsetCommit,
     TopicPartition,
 )
-from storage.blocks import (
-    BOOL,
-    DATETIME64_MS,
-    INT32,
-    INT64,
-    STRING,
-    UINT64,
-    UUIDS,
-    Table,
-    nullable,
-)
+from coordinator.tables import OFFSETS
+from sql.queries import query
 from storage.engine import Engine, Row
 from storage.row_lane import RowLane, TableRows
 
 log = logging.getLogger(__name__)
 
-OFFSETS = Table(
-    "consumer_offsets",
-    (
-        ("group_id", STRING),
-        ("topic", STRING),
-        ("topic_id", UUIDS),
-        ("partition", INT32),
-        ("offset", INT64),
-        ("leader_epoch", INT32),
-        ("metadata", STRING),
-        ("member_id", STRING),
-        ("client_id", STRING),
-        ("client_host", STRING),
-        ("generation", INT32),
-        ("commit_time", DATETIME64_MS),
-        ("expire_time", nullable(DATETIME64_MS)),
-        ("deleted", BOOL),
-        ("version", UINT64),
-        ("coordinator", INT32),
-    ),
-)
-
-_CURRENT = (
-    "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
-    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time)"
-    " FROM latest_offsets WHERE NOT deleted"
-)
-_OTHERS = (
-    "SELECT group_id, topic, partition, version, topic_id, offset, leader_epoch, metadata,"
-    " toUnixTimestamp64Milli(commit_time), toUnixTimestamp64Milli(expire_time), deleted"
-    " FROM consumer_offsets WHERE coordinator != {node_id:Int32}"
-    " AND stored_at >= fromUnixTimestamp64Milli({since_ms:Int64})"
-    " ORDER BY version DESC LIMIT 1 BY group_id, topic, partition"
-)
-_REWRITE = (
-    f"INSERT INTO consumer_offsets ({OFFSETS.column_list}) SELECT {OFFSETS.column_list}"
-    " FROM latest_offsets"
-    " WHERE NOT deleted AND stored_at < fromUnixTimestamp64Milli({before_ms:Int64})"
-)
-_DAY_MS = 86_400_000
-_REWRITE_AFTER_MS = 7 * _DAY_MS
-_OVERLAP_MS = 10_000
+_REWRITE_AFTER_MS = 7 * DAY_MS
+_OVERLAP_MS = 10 * SECOND_MS
 """How much later than others a row may become visible that says it was stored at the same time."""
-_GRAVE_MS = 60_000
+_DELETED_MS = MINUTE_MS
 _INT64_MAX = 2**63 - 1
 _TOMBSTONES_AT_ONCE = 8192
 _ENGINE_NOW = "toUnixTimestamp64Milli(now64(3))"
@@ -104,21 +56,20 @@ class _Group:
 class CommittedOffsets:
     """What every group has committed."""
 
-    def __init__(
-        self, engine: Engine, rows: RowLane, node_id: int, clock_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, engine: Engine, rows: RowLane, node_id: int, clock: Clock) -> None:
         self._engine = engine
         self._rows = rows
         self._node_id = node_id
-        self._clock_ms = clock_ms
+        self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._version = 0
-        self._graves: dict[tuple[str, TopicPartition], int] = {}
+        self._deleted: dict[tuple[str, TopicPartition], int] = {}
         self._seen_ms = 0
         self._rewritten_ms: int | None = None
 
     async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
-        """Read what is current. Offsets of topics that are gone, or were made again, are removed.
+        """Read what is current. Offsets of topics that were deleted, or deleted and created again,
+        are deleted.
 
         `rows` has been started. Raises `EngineError`.
         """
@@ -127,31 +78,31 @@ class CommittedOffsets:
         )
         self._version = max(self._version, highest)
         self._seen_ms = now_ms
-        gone = []
-        for row in await self._engine.rows(_CURRENT):
+        orphans = []
+        for row in await self._engine.rows(query("committed_offsets")):
             group_id, partition, version, offset = _parse(row)
             if live_topic_ids.get(partition[0]) != offset.topic_id:
-                gone.append((group_id, partition, offset.topic_id))
+                orphans.append((group_id, partition, offset.topic_id))
             else:
                 self._apply(group_id, partition, version, offset)
-        if gone:
-            log.info("%d offsets of topics that are gone go, too", len(gone))
+        if orphans:
+            log.info("deleting %d offsets of topics that were deleted", len(orphans))
             version = self._next_version()
-            rows = [self._tombstone(*each, version) for each in gone]
+            rows = [self._tombstone(*each, version) for each in orphans]
             await self._rows.store(TableRows(OFFSETS, rows))
 
-    async def take(self, owns: Callable[[str], bool]) -> None:
-        """Read anew the offsets of groups that this broker looks after from now on.
+    async def load_groups(self, chosen: Callable[[str], bool]) -> None:
+        """Read anew the offsets of groups that this broker coordinates from now on.
 
         Those of others are brought up to date. Raises `EngineError`.
         """
         ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
-        rows = await self._engine.rows(_CURRENT)
+        rows = await self._engine.rows(query("committed_offsets"))
         self._version = max(self._version, highest)
-        for group_id in [group_id for group_id in self._groups if owns(group_id)]:
+        for group_id in [group_id for group_id in self._groups if chosen(group_id)]:
             if not self._groups[group_id].pending:
                 del self._groups[group_id]
-        self._graves = {key: version for key, version in self._graves.items() if not owns(key[0])}
+        self._deleted = {key: v for key, v in self._deleted.items() if not chosen(key[0])}
         for row in rows:
             self._apply(*_parse(row))
 
@@ -174,7 +125,7 @@ class CommittedOffsets:
         """Store offsets; the last one of a partition counts. Raises `EngineError`: none is."""
         if not commits:
             return
-        version, now_ms = self._next_version(), self._clock_ms()
+        version, now_ms = self._next_version(), self._clock.wall_ms()
         latest = {(commit.topic, commit.partition): commit for commit in commits}
         member_id, generation = committer.member_id, committer.generation
         client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
@@ -270,25 +221,27 @@ class CommittedOffsets:
         The row keeps its version, so it never hides a commit. Looks once a day, however often it is
         called. Raises `EngineError`.
         """
-        now_ms = self._clock_ms()
-        if self._rewritten_ms is not None and now_ms - self._rewritten_ms < _DAY_MS:
+        now_ms = self._clock.wall_ms()
+        if self._rewritten_ms is not None and now_ms - self._rewritten_ms < DAY_MS:
             return
-        await self._engine.execute(_REWRITE, {"before_ms": now_ms - _REWRITE_AFTER_MS})
+        await self._engine.execute(
+            query("rewrite_committed_offsets", columns=OFFSETS.column_list),
+            {"before_ms": now_ms - _REWRITE_AFTER_MS},
+        )
         self._rewritten_ms = now_ms
 
     async def refresh(self) -> None:
         """Read what other brokers have stored since the last time. Raises `EngineError`."""
-        self._forget_graves()
+        self._forget_old_deletions()
         ((now_ms,),) = await self._engine.rows(f"SELECT {_ENGINE_NOW}")
-        for row in await self._engine.rows(
-            _OTHERS, {"node_id": self._node_id, "since_ms": max(self._seen_ms - _OVERLAP_MS, 0)}
-        ):
+        params = {"node_id": self._node_id, "since_ms": max(self._seen_ms - _OVERLAP_MS, 0)}
+        for row in await self._engine.rows(query("committed_offsets_of_others"), params):
             group_id, partition, version, offset = _parse(row)
             self._apply(group_id, partition, version, None if row[-1] else offset)
         self._seen_ms = now_ms
 
     def _next_version(self) -> int:
-        self._version = max(self._version + 1, self._clock_ms() * 1000)
+        self._version = max(self._version + 1, self._clock.wall_ms() * 1000)
         return self._version
 
     def _known(self, group_id: str) -> dict[TopicPartition, UUID]:
@@ -322,7 +275,7 @@ class CommittedOffsets:
         return (
             group_id, partition[0], topic_id, partition[1], -1, -1, "",
             _NOBODY.member_id, _NOBODY.client.client_id, _NOBODY.client.host, _NOBODY.generation,
-            self._clock_ms(), None, True, version, self._node_id,
+            self._clock.wall_ms(), None, True, version, self._node_id,
         )  # fmt: skip
 
     def _committed(
@@ -347,7 +300,7 @@ class CommittedOffsets:
         if not stored.cancelled() and stored.exception() is None:
             for group_id, partition, _ in removed:
                 self._apply(group_id, partition, version, None)
-            self._forget_graves()
+            self._forget_old_deletions()
 
     def _apply(
         self,
@@ -360,24 +313,24 @@ class CommittedOffsets:
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = _Group()
-        current = group.versions.get(partition) or self._graves.get((group_id, partition), 0)
+        current = group.versions.get(partition) or self._deleted.get((group_id, partition), 0)
         if version < current:
             self._drop_if_empty(group_id)
         elif offset is None:
             group.offsets.pop(partition, None)
             group.versions.pop(partition, None)
-            self._graves[group_id, partition] = version
+            self._deleted[group_id, partition] = version
             self._drop_if_empty(group_id)
         else:
             group.offsets[partition] = offset
             group.versions[partition] = version
-            self._graves.pop((group_id, partition), None)
+            self._deleted.pop((group_id, partition), None)
 
-    def _forget_graves(self) -> None:
+    def _forget_old_deletions(self) -> None:
         """Versions of deletions are needed as long as an older row may be read once more."""
-        before = (self._clock_ms() - _GRAVE_MS) * 1000
-        if self._graves and min(self._graves.values()) < before:
-            self._graves = {key: v for key, v in self._graves.items() if v >= before}
+        before = (self._clock.wall_ms() - _DELETED_MS) * 1000
+        if self._deleted and min(self._deleted.values()) < before:
+            self._deleted = {key: v for key, v in self._deleted.items() if v >= before}
 
     def _drop_if_empty(self, group_id: str) -> None:
         group = self._groups.get(group_id)
@@ -386,19 +339,9 @@ class CommittedOffsets:
 
 
 def _parse(row: Row) -> tuple[str, TopicPartition, int, CommittedOffset]:
+    """A row of sql/queries/committed_offsets.sql, or of the one for other brokers."""
     group_id, topic, partition, version, topic_id, offset, epoch, metadata, committed, expire = row[
         :10
     ]
-    return (
-        str(group_id),
-        (str(topic), partition),
-        version,
-        CommittedOffset(
-            UUID(str(topic_id)),
-            offset,
-            epoch,
-            str(metadata),
-            committed,
-            expire,
-        ),
-    )
+    stored = CommittedOffset(UUID(topic_id), offset, epoch, metadata, committed, expire)
+    return group_id, (topic, partition), version, stored

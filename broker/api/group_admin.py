@@ -30,7 +30,8 @@ from kafka.protocol.admin import (
 )
 
 from broker.api.operations import GROUP_OPERATIONS, NOT_ASKED
-from coordinator.groups import GroupState, selected_metadata
+from coordinator.group_states import GroupState
+from coordinator.groups import selected_metadata
 from coordinator.messages import GroupRecord
 from protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
 
@@ -57,7 +58,7 @@ async def list_groups(ctx: RequestContext, request: ListGroupsRequest) -> ListGr
                 group_state=group.state,
                 group_type=_CLASSIC,
             )
-            for group in ctx.broker.groups.cache.groups()
+            for group in ctx.broker.groups.records()
             if (not states or group.state.lower() in states) and (not types or _CLASSIC in types)
         ],
     )
@@ -71,7 +72,7 @@ async def describe_groups(
     room = ctx.broker.in_flight.response_room
     described = []
     for group_id in dict.fromkeys(request.groups):
-        group = ctx.broker.groups.cache.get(group_id)
+        group = ctx.broker.groups.record(group_id)
         if group is None:
             described.append(_not_there(group_id, ctx.header.api_version, operations))
             continue
@@ -165,7 +166,8 @@ async def delete_groups(ctx: RequestContext, request: DeleteGroupsRequest) -> De
 
 async def _delete(ctx: RequestContext, group_id: str) -> None:
     """Begun, it is done, even if the client leaves: its offsets are gone already."""
-    deletion = asyncio.create_task(ctx.broker.groups.delete_group(group_id))
+    coordinator = ctx.broker.groups.coordinator_of(group_id)
+    deletion = asyncio.create_task(coordinator.delete_group(group_id))
     _deleting.add(deletion)
     deletion.add_done_callback(_deleting.discard)
     await asyncio.shield(deletion)

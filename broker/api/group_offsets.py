@@ -138,7 +138,7 @@ async def _commit(ctx: RequestContext, request: OffsetCommitRequest, found: list
         else:
             commits[commit.topic, commit.partition] = commit
     try:
-        await ctx.broker.groups.commit(
+        await ctx.broker.groups.coordinator_of(request.group_id).commit(
             request.group_id,
             Committer(
                 member_id=request.member_id,
@@ -311,7 +311,7 @@ class _Fetched:
 
 
 def _fetched(ctx: RequestContext, group_id: str, asked: Sequence[Any] | None) -> _Fetched:
-    offsets = ctx.broker.groups.offsets.get(group_id)
+    offsets = ctx.broker.groups.coordinator_of(group_id).offsets.get(group_id)
     found: defaultdict[_Named, dict[int, CommittedOffset | None]] = defaultdict(dict)
     by_id = ctx.header.api_version >= _BY_ID
     if asked is None:
@@ -354,7 +354,8 @@ async def offset_delete(ctx: RequestContext, request: OffsetDeleteRequest) -> Of
             )
     there = [partition for partition, error in outcomes.items() if error is None]
     # Also for none: what is wrong with the group comes before all else.
-    errors = await ctx.broker.groups.delete_offsets(request.group_id, there)
+    coordinator = ctx.broker.groups.coordinator_of(request.group_id)
+    errors = await coordinator.delete_offsets(request.group_id, there)
     outcomes.update(zip(there, errors, strict=True))
     answer = OffsetDeleteResponse.OffsetDeleteResponseTopic
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)

@@ -72,9 +72,8 @@ async def join_group(ctx: RequestContext, request: JoinGroupRequest) -> JoinGrou
     try:
         if len((request.group_instance_id or "").encode()) > _NAME_MAX_BYTES:
             raise InvalidRequest("the group instance id is too long")
-        answer = await ctx.broker.groups.join(
-            request.group_id, _join_request(ctx, request, version)
-        )
+        coordinator = ctx.broker.groups.coordinator_of(request.group_id)
+        answer = await coordinator.join(request.group_id, _join_request(ctx, request, version))
     except KafkaError as error:
         member_id = error.member_id if isinstance(error, MemberIdGiven) else request.member_id
         return JoinGroupResponse(
@@ -142,7 +141,8 @@ async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGrou
         assignments={one.member_id: one.assignment for one in request.assignments},
     )
     try:
-        answer = await ctx.broker.groups.sync(request.group_id, asked)
+        coordinator = ctx.broker.groups.coordinator_of(request.group_id)
+        answer = await coordinator.sync(request.group_id, asked)
     except CoordinatorLoadInProgress as error:
         raise RebalanceInProgress(error.message) from error
     return SyncGroupResponse(
@@ -156,7 +156,7 @@ async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGrou
 
 async def heartbeat(ctx: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
     with suppress(CoordinatorLoadInProgress):
-        await ctx.broker.groups.heartbeat(
+        await ctx.broker.groups.coordinator_of(request.group_id).heartbeat(
             request.group_id, request.member_id, request.group_instance_id, request.generation_id
         )
     return HeartbeatResponse(throttle_time_ms=0, error_code=0)
@@ -191,6 +191,6 @@ async def _leave(
     ctx: RequestContext, group_id: str, members: list[LeavingMember]
 ) -> list[KafkaError | None]:
     try:
-        return await ctx.broker.groups.leave(group_id, members)
+        return await ctx.broker.groups.coordinator_of(group_id).leave(group_id, members)
     except UnknownMemberId as error:  # there is no such group: nobody is a member of it
         return [error] * len(members)

@@ -175,7 +175,7 @@ class ClusterNode:
         """Others take the slots while clients are still connected, and are told so."""
         for host in self._hosts:
             try:
-                await host.groups.cache.write_heartbeats()
+                await host.groups.cache.heartbeats.write()
             except EngineError as error:
                 log.info("the last heartbeats are not written: %s", error)
         await self._ownership.leave()

@@ -55,10 +55,8 @@ class ShardHost:
         self._settings = settings
         self._cache = cache
         self._session = session
-        self.rows = RowLane(engine, settings.lanes, uuid4(), self._may_serve)
-        self.groups = group_coordinator(
-            settings, engine, self.rows, self._may_serve, self.is_housekeeper
-        )
+        self.rows = RowLane(engine, settings.lanes, uuid4(), self.may_serve)
+        self.groups = group_coordinator(settings, engine, self.rows, self)
         self.writing: Writing | None = None
         self._floor_ms = 0
         self._beginning = asyncio.Lock()
@@ -127,7 +125,7 @@ class ShardHost:
         if self.appender is not None:
             await self.appender.close()
 
-    def _may_serve(self) -> bool:
+    def may_serve(self) -> bool:
         return self.writing is not None and self.writing.tenure.may_serve()
 
 

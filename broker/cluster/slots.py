@@ -102,7 +102,7 @@ class Slots:
         self._mine.update(wanted)
         for name in {slot.shards[0] for slot in wanted.values()}:
             there = {number for number, slot in wanted.items() if slot.shards[0] == name}
-            await self._hosts.of(name).groups.take(self._groups_in(there))
+            await self._hosts.of(name).groups.load_groups(self._groups_in(there))
 
         def begin(opened: list[PartitionLog]) -> None:
             if tenure.is_over:
@@ -129,7 +129,7 @@ class Slots:
         letting_go = [
             *(self._release(host, logs) for host in self._hosts),
             *(
-                self._hosts.of(name).groups.give_up(self._groups_in(leaving))
+                self._hosts.of(name).groups.unload_groups(self._groups_in(leaving))
                 for name in {self._mine[one].shards[0] for one in leaving & self._mine.keys()}
             ),
         ]

@@ -574,4 +574,4 @@ async def test_deletions_are_not_remembered_for_ever(
         await offsets.commit(f"g-{number}", MEMBER, [commit(1)])
         await offsets.delete(f"g-{number}", None)
         clock.now_ms += 61_000
-    assert len(offsets._graves) == 1
+    assert len(offsets._deleted) == 1

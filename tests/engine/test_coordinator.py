@@ -6,15 +6,16 @@ move, except where timers have to ring."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
 import pytest
 
-from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator, steady_ms
-from coordinator.groups import GroupLimits
+from common import clock as clocks
+from coordinator.admission import GroupLimits
+from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.messages import (
     Client,
@@ -59,16 +60,17 @@ LIMIT_S = 20.0
 
 
 def coordinator_on(
-    engine: ScriptedEngine, rows: RowLane, clock: Callable[[], int], max_bytes: int = 1 << 30
+    engine: ScriptedEngine, rows: RowLane, clock: clocks.Clock, max_bytes: int = 1 << 30
 ) -> GroupCoordinator:
     offsets = CommittedOffsets(engine, rows, 1, clock)
-    cache = SharedCache(engine, rows, 1, offsets, clock)
-    return GroupCoordinator(cache, offsets, LIMITS, max_bytes, HOUR_MS, clock, clock)
+    cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
+    limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
+    return GroupCoordinator(cache, offsets, limits, SoleBroker(), clock)
 
 
 @asynccontextmanager
 async def running(
-    engine: ScriptedEngine, clock: Callable[[], int], max_bytes: int = 1 << 30
+    engine: ScriptedEngine, clock: clocks.Clock, max_bytes: int = 1 << 30
 ) -> AsyncIterator[GroupCoordinator]:
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
@@ -83,7 +85,7 @@ async def running(
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock(wall_ms())  # rows of long ago are deleted by their TTL
+    return Clock(clocks.wall_ms())  # rows of long ago are deleted by their TTL
 
 
 def joining(member_id: str = "", instance: str | None = None, **changes: object) -> JoinRequest:
@@ -243,7 +245,7 @@ async def test_a_restart_finds_members_generation_and_offsets(
 async def test_after_a_restart_a_silent_member_goes_when_its_session_ends(
     scripted: ScriptedEngine,
 ) -> None:
-    real = steady_ms
+    real = clocks.Clock()
     async with running(scripted, real) as groups:
         joined = await groups.join("group", joining(session_timeout_ms=100))
         await groups.sync("group", syncing(joined, {}))
@@ -298,20 +300,24 @@ async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
 
 
 async def test_what_is_stored_has_the_time_of_day(scripted: ScriptedEngine) -> None:
-    day = Clock(wall_ms())
+    class Day(Clock):
+        """The time of day by hand; the monotonic clock goes on by itself."""
+
+        def monotonic_ms(self) -> int:
+            return clocks.monotonic_ms()
+
+    day = Day(clocks.wall_ms())
     rows = RowLane(scripted, LANES - 1, uuid4())
     rows.start()
-    offsets = CommittedOffsets(scripted, rows, 1, day)
-    cache = SharedCache(scripted, rows, 1, offsets, day)
-    groups = GroupCoordinator(cache, offsets, LIMITS, 1 << 30, HOUR_MS, day, steady_ms)
+    groups = coordinator_on(scripted, rows, day)
     await groups.load({TOPIC: TOPIC_ID})
     day.now_ms += 5 * HOUR_MS  # a machine that slept, or a clock that was put right
     joined = await one_member(groups)
     await groups.heartbeat("group", joined.member_id, None, joined.generation)
-    record = cache.get("group")
+    record = groups.cache.get("group")
     assert record is not None
     assert (record.state_time_ms, record.members[0].join_time_ms) == (day.now_ms, day.now_ms)
-    assert cache.heartbeat_ms("group", joined.member_id) == day.now_ms
+    assert groups.cache.heartbeats.last_ms("group", joined.member_id) == day.now_ms
     await groups.close()
     await rows.close()
 
@@ -349,16 +355,16 @@ async def test_a_client_that_leaves_while_it_waits_disturbs_nobody(
 async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
     scripted: ScriptedEngine,
 ) -> None:
-    async with running(scripted, steady_ms) as groups:
+    async with running(scripted, clocks.Clock()) as groups:
         request = joining(requires_known_member_id=True, session_timeout_ms=50)
         with pytest.raises(MemberIdGiven):
             await groups.join("knocked", request)
         with pytest.raises(MemberIdGiven) as given:
             await groups.join("knocked", request)
-        await until_async(lambda: "knocked" not in groups._groups)
+        await until_async(lambda: "knocked" not in groups._hosted_groups)
         with pytest.raises(UnknownMemberId):
             await groups.join("knocked", joining(given.value.member_id))
-        assert groups._size_bytes == 0
+        assert groups._hosted_groups.size_bytes == 0
         assert scripted.inserts == []
 
 
@@ -384,7 +390,7 @@ class TestMemory:
             for n in range(100):
                 with pytest.raises(GroupMaxSizeReached):
                     await groups.join(f"other-{n}", joining(protocols=(("range", bytes(9_000)),)))
-            assert list(groups._groups) == ["one"]
+            assert groups._hosted_groups.ids() == ["one"]
 
     async def test_an_assignment_past_the_budget_is_refused(
         self, scripted: ScriptedEngine, clock: Clock
@@ -452,14 +458,14 @@ class TestOffsets:
             joined = await one_member(groups)
             await commit(groups, member(joined), 7)
             clock.now_ms += 2 * HOUR_MS
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             assert (TOPIC, 0) in groups.offsets.get("group"), "a member reads it"
             await groups.leave("group", [LeavingMember(joined.member_id, None)])
             clock.now_ms += HOUR_MS - 1
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             assert (TOPIC, 0) in groups.offsets.get("group"), "since it is empty"
             clock.now_ms += 1
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             assert groups.offsets.get("group") == {}
             await until_async(lambda: groups.cache.get("group") is None)
         async with running(scripted, clock) as groups:
@@ -474,7 +480,7 @@ class TestOffsets:
             scripted.gate.clear()
             committing = asyncio.create_task(commit(groups, ADMIN, 8))
             await scripted.next_insert()
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             scripted.gate.set()
             await committing
             assert groups.offsets.get("group")[TOPIC, 0].offset == 8
@@ -487,7 +493,7 @@ class TestOffsets:
             scripted.gate.clear()
             committing = asyncio.create_task(commit(groups, ADMIN, 8))
             await scripted.next_insert()
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             scripted.gate.set()
             await committing
             assert state_of(groups) == "Empty"
@@ -497,7 +503,7 @@ class TestOffsets:
     ) -> None:
         async with running(scripted, clock) as groups:
             await commit(groups, ADMIN, 7)
-            await groups.expire_offsets()
+            await groups.expiry.expire()
             assert groups.cache.get("group") is not None
 
     async def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(

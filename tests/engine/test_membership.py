@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cache_worker import CacheWorker
+from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.messages import GroupRecord, OffsetCommit
 from coordinator.offsets import CommittedOffsets
@@ -49,20 +51,20 @@ async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
 
 @pytest.fixture
 async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
-    return SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
+    return SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
 
 
 @pytest.fixture
 async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
     """Another broker's."""
-    return SharedCache(scripted, lane, OTHER_NODE_ID, clock_ms=clock)
+    return SharedCache(scripted, lane, OTHER_NODE_ID, SoleBroker(), clock)
 
 
 async def reloaded(
     engine: ScriptedEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
 ) -> SharedCache:
     """As after a restart."""
-    again = SharedCache(engine, lane, node_id, clock_ms=clock)
+    again = SharedCache(engine, lane, node_id, SoleBroker(), clock)
     await again.load()
     return again
 
@@ -208,8 +210,8 @@ async def test_people_see_groups_members_and_who_reads_what(
     odd = replace(member("odd"), assignment=b"\xff\xff\xff")
     await cache.store(group(cache, clock, member("a", 0, 2, static="one"), member("b", 1), odd))
     await cache.store(group(cache, clock, group_id="dead", state="Dead"))
-    cache.heartbeat("g", "b", clock() + 5)
-    await cache.write_heartbeats()
+    cache.heartbeats.note("g", "b", clock() + 5)
+    await cache.heartbeats.write()
     assert await scripted.rows(
         "SELECT group_id, state, generation, protocol_type, protocol_name, leader, members,"
         " coordinator FROM consumer_groups"
@@ -370,39 +372,39 @@ async def test_heartbeats_are_known_at_once_and_written_behind(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
-    assert cache.heartbeat_ms("g", "a") is None
+    assert cache.heartbeats.last_ms("g", "a") is None
     for n in range(3):
-        cache.heartbeat("g", "a", clock() + n)
-    cache.heartbeat("g", "b", clock())
-    assert cache.heartbeat_ms("g", "a") == clock() + 2
+        cache.heartbeats.note("g", "a", clock() + n)
+    cache.heartbeats.note("g", "b", clock())
+    assert cache.heartbeats.last_ms("g", "a") == clock() + 2
     inserts = len(scripted.inserts)
-    await cache.write_heartbeats()
-    await cache.write_heartbeats()
+    await cache.heartbeats.write()
+    await cache.heartbeats.write()
     assert len(scripted.inserts) == inserts + 1
     assert await count(scripted, "group_heartbeats") == 2
     again = await reloaded(scripted, lane, clock)
-    assert again.heartbeat_ms("g", "a") == clock() + 2
-    assert again.heartbeat_ms("g", "b") == clock()
+    assert again.heartbeats.last_ms("g", "a") == clock() + 2
+    assert again.heartbeats.last_ms("g", "b") == clock()
 
 
 async def test_heartbeats_that_could_not_be_written_are_written_later(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
-    cache.heartbeat("g", "a", clock())
-    cache.heartbeat("g", "b", clock())
+    cache.heartbeats.note("g", "a", clock())
+    cache.heartbeats.note("g", "b", clock())
     scripted.gate.clear()
     scripted.faults.append("refused")
-    writing = asyncio.create_task(cache.write_heartbeats())
+    writing = asyncio.create_task(cache.heartbeats.write())
     await scripted.next_insert()
-    cache.heartbeat("g", "b", clock() + 9)
+    cache.heartbeats.note("g", "b", clock() + 9)
     scripted.gate.set()
     with pytest.raises(EngineError):
         await writing
-    await cache.write_heartbeats()
+    await cache.heartbeats.write()
     again = await reloaded(scripted, lane, clock)
-    assert again.heartbeat_ms("g", "a") == clock()
-    assert again.heartbeat_ms("g", "b") == clock() + 9
+    assert again.heartbeats.last_ms("g", "a") == clock()
+    assert again.heartbeats.last_ms("g", "b") == clock() + 9
 
 
 async def test_nothing_is_kept_of_members_that_are_gone(
@@ -410,14 +412,14 @@ async def test_nothing_is_kept_of_members_that_are_gone(
 ) -> None:
     for group_id in ("g", "h"):
         await cache.store(group(cache, clock, member("a"), member("b"), group_id=group_id))
-        cache.heartbeat(group_id, "a", clock())
-        cache.heartbeat(group_id, "b", clock())
+        cache.heartbeats.note(group_id, "a", clock())
+        cache.heartbeats.note(group_id, "b", clock())
     await cache.store(group(cache, clock, member("b")))
     await cache.store(group(cache, clock, group_id="h", state="Dead"))
-    await cache.write_heartbeats()
-    assert cache.heartbeat_ms("g", "a") is None
-    assert cache.heartbeat_ms("g", "b") == clock()
-    assert cache.heartbeat_ms("h", "b") is None
+    await cache.heartbeats.write()
+    assert cache.heartbeats.last_ms("g", "a") is None
+    assert cache.heartbeats.last_ms("g", "b") == clock()
+    assert cache.heartbeats.last_ms("h", "b") is None
     assert await scripted.rows("SELECT group_id, member_id FROM group_heartbeats") == [["g", "b"]]
 
 
@@ -430,11 +432,11 @@ async def test_what_another_broker_stores_is_seen(
     await cache.store(group(cache, clock, member("mine"), group_id="mine"))
     mine = everything(cache)
     await other.store(group(other, clock, member("a", 0), member("b")))
-    other.heartbeat("g", "a", clock())
-    await other.write_heartbeats()
+    other.heartbeats.note("g", "a", clock())
+    await other.heartbeats.write()
     await cache.refresh()
     assert everything(cache) == mine | everything(other)
-    assert cache.heartbeat_ms("g", "a") == clock()
+    assert cache.heartbeats.last_ms("g", "a") == clock()
     await other.store(group(other, clock, member("a", 0, 1), generation=2))
     await other.store(group(other, clock, member("x"), group_id="h"))
     await cache.refresh()
@@ -443,7 +445,7 @@ async def test_what_another_broker_stores_is_seen(
     await cache.refresh()
     assert everything(cache) == mine | everything(other)
     assert everything(cache).keys() == {"mine", "h"}
-    assert cache.heartbeat_ms("g", "a") is None
+    assert cache.heartbeats.last_ms("g", "a") is None
 
 
 async def test_the_higher_version_wins_whoever_wrote_it(
@@ -478,7 +480,7 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
     await cache.refresh()
     changed = group(other, clock, member("a", 5), member("b"), generation=2)
     await crash_between_members_and_group(scripted, other, changed)
-    late = SharedCache(scripted, lane, NODE_ID, clock_ms=clock)
+    late = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
     await late.refresh()
     assert everything(late) == {}
     await cache.refresh()
@@ -492,12 +494,12 @@ async def test_heartbeats_of_long_ago_are_not_read(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await other.store(group(other, clock, member("a"), member("b")))
-    other.heartbeat("g", "a", clock() - 121_000)
-    other.heartbeat("g", "b", clock() - 119_000)
-    await other.write_heartbeats()
+    other.heartbeats.note("g", "a", clock() - 121_000)
+    other.heartbeats.note("g", "b", clock() - 119_000)
+    await other.heartbeats.write()
     await cache.refresh()
-    assert cache.heartbeat_ms("g", "a") is None
-    assert cache.heartbeat_ms("g", "b") == clock() - 119_000
+    assert cache.heartbeats.last_ms("g", "a") is None
+    assert cache.heartbeats.last_ms("g", "b") == clock() - 119_000
 
 
 # --- The worker ---
@@ -507,11 +509,12 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: SharedCache
 ) -> None:
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
-    cache = SharedCache(scripted, lane, NODE_ID, offsets, clock, poll_s=0.01, heartbeats_s=0.02)
-    cache.start()
+    cache = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
+    worker = CacheWorker(cache, offsets, poll_s=0.01, heartbeats_s=0.02)
+    worker.start()
     try:
         await cache.store(group(cache, clock, member("mine"), group_id="mine"))
-        cache.heartbeat("mine", "mine", clock())
+        cache.heartbeats.note("mine", "mine", clock())
 
         async def written() -> bool:
             return await count(scripted, "group_heartbeats") == 1
@@ -529,19 +532,21 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
         await until_async(seen)
         assert not scripted.failing_rows
     finally:
-        await cache.close()
-    assert [task.done() for task in cache.background] == [True]
+        await worker.close()
+    assert worker.task is not None
+    assert worker.task.done()
 
 
 async def test_the_last_heartbeats_are_written_when_the_worker_stops(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
-    cache.start()
-    cache.heartbeat("g", "a", clock() + 1)
-    await cache.close()
+    worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock))
+    worker.start()
+    cache.heartbeats.note("g", "a", clock() + 1)
+    await worker.close()
     again = await reloaded(scripted, lane, clock)
-    assert again.heartbeat_ms("g", "a") == clock() + 1
+    assert again.heartbeats.last_ms("g", "a") == clock() + 1
 
 
 async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
@@ -550,22 +555,23 @@ async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
     async def broken(*_: object) -> None:
         raise AssertionError("a defect")
 
-    cache = SharedCache(scripted, lane, NODE_ID, clock_ms=clock, poll_s=0.01)
+    cache = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
+    worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock), poll_s=0.01)
     monkeypatch.setattr(scripted, "rows", broken)
-    cache.start()
-    (worker,) = cache.background
+    worker.start()
+    assert worker.task is not None
     async with asyncio.timeout(LIMIT_S):
-        await asyncio.wait([worker])
+        await asyncio.wait([worker.task])
     with pytest.raises(AssertionError, match="a defect"):
-        worker.result()
+        worker.task.result()
 
 
 async def test_a_broker_that_is_alone_asks_one_question_a_round(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
-    cache.heartbeat("g", "a", clock())
-    await cache.write_heartbeats()
+    cache.heartbeats.note("g", "a", clock())
+    await cache.heartbeats.write()
     asked = []
     rows = scripted.rows
 
@@ -582,8 +588,10 @@ async def test_a_broker_that_is_alone_asks_one_question_a_round(
 # --- A process that dies ---
 
 CHANGE_GROUPS_FOR_EVER = """
-import asyncio, sys, time
+import asyncio, sys
 from pathlib import Path
+from common.clock import Clock
+from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.messages import OffsetCommit
 from coordinator.offsets import CommittedOffsets
@@ -592,8 +600,7 @@ from storage.schema import migrate
 from tests.support.small_tables import NODE_ID, make_lane
 from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 
-def clock():
-    return time.time_ns() // 1_000_000
+clock = Clock()
 
 async def change(cache, offsets, group_id):
     for generation in range(10**9):
@@ -610,7 +617,7 @@ async def main():
     await migrate(engine)
     lane = make_lane(engine)
     offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
-    cache = SharedCache(engine, lane, NODE_ID, offsets, clock)
+    cache = SharedCache(engine, lane, NODE_ID, SoleBroker(), clock)
     await cache.load()
     await offsets.load({"t": TOPIC_ID})
     print("loaded", -1, flush=True)
@@ -633,7 +640,7 @@ async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
         del done["loaded"]
         engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
         lane = make_lane(engine)
-        cache = SharedCache(engine, lane, NODE_ID, clock_ms=clock)
+        cache = SharedCache(engine, lane, NODE_ID, SoleBroker(), clock)
         offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
         await cache.load()
         await offsets.load({"t": TOPIC_ID})

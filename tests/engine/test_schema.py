@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.membership import GROUPS, HEARTBEATS, MEMBERS
-from coordinator.offsets import OFFSETS
+from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
 from protocol.columns import COLUMNS
 from storage import schema
 from storage.blocks import Table

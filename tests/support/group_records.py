@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from uuid import UUID
 
+from common.clock import Clock
 from coordinator.membership import SharedCache
 from coordinator.messages import Client, Committer, GroupRecord, MemberRecord
 
@@ -34,7 +34,7 @@ def member(name: str, *partitions: int, static: str | None = None) -> MemberReco
 
 def group(
     cache: SharedCache,
-    clock: Callable[[], int],
+    clock: Clock,
     *members: MemberRecord,
     group_id: str = "g",
     generation: int = 1,
@@ -42,9 +42,9 @@ def group(
 ) -> GroupRecord:
     return GroupRecord(
         group_id,
-        cache.next_version(clock()),
+        cache.next_version(clock.wall_ms()),
         state,
-        clock(),
+        clock.wall_ms(),
         generation,
         "consumer",
         "range" if members else "",

@@ -20,7 +20,7 @@ from broker.api import HANDLERS
 from broker.api.context import RequestContext
 from broker.config import Settings
 from broker.node import Broker
-from coordinator.groups import GroupState
+from coordinator.group_states import GroupState
 from coordinator.messages import (
     Client,
     CommittedOffset,
@@ -54,15 +54,20 @@ LOAD_IN_PROGRESS = errors.CoordinatorLoadInProgress.code
 class Coordinator:
     """Does what it was told beforehand, and notes what it was asked."""
 
-    records: dict[str, GroupRecord] = field(default_factory=dict)
+    records_of: dict[str, GroupRecord] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     refusal: KafkaError | None = None
     answer: Any = None
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
-    @property
-    def cache(self) -> Any:
-        return SimpleNamespace(get=self.records.get, groups=self.records.values)
+    def coordinator_of(self, _group_id: str) -> Coordinator:
+        return self
+
+    def record(self, group_id: str) -> GroupRecord | None:
+        return self.records_of.get(group_id)
+
+    def records(self) -> list[GroupRecord]:
+        return [*self.records_of.values()]
 
     @property
     def offsets(self) -> Any:
@@ -472,7 +477,7 @@ def describe(*group_ids: str) -> DescribeGroupsRequest:
 async def test_subscriptions_are_shown_of_stable_groups(
     ask: Asking, coordinator: Coordinator, version: int, state: GroupState
 ) -> None:
-    coordinator.records["g"] = record("g", state, b"subscribed")
+    coordinator.records_of["g"] = record("g", state, b"subscribed")
     (group,) = (await ask(describe("g"), version)).groups
     stable = state is GroupState.STABLE
     assert (group.group_state, group.protocol_type) == (state.value, "consumer")
@@ -487,7 +492,7 @@ async def test_descriptions_past_the_size_of_an_answer_are_to_be_asked_for_again
 ) -> None:
     for number in range(3):
         name = f"g{number}"
-        coordinator.records[name] = record(name, GroupState.STABLE, b"x" * 100, members=10)
+        coordinator.records_of[name] = record(name, GroupState.STABLE, b"x" * 100, members=10)
     ask = Asking(coordinator, room_bytes=3000)
     answer = await ask(describe("g0", "g1", "none", "g2"), 5)
     assert [(g.group_id, g.error_code, g.group_state) for g in answer.groups] == [
@@ -513,7 +518,7 @@ async def test_each_group_is_deleted_once_or_told_why_not(
 async def test_lists_have_the_fields_of_their_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
-    coordinator.records["g"] = record("g", GroupState.STABLE)
+    coordinator.records_of["g"] = record("g", GroupState.STABLE)
     (group,) = (await ask(ListGroupsRequest(states_filter=[], types_filter=[]), version)).groups
     assert (group.group_id, group.protocol_type) == ("g", "consumer")
     assert group.group_state == ("Stable" if version >= 4 else "")

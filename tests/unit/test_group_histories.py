@@ -25,8 +25,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from coordinator.groups import Answer, Group, GroupLimits, GroupState
+from common.clock import Moment
+from coordinator.admission import GroupLimits
+from coordinator.group_states import GroupState
+from coordinator.groups import Group
 from coordinator.messages import (
+    Answer,
     Client,
     Committer,
     GroupRecord,
@@ -37,6 +41,7 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
+from coordinator.rebalance import Rebalance
 from protocol.errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
@@ -188,17 +193,31 @@ class Process:
         self.call = self.owned = None
 
 
-class WatchedGroup(Group):
+class WatchedRebalance(Rebalance):
     """Checks every change of state against Kafka's table."""
 
-    restoring = False
-
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "state" and "state" in self.__dict__ and not WatchedGroup.restoring:
+        if name == "state":
             assert value in MAY_FOLLOW[self.state], f"{self.state} to {value}"
-        if name == "generation" and "generation" in self.__dict__:
+        if name == "generation":
             assert value >= self.generation, f"generation {self.generation} to {value}"
         super().__setattr__(name, value)
+
+
+class WatchedGroup(Group):
+    """A group whose rebalance is watched from its beginning, or from when it is restored."""
+
+    def watch(self) -> WatchedGroup:
+        self._rebalance.__class__ = WatchedRebalance
+        return self
+
+    @property
+    def generation(self) -> int:
+        return self._rebalance.generation
+
+    @property
+    def member_count(self) -> int:
+        return len(self._members)
 
 
 def identity(member_id: str) -> str:
@@ -283,7 +302,7 @@ class Broker:
     def __init__(self, world: World) -> None:
         self._world = world
         self._versions = count(1)
-        self._ids = count(1)
+        self._ids = map(str, count(1))
         self.stored: GroupRecord | None = None
         self.group: WatchedGroup | None = None
         self._saving: tuple[GroupRecord, list[Answer]] | None = None
@@ -297,6 +316,10 @@ class Broker:
         return self._world.now_ms
 
     @property
+    def now(self) -> Moment:
+        return self._world.now
+
+    @property
     def is_saving(self) -> bool:
         return self._saving is not None
 
@@ -304,14 +327,14 @@ class Broker:
         if self.group is None:
             if not create:
                 raise UnknownMemberId("no such group")
-            self.group = WatchedGroup("group", LIMITS, self.now_ms, lambda: str(next(self._ids)))
+            self.group = WatchedGroup("group", LIMITS, self.now, self._ids).watch()
         return self.group
 
     def join(self, request: JoinRequest, call: Call) -> None:
         group = self.hosted(create=request.member_id == "")
         self.parked[call] = self.now_ms
         try:
-            group.join(request, call, self.now_ms)
+            group.join(request, call, self.now)
         except KafkaError as error:
             del self.parked[call]
             if isinstance(error, MemberIdGiven):
@@ -328,7 +351,7 @@ class Broker:
         group = self.hosted()
         self.parked[call] = self.now_ms
         try:
-            group.sync(request, call, self.now_ms)
+            group.sync(request, call, self.now)
         except KafkaError:
             del self.parked[call]
             raise
@@ -339,7 +362,7 @@ class Broker:
         group = self.hosted()
         for member in members:
             self.given.pop(member.member_id, None)
-        group.leave(members, self.now_ms)
+        group.leave(members, self.now)
         self.after()
 
     def after(self) -> None:
@@ -370,7 +393,7 @@ class Broker:
             deadline = group.next_deadline()
             if deadline is None or deadline > self.now_ms:
                 return
-            group.tick(self.now_ms)
+            group.tick(self.now)
         raise AssertionError("the clock does not get on")
 
     def _check_leader(self, answers: Sequence[JoinAnswer]) -> None:
@@ -422,7 +445,7 @@ class Broker:
         if self._saving is not None and self.group is not None:
             _, answers = self._saving
             self._saving = None
-            self.group.changed = True
+            self.group.mark_changed()
             refusal = CoordinatorNotAvailable("could not be stored")
             self._deliver([Answer(answer.waiter, refusal) for answer in answers])
             self.after()
@@ -457,13 +480,9 @@ class Broker:
 
     def _restore(self, record: GroupRecord) -> None:
         assert record.generation >= self._world.told.generation, "a generation was forgotten"
-        WatchedGroup.restoring = True
-        try:
-            group = WatchedGroup.restored(record, LIMITS, self.now_ms)
-        finally:
-            WatchedGroup.restoring = False
+        group = WatchedGroup.restored(record, LIMITS, self.now, self._ids)
         assert isinstance(group, WatchedGroup)
-        group._new_id = lambda: str(next(self._ids))
+        group.watch()
         if record.members and not record.leader:  # put together after a crash between two tables
             record = replace(record, leader=record.members[0].member_id)
         assert group.record(record.version) == record, "comes back otherwise than stored"
@@ -473,14 +492,15 @@ class Broker:
 
     def _check_that_it_goes_on(self, record: GroupRecord) -> None:
         """Nobody waits for ever for an assignment, though its leader sends heartbeats."""
-        copy = Group.restored(record, LIMITS, self.now_ms)
+        copy = Group.restored(record, LIMITS, self.now)
         for now_ms in range(self.now_ms, self.now_ms + LONGEST_REBALANCE_MS + 1, 1_000):
             if copy.state is not GroupState.COMPLETING_REBALANCE:
                 return
             for member in record.members:
                 instance = member.group_instance_id
-                copy.heartbeat(member.member_id, instance, record.generation, now_ms)
-            copy.tick(now_ms)
+                now = Moment(now_ms, now_ms)
+                copy.heartbeat(member.member_id, instance, record.generation, now)
+            copy.tick(Moment(now_ms, now_ms))
         assert copy.state is not GroupState.COMPLETING_REBALANCE
 
 
@@ -494,6 +514,10 @@ class World:
         self.broker = Broker(self)
         self._slots: list[Process | None] = [None] * len(PROFILES)
         self._names = count(1)
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.now_ms, self.now_ms)
 
     @property
     def running(self) -> list[Process]:
@@ -662,7 +686,7 @@ class World:
         instance = process.profile.instance
         try:
             group = self.broker.hosted()
-            group.heartbeat(process.member_id, instance, process.generation, self.now_ms)
+            group.heartbeat(process.member_id, instance, process.generation, self.now)
         except KafkaError as error:
             process.call = None
             self.refused(process, error)
@@ -758,7 +782,7 @@ class World:
             committer = Committer(process.member_id, instance, generation, Client("c", "/h"))
             try:
                 group = self.broker.hosted()
-                group.check_commit(committer, self.now_ms)
+                group.check_commit(committer, self.now)
             except KafkaError:
                 continue
             assert generation == group.generation == self.told.generation

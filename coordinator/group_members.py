@@ -1,0 +1,277 @@
+"""The members of one group in memory: who they are, which protocols they share, and who leads.
+
+Members are kept in the order in which they joined. A static member (KIP-345) keeps its place when a
+new process takes it over. An id that has been given and not been joined with yet is pending
+(KIP-394): it takes room in the group, and a rebalance waits for it.
+
+Nothing here knows the state of the group, or answers requests; `coordinator.rebalance` does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinator.messages import (
+    Client,
+    GroupRecord,
+    JoinedMember,
+    JoinRequest,
+    MemberRecord,
+    Protocols,
+    Waiter,
+)
+from protocol.errors import FencedInstanceId, InconsistentGroupProtocol, UnknownMemberId
+
+# About, without what clients sent.
+_MEMBER_BYTES, _PROTOCOL_BYTES, _PENDING_BYTES = 1024, 128, 256
+
+
+@dataclass(slots=True)
+class Member:
+    """One member, with its requests that wait for an answer."""
+
+    member_id: str
+    group_instance_id: str | None
+    client: Client
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    join_time_ms: int
+    expires_ms: int
+    assignment: bytes = b""
+    joining: Waiter | None = None
+    syncing: Waiter | None = None
+    is_new: bool = False
+    """It waits for its first generation, and cannot send heartbeats."""
+    _record: MemberRecord | None = field(default=None, repr=False)
+
+    @classmethod
+    def restored(cls, record: MemberRecord, now_ms: int) -> Member:
+        return cls(
+            record.member_id,
+            record.group_instance_id,
+            record.client,
+            record.session_timeout_ms,
+            record.rebalance_timeout_ms,
+            record.protocols,
+            record.join_time_ms,
+            now_ms + record.session_timeout_ms,
+            record.assignment,
+            _record=record,
+        )
+
+    @property
+    def waits(self) -> bool:
+        """A request of its own is parked, which stands for its heartbeats."""
+        return not self.is_new and (self.joining is not None or self.syncing is not None)
+
+    @property
+    def size_bytes(self) -> int:
+        names = len(self.member_id) + len(self.group_instance_id or "") + len(self.client.client_id)
+        return _MEMBER_BYTES + names + len(self.assignment) + protocols_bytes(self.protocols)
+
+    def metadata(self, protocol_name: str) -> bytes:
+        return metadata_of(self.protocols, protocol_name)
+
+    def heard_at(self, now_ms: int) -> None:
+        """The member has sent something: its session begins anew."""
+        if not self.is_new:
+            self.expires_ms = now_ms + self.session_timeout_ms
+
+    def assign(self, assignment: bytes) -> None:
+        if assignment != self.assignment:
+            self.assignment, self._record = assignment, None
+
+    def replaced_by(self, member_id: str, now_ms: int, request: JoinRequest) -> Member:
+        """The static member in a new process: its place and its assignment stay."""
+        return replace(
+            self,
+            member_id=member_id,
+            expires_ms=now_ms + request.session_timeout_ms,
+            is_new=False,
+            _record=None,
+        )
+
+    def record(self) -> MemberRecord:
+        """As it is stored; the same object until something of it changes."""
+        if self._record is None:
+            self._record = MemberRecord(
+                self.member_id,
+                self.group_instance_id,
+                self.client,
+                self.session_timeout_ms,
+                self.rebalance_timeout_ms,
+                self.protocols,
+                self.assignment,
+                self.join_time_ms,
+            )
+        return self._record
+
+    def forget_record(self) -> None:
+        """What is stored of the member has changed."""
+        self._record = None
+
+
+class Members:
+    """The members of one group, its pending ids, and its leader."""
+
+    def __init__(self) -> None:
+        self.leader = ""
+        self.pending: dict[str, int] = {}
+        """Ids that were given and not joined with yet, and until when they are waited for."""
+        self._by_id: dict[str, Member] = {}  # by time of joining
+        self._static: dict[str, str] = {}  # group instance id -> member id
+        self._supporters: dict[str, int] = {}  # protocol name -> members that have it
+
+    def restore(self, record: GroupRecord, now_ms: int) -> None:
+        """A record put together after a crash between two tables may name no leader."""
+        for stored in sorted(record.members, key=lambda member: member.join_time_ms):
+            self._insert(Member.restored(stored, now_ms))
+        self.leader = record.leader if record.leader in self._by_id else next(iter(self._by_id), "")
+
+    # Who is there
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self._by_id
+
+    def get(self, member_id: str) -> Member | None:
+        return self._by_id.get(member_id)
+
+    def of_instance(self, group_instance_id: str | None) -> Member | None:
+        """The static member with this instance id."""
+        member_id = None if group_instance_id is None else self._static.get(group_instance_id)
+        return None if member_id is None else self._by_id[member_id]
+
+    def validated(self, member_id: str, group_instance_id: str | None) -> Member:
+        """The member that sends a request. Raises `FencedInstanceId` or `UnknownMemberId`."""
+        if group_instance_id is not None:
+            current = self._static.get(group_instance_id)
+            if current is not None and current != member_id:
+                raise FencedInstanceId(f"another member is {group_instance_id} now")
+            if current is None:
+                raise UnknownMemberId(f"there is no member {group_instance_id}")
+        member = self._by_id.get(member_id)
+        if member is None:
+            raise UnknownMemberId(f"there is no member {member_id!r}")
+        return member
+
+    @property
+    def joined(self) -> list[Member]:
+        """Those whose JoinGroup waits for the next generation, by time of joining."""
+        return [member for member in self if member.joining is not None]
+
+    @property
+    def all_joined(self) -> bool:
+        return not self.pending and all(member.joining is not None for member in self)
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        pending = sum(_PENDING_BYTES + len(member_id) for member_id in self.pending)
+        return pending + sum(member.size_bytes for member in self)
+
+    def as_joined(self, protocol_name: str) -> tuple[JoinedMember, ...]:
+        """What the leader is told of every member."""
+        return tuple(
+            JoinedMember(one.member_id, one.group_instance_id, one.metadata(protocol_name))
+            for one in self
+        )
+
+    # Who comes and goes
+
+    def add(self, member: Member) -> None:
+        self._insert(member)
+        self.leader = self.leader or member.member_id
+
+    def remove(self, member: Member) -> None:
+        """The member that joined next leads, if this one did."""
+        del self._by_id[member.member_id]
+        self._count_protocols(member.protocols, -1)
+        if member.group_instance_id is not None:
+            del self._static[member.group_instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(iter(self._by_id), "")
+
+    def replace(self, old: Member, new: Member) -> None:
+        """Put a static member's new process in the place of the old one."""
+        assert new.group_instance_id is not None
+        self._by_id = {one.member_id: one for one in (new if m is old else m for m in self)}
+        self._static[new.group_instance_id] = new.member_id
+        if self.leader == old.member_id:
+            self.leader = new.member_id
+
+    def update(self, member: Member, request: JoinRequest) -> None:
+        """Note what the member says of itself now."""
+        self._count_protocols(member.protocols, -1)
+        member.protocols = request.protocols
+        self._count_protocols(member.protocols, 1)
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.client = request.client
+        member.forget_record()
+
+    def elect_leader(self) -> bool:
+        """Keep the leader if it has joined, else elect the earliest that has; False if none has."""
+        joined = [member.member_id for member in self.joined]
+        if joined and self.leader not in joined:
+            self.leader = joined[0]
+        return bool(joined)
+
+    # Protocols
+
+    def check_protocols(self, request: JoinRequest, protocol_type: str) -> None:
+        """Raises `InconsistentGroupProtocol` unless all members could agree with this one."""
+        if not request.protocol_type or not request.protocols:
+            raise InconsistentGroupProtocol("a protocol type and a protocol are needed")
+        if not self._by_id:
+            return
+        if protocol_type and request.protocol_type != protocol_type:
+            raise InconsistentGroupProtocol(
+                f"the group's protocol type is {protocol_type!r}, not {request.protocol_type!r}"
+            )
+        if not any(self._is_common(name) for name, _ in request.protocols):
+            raise InconsistentGroupProtocol("no protocol is supported by all members")
+
+    def selected_protocol(self) -> str:
+        """Of those that all support, the one that most members prefer; then the leader's."""
+        votes = Counter(
+            next(name for name, _ in member.protocols if self._is_common(name)) for member in self
+        )
+        leader = self._by_id.get(self.leader) or next(iter(self))
+        order = [name for name, _ in leader.protocols]
+        return max(votes, key=lambda name: (votes[name], -order.index(name)))
+
+    def _is_common(self, protocol_name: str) -> bool:
+        return self._supporters.get(protocol_name, 0) == len(self._by_id)
+
+    def _count_protocols(self, protocols: Protocols, change: int) -> None:
+        for name in {name for name, _ in protocols}:
+            count = self._supporters.pop(name, 0) + change
+            if count:
+                self._supporters[name] = count
+
+    def _insert(self, member: Member) -> None:
+        self._by_id[member.member_id] = member
+        self._count_protocols(member.protocols, 1)
+        if member.group_instance_id is not None:
+            self._static[member.group_instance_id] = member.member_id
+
+
+def protocols_bytes(protocols: Protocols) -> int:
+    """About what the protocols of a member take in memory."""
+    return sum(_PROTOCOL_BYTES + len(name) + len(data) for name, data in protocols)
+
+
+def metadata_of(protocols: Sequence[tuple[str, bytes]], protocol_name: str) -> bytes:
+    """A member's metadata for one protocol; empty where it does not support it."""
+    return next((data for name, data in protocols if name == protocol_name), b"")

@@ -1,0 +1,160 @@
+"""The states of a consumer group, and the table that moves it from one to the next.
+
+`TRANSITIONS` is what runs: `coordinator.rebalance.Rebalance` looks every event up in it, then
+refuses the event, or enters the state that stands there and does the actions that stand beside it.
+An event that is not in the table of a state cannot happen there: to meet it is a bug.
+
+Events that no request causes directly (`EVERYBODY_JOINED`, `EVERYBODY_GONE`) end the wait for
+members. They are raised as soon as the wait is over, whatever ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
+
+from protocol.errors import KafkaError, RebalanceInProgress
+
+
+class GroupState(StrEnum):
+    """Named as Kafka's tools show them."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class GroupEvent(Enum):
+    """What can happen to a group."""
+
+    MEMBER_SUBSCRIBED = auto()
+    """A new member joined, or a member joined again with other protocols or metadata."""
+    FOLLOWER_REJOINED = auto()
+    """A member joined again and nothing about it changed. Its first answer may have been lost."""
+    LEADER_REJOINED = auto()
+    """The same of the leader: it wants to assign again, because topics have changed, for
+    example."""
+    STATIC_MEMBER_REPLACED = auto()
+    """A new process took the place of a static member; the group's protocol need not change."""
+    MEMBERS_REMOVED = auto()
+    """Members left, fell silent, or did not synchronise in time."""
+    EVERYBODY_JOINED = auto()
+    """The wait for members is over, and there are members."""
+    EVERYBODY_GONE = auto()
+    """The wait for members is over, and there are none."""
+    FOLLOWER_SYNCED = auto()
+    """A member asks for its assignment."""
+    LEADER_SYNCED = auto()
+    """The leader brings the assignment of every member."""
+    HEARTBEAT = auto()
+    COMMIT = auto()
+    """A member commits offsets in the current generation."""
+    DELETED = auto()
+
+
+class Action(Enum):
+    """What is done once the next state has been entered. The methods of `Rebalance` do it."""
+
+    BEGIN_FIRST_WAIT = auto()
+    """Wait a fixed time for the first members to come (KIP-134)."""
+    BEGIN_WAIT = auto()
+    """Call every member back, and wait until all have joined again."""
+    PARK_JOIN = auto()
+    """Note what the member says of itself, and let its JoinGroup wait for the next generation."""
+    TELL_GENERATION = auto()
+    """Answer a JoinGroup with the generation that there is."""
+    TELL_REPLACEMENT = auto()
+    """The same to a static member's new process (KIP-814)."""
+    BEGIN_GENERATION = auto()
+    """Answer every JoinGroup, and wait for the leader's assignment."""
+    PARK_SYNC = auto()
+    """Let a SyncGroup wait for the assignment."""
+    ASSIGN = auto()
+    """Note the assignment that the leader has brought, and answer every SyncGroup with it."""
+    TELL_ASSIGNMENT = auto()
+    """Answer a SyncGroup with the assignment that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Enter `state`, then do `actions` in this order."""
+
+    state: GroupState
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request that caused the event is refused; the state stays."""
+
+    error: type[KafkaError]
+    reason: str
+
+
+def _to(state: GroupState, *actions: Action) -> Transition:
+    return Transition(state, actions)
+
+
+_EMPTY = GroupState.EMPTY
+_PREPARING = GroupState.PREPARING_REBALANCE
+_COMPLETING = GroupState.COMPLETING_REBALANCE
+_STABLE = GroupState.STABLE
+_DEAD = GroupState.DEAD
+
+TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = MappingProxyType(
+    {
+        # No members; offsets may be left.
+        _EMPTY: {
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_FIRST_WAIT),
+            GroupEvent.DELETED: _to(_DEAD),
+        },
+        # Waits until every member has joined again, or for the rebalance time-out.
+        _PREPARING: {
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING),
+            GroupEvent.FOLLOWER_REJOINED: _to(_PREPARING, Action.PARK_JOIN),
+            GroupEvent.LEADER_REJOINED: _to(_PREPARING, Action.PARK_JOIN),
+            GroupEvent.STATIC_MEMBER_REPLACED: _to(_PREPARING),
+            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING),
+            GroupEvent.EVERYBODY_JOINED: _to(_COMPLETING, Action.BEGIN_GENERATION),
+            GroupEvent.EVERYBODY_GONE: _to(_EMPTY),
+            GroupEvent.FOLLOWER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
+            GroupEvent.LEADER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
+            GroupEvent.HEARTBEAT: Refusal(RebalanceInProgress, "a rebalance has begun: join again"),
+            GroupEvent.COMMIT: _to(_PREPARING),
+            GroupEvent.DELETED: _to(_DEAD),
+        },
+        # A generation has begun and waits for the leader's assignment.
+        _COMPLETING: {
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_REJOINED: _to(_COMPLETING, Action.TELL_GENERATION),
+            GroupEvent.LEADER_REJOINED: _to(_COMPLETING, Action.TELL_GENERATION),
+            # The leader may already be assigning partitions to the old process.
+            GroupEvent.STATIC_MEMBER_REPLACED: _to(_PREPARING, Action.BEGIN_WAIT),
+            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, Action.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_SYNCED: _to(_COMPLETING, Action.PARK_SYNC),
+            GroupEvent.LEADER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.ASSIGN),
+            GroupEvent.HEARTBEAT: _to(_COMPLETING),
+            GroupEvent.COMMIT: Refusal(RebalanceInProgress, "the generation has no assignment yet"),
+            GroupEvent.DELETED: _to(_DEAD),
+        },
+        # Every member has its assignment, or can ask for it.
+        _STABLE: {
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_REJOINED: _to(_STABLE, Action.TELL_GENERATION),
+            GroupEvent.LEADER_REJOINED: _to(_PREPARING, Action.PARK_JOIN, Action.BEGIN_WAIT),
+            GroupEvent.STATIC_MEMBER_REPLACED: _to(_STABLE, Action.TELL_REPLACEMENT),
+            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, Action.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.TELL_ASSIGNMENT),
+            GroupEvent.LEADER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.TELL_ASSIGNMENT),
+            GroupEvent.HEARTBEAT: _to(_STABLE),
+            GroupEvent.COMMIT: _to(_STABLE),
+            GroupEvent.DELETED: _to(_DEAD),
+        },
+        # Deleted: `Group` refuses every request, before it asks who sends it.
+        _DEAD: {},
+    }
+)
+"""From each state, what each event leads to."""

@@ -1,0 +1,252 @@
+"""The groups in this broker's memory, each with its timer and with what is being stored of it.
+
+Nothing that a group decides is heard before it is stored: answers wait for the record of the group
+that they follow from. Records of one group are stored one after the other; what changes meanwhile
+goes into the next, so a group that everybody joins at once is stored a few times, not once for each
+member. When the engine refuses a record, those who wait are told to find the coordinator again, and
+it is stored again.
+
+What is stored while the broker's session runs out is not answered: the next coordinator reads what
+is there. A row that comes late hides nothing newer, because versions follow the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from common.clock import Clock
+from common.tasks import event_within
+from coordinator.duties import Duties
+from coordinator.group_states import GroupState
+from coordinator.groups import Group
+from coordinator.membership import SharedCache
+from coordinator.messages import Answer, GroupRecord
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    GroupMaxSizeReached,
+    KafkaError,
+    NotCoordinator,
+    UnknownServerError,
+)
+from storage.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+_STORE_AGAIN_S = 1.0
+
+
+class HostedGroups:
+    """The groups that this broker coordinates. `max_bytes` bounds what they take in memory."""
+
+    def __init__(self, cache: SharedCache, duties: Duties, clock: Clock, max_bytes: int) -> None:
+        self.cache = cache
+        self.duties = duties
+        self.clock = clock
+        self.stopping = asyncio.Event()
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        self._by_id: dict[str, HostedGroup] = {}
+
+    def __iter__(self) -> Iterator[HostedGroup]:
+        """All of them; a group may come or go meanwhile."""
+        return iter(tuple(self._by_id.values()))
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def ids(self) -> list[str]:
+        return list(self._by_id)
+
+    def get(self, group_id: str) -> HostedGroup | None:
+        return self._by_id.get(group_id)
+
+    def add(self, group: Group) -> HostedGroup:
+        hosted = self._by_id[group.group_id] = HostedGroup(group, self)
+        return hosted
+
+    def forget(self, hosted: HostedGroup) -> None:
+        if self._by_id.get(hosted.group.group_id) is hosted:
+            del self._by_id[hosted.group.group_id]
+
+    def unload(self, chosen: Callable[[str], bool]) -> list[HostedGroup]:
+        """Coordinate these groups no more, and tell everybody who waits for them."""
+        unloaded = [hosted for hosted in self if chosen(hosted.group.group_id)]
+        for hosted in unloaded:
+            hosted.unload()
+        return unloaded
+
+    def stop(self) -> None:
+        """Answer every parked request: this broker stops. No member is removed any more."""
+        self.stopping.set()
+        for hosted in self:
+            hosted.stop()
+
+    def has_room_for(self, added_bytes: int) -> bool:
+        return self.size_bytes + added_bytes <= self._max_bytes
+
+    def refuse_when_full(self, added_bytes: int) -> None:
+        if not self.has_room_for(added_bytes):
+            raise GroupMaxSizeReached("no room for more members: see groups_max_bytes")
+
+    def refuse_when_stopping(self) -> None:
+        if self.stopping.is_set():
+            raise CoordinatorNotAvailable("the broker stops")
+
+
+class HostedGroup:
+    """One group with its timer, and with the answers that wait until its next record is stored."""
+
+    def __init__(self, group: Group, host: HostedGroups) -> None:
+        self.group = group
+        self.is_being_deleted = False
+        self.is_unloaded = False
+        self.saver: asyncio.Task[None] | None = None
+        self._host = host
+        self._size_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._held: list[Answer] = []
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this broker still coordinates the group, and may say so."""
+        return not self.is_unloaded and self._host.duties.may_serve()
+
+    def not_coordinator(self) -> NotCoordinator:
+        return NotCoordinator(f"another broker looks after group {self.group.group_id!r} now")
+
+    def not_stored(self, what: str, error: EngineError) -> KafkaError:
+        """What a client is told that can do nothing but try again.
+
+        Not KAFKA_STORAGE_ERROR, which ends a Java consumer that commits (its
+        `ConsumerCoordinator` takes it for a bug).
+        """
+        if not self.is_mine:
+            return self.not_coordinator()
+        log.error("%s of group %s could not be stored: %s", what, self.group.group_id, error)
+        return CoordinatorNotAvailable(f"{what} could not be stored")
+
+    def refuse_when_being_deleted(self) -> None:
+        if self.is_being_deleted:
+            raise CoordinatorNotAvailable("the group is being deleted")
+
+    def after_event(self) -> None:
+        """Store what changed, answer who is answered, set the timer for what comes next."""
+        if self.is_unloaded:
+            _deliver(self.group.take_answers(), refusal=self.not_coordinator())
+            return
+        if not self._host.stopping.is_set():
+            self._let_time_pass()
+        self._measure()
+        answers = self.group.take_answers()
+        if self.group.changed or self.saver is not None:
+            self._held += answers
+            if self.saver is None:
+                name = f"store-group-{self.group.group_id}"
+                self.saver = asyncio.create_task(self._save(), name=name)
+            return
+        _deliver(answers)
+        if self.group.is_unused and self._host.cache.get(self.group.group_id) is None:
+            self._drop()  # a member was given an id and never came back
+
+    async def stored(self) -> None:
+        """Returns when what has changed so far is stored. Raises `CoordinatorNotAvailable`."""
+        if self.saver is not None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._held.append(Answer(waiter, None))
+            await waiter
+
+    def unload(self) -> None:
+        self.is_unloaded = True
+        self.group.shut_down(self.not_coordinator())
+        _deliver(self.group.take_answers())
+        self._drop()
+
+    def stop(self) -> None:
+        self._cancel_timer()
+        self.group.shut_down(CoordinatorNotAvailable("the broker stops"))
+        _deliver(self.group.take_answers())
+
+    def _let_time_pass(self) -> None:
+        """Do what is due, and come back when the next thing is."""
+        clock = self._host.clock
+        while (deadline := self.group.next_deadline()) is not None:
+            if deadline > clock.monotonic_ms():
+                break
+            self.group.tick(clock.now())
+        self._cancel_timer()
+        if deadline is not None:
+            delay_s = max(deadline - clock.monotonic_ms(), 0) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.after_event)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _measure(self) -> None:
+        size_bytes = self.group.size_bytes
+        self._host.size_bytes += size_bytes - self._size_bytes
+        self._size_bytes = size_bytes
+
+    def _drop(self) -> None:
+        self._cancel_timer()
+        self._host.size_bytes -= self._size_bytes
+        self._size_bytes = 0
+        self._host.forget(self)
+
+    async def _save(self) -> None:
+        while self.group.changed or self._held:
+            answers, self._held = self._held, []
+            if self.group.changed and self.is_mine:
+                try:
+                    await self._host.cache.store(self._next_record())
+                except Exception as error:
+                    refusal = _refusal(self.group.group_id, error)
+                    self.group.mark_changed()
+                    if self._host.stopping.is_set() or self.is_unloaded:
+                        _deliver(answers + self._take_held(), refusal=refusal)
+                        break
+                    _deliver(answers, refusal=refusal)
+                    await event_within(self._host.stopping, _STORE_AGAIN_S)
+                    continue
+            if not self.is_mine:
+                _deliver(answers + self._take_held(), refusal=self.not_coordinator())
+                break
+            _deliver(answers)
+        self.saver = None
+        if self.group.state is GroupState.DEAD:
+            self._drop()
+
+    def _next_record(self) -> GroupRecord:
+        return self.group.record(self._host.cache.next_version(self._host.clock.wall_ms()))
+
+    def _take_held(self) -> list[Answer]:
+        held, self._held = self._held, []
+        return held
+
+
+def _refusal(group_id: str, error: Exception) -> KafkaError:
+    """What those are told who wait for a record that could not be stored."""
+    if isinstance(error, EngineError):
+        log.error(
+            "group %s could not be stored; retrying in %g s: %s", group_id, _STORE_AGAIN_S, error
+        )
+        return CoordinatorNotAvailable("the group could not be stored")
+    log.error("group %s cannot be stored because of a bug", group_id, exc_info=error)
+    return UnknownServerError("the group cannot be stored; see the broker's log")
+
+
+def _deliver(answers: Sequence[Answer], *, refusal: KafkaError | None = None) -> None:
+    """Answer those who wait; with `refusal`, tell them all that instead."""
+    for answer in answers:
+        if answer.waiter.done():  # its client has gone
+            continue
+        outcome = refusal or answer.outcome
+        if isinstance(outcome, KafkaError):
+            answer.waiter.set_exception(outcome)
+        else:
+            answer.waiter.set_result(outcome)

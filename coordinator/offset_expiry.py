@@ -1,0 +1,91 @@
+"""Old offsets: those past their retention are deleted, and then the groups that have nothing left.
+
+Runs every five minutes for the groups that this broker coordinates. One broker of each shard, its
+housekeeper, also writes old rows of offsets that are still current again, before the table's TTL
+deletes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from common.clock import Clock
+from common.tasks import Periodic
+from coordinator.duties import Duties
+from coordinator.group_states import GroupState
+from coordinator.hosted_groups import HostedGroup, HostedGroups
+from coordinator.offsets import CommittedOffsets
+from storage.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 300.0
+
+
+class OffsetExpiry:
+    """Deletes old offsets of groups, and groups without members and offsets."""
+
+    def __init__(
+        self,
+        hosted_groups: HostedGroups,
+        offsets: CommittedOffsets,
+        duties: Duties,
+        clock: Clock,
+        retention_ms: int,
+    ) -> None:
+        self._hosted_groups = hosted_groups
+        self._offsets = offsets
+        self._duties = duties
+        self._clock = clock
+        self._retention_ms = retention_ms
+        self.periodic = Periodic("offset-expiry", _INTERVAL_S, self._run)
+
+    async def _run(self) -> None:
+        if self._hosted_groups.stopping.is_set():
+            return
+        try:
+            await self.expire()
+        except EngineError as error:
+            log.error("old offsets could not be deleted; retrying in %d s: %s", _INTERVAL_S, error)
+
+    async def expire(self) -> None:
+        """Raises `EngineError`."""
+        for hosted in self._hosted_groups:
+            await asyncio.sleep(0)  # others go on meanwhile
+            await self._expire_offsets_of(hosted)
+        if self._duties.is_housekeeper():
+            await self._offsets.rewrite_old()
+
+    async def _expire_offsets_of(self, hosted: HostedGroup) -> None:
+        group = hosted.group
+        if (
+            hosted.is_unloaded
+            or hosted.is_being_deleted
+            or group.state not in (GroupState.EMPTY, GroupState.STABLE)
+        ):
+            return
+        subscribed = group.subscribed_topics()
+        if subscribed is None:
+            return
+        expired = self._offsets.expired(
+            group.group_id,
+            self._clock.wall_ms(),
+            group.empty_since_ms,
+            subscribed,
+            self._retention_ms,
+        )
+        if expired:
+            log.info("deleting %d expired offsets of group %s", len(expired), group.group_id)
+            await self._offsets.delete(group.group_id, expired)
+        self._end_if_unused(hosted)
+
+    def _end_if_unused(self, hosted: HostedGroup) -> None:
+        group = hosted.group
+        if (
+            group.state is GroupState.EMPTY
+            and group.is_unused
+            and not hosted.is_being_deleted
+            and not self._offsets.is_used(group.group_id)
+        ):
+            group.delete(self._clock.now())
+            hosted.after_event()

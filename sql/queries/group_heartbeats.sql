@@ -1,0 +1,6 @@
+-- When each member of a consumer group was last heard of.
+-- ${where}: a WHERE clause, or nothing.
+SELECT group_id, member_id, toUnixTimestamp64Milli(max(heartbeat_time))
+FROM group_heartbeats
+${where}
+GROUP BY group_id, member_id;

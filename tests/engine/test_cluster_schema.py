@@ -23,6 +23,7 @@ from broker.cluster.servers import layout, opened, registry_of
 from storage import cluster_schema
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
+from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard_migrations
 from storage.engine import EngineError
 from storage.registry import KeeperRegistry
 from storage.schema import migrations
@@ -356,3 +357,31 @@ def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:
     done = cluster.run("check")
     assert done.exit_code == 2
     assert "has no table [cluster]: see docs/cluster.md" in done.output
+
+
+def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
+    """In a process that is killed: an engine that has no part in replication cannot let go of them.
+
+    For the same reason what changes a replicated table is parsed and no more.
+    """
+    replicated = ClusterLayout("brokerhouse", replicated=True, distributed=True)
+    with Keeper(tmp_path / "keeper") as keeper:
+        engine = EngineProcess(tmp_path / "data", keepers=[keeper.address], shard="one")
+        engine.start()
+        try:
+            for one in [*foundation(replicated), *shard_migrations(replicated)]:
+                statement = one.statement
+                alters = statement.startswith("ALTER")
+                engine.sql(f"EXPLAIN AST {statement}" if alters else statement)
+            rows = engine.sql(
+                f"SELECT name FROM system.tables WHERE database = '{SHARD_DATABASE}'"
+                " AND engine LIKE 'Replicated%MergeTree'"
+            )
+        finally:
+            engine.kill()
+    assert {row["name"] for row in rows} == {
+        "messages", "topic_versions", "partition_checkpoints", "cluster_state",
+        "consumer_group_versions", "group_member_versions", "group_heartbeats",
+        "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
+            "compaction_removals", "compaction_applied",
+    }  # fmt: skip

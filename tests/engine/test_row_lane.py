@@ -20,7 +20,7 @@ A, B, C = (Table(f"small_{name}", (("n", INT32),)) for name in "abc")
 
 
 @pytest.fixture(autouse=True)
-async def tables(engine: EmbeddedEngine) -> None:
+async def small_tables(engine: EmbeddedEngine) -> None:
     for table in (A, B, C):
         await engine.execute(
             f"CREATE TABLE {table.name} (n Int32) ENGINE = MergeTree ORDER BY n"

@@ -1,6 +1,4 @@
-"""The statements of sql/schema/ for the servers of a cluster: what they are, and that a real engine
-takes them.
-"""
+"""The statements of sql/schema/ for the servers of a cluster."""
 
 from __future__ import annotations
 
@@ -23,8 +21,6 @@ from storage.cluster_sql import (
 from storage.engine import DATABASE
 from storage.schema import migrations
 from storage.schema_files import Rendering, SchemaError, Whole, parse, schema_files
-from tests.support.engine_process import EngineProcess
-from tests.support.zookeeper import Keeper
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)
@@ -270,33 +266,6 @@ def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
         "ALTER TABLE brokerhouse_shard.messages ADD INDEX IF NOT EXISTS more key TYPE minmax"
     )
     assert not any(one.statement.startswith("ALTER") for one in people_migrations(REPLICATED))
-
-
-def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
-    """In a process that is killed: an engine that has no part in replication cannot let go of them.
-
-    For the same reason what changes a replicated table is parsed and no more.
-    """
-    with Keeper(tmp_path / "keeper") as keeper:
-        engine = EngineProcess(tmp_path / "data", keepers=[keeper.address], shard="one")
-        engine.start()
-        try:
-            for one in [*foundation(REPLICATED), *shard_migrations(REPLICATED)]:
-                statement = one.statement
-                alters = statement.startswith("ALTER")
-                engine.sql(f"EXPLAIN AST {statement}" if alters else statement)
-            rows = engine.sql(
-                f"SELECT name FROM system.tables WHERE database = '{SHARD_DATABASE}'"
-                " AND engine LIKE 'Replicated%MergeTree'"
-            )
-        finally:
-            engine.kill()
-    assert {row["name"] for row in rows} == {
-        "messages", "topic_versions", "partition_checkpoints", "cluster_state",
-        "consumer_group_versions", "group_member_versions", "group_heartbeats",
-        "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
-            "compaction_removals", "compaction_applied",
-    }  # fmt: skip
 
 
 def test_the_files_of_docker_compose_say_the_same() -> None:

@@ -17,7 +17,7 @@ from broker.log import rollup as rollup_module
 from broker.log.rollup import Rollup
 from storage.engine import EngineError
 from storage.engine import Row as EngineRow
-from storage.schema import migrate, migrations
+from storage.schema import migrations
 from tests.support.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
 from tests.support.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
 
@@ -25,10 +25,9 @@ DEADLINE_S = 30.0
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[CountedEngine]:
-    opened = CountedEngine(tmp_path / "data")
+async def engine(data_dir: Path) -> AsyncIterator[CountedEngine]:
+    opened = CountedEngine(data_dir)
     try:
-        await migrate(opened)
         yield opened
     finally:
         await opened.close()

@@ -11,7 +11,6 @@ import pytest
 
 from broker.log.rollup import Rollup
 from storage.engine import Row
-from storage.schema import migrate
 from tests.support.counted_log import HOUR, MINUTE, CountedEngine, Log
 
 HOUR_S = 3600
@@ -22,10 +21,9 @@ LAG = (
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[CountedEngine]:
-    opened = CountedEngine(tmp_path / "data")
+async def engine(data_dir: Path) -> AsyncIterator[CountedEngine]:
+    opened = CountedEngine(data_dir)
     try:
-        await migrate(opened)
         yield opened
     finally:
         await opened.close()

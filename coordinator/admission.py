@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.clock import Moment
-from coordinator.group_members import Member
+from coordinator.group_members import GroupMember
 from coordinator.group_states import GroupEvent, GroupState
 from coordinator.messages import UNKNOWN_MEMBER_ID, JoinRequest, MemberIdGiven, Waiter
 from coordinator.rebalance import Joining, Rebalance
@@ -119,7 +119,7 @@ class Admission:
         if not self._members or not self._rebalance.protocol_type:
             self._rebalance.protocol_type = request.protocol_type
         self._members.add(
-            Member(
+            GroupMember(
                 member_id,
                 request.group_instance_id,
                 request.client,
@@ -137,7 +137,7 @@ class Admission:
         self._rebalance.fire(GroupEvent.MEMBER_SUBSCRIBED, now)
 
     def _replace(
-        self, old: Member, member_id: str, request: JoinRequest, waiter: Waiter, now: Moment
+        self, old: GroupMember, member_id: str, request: JoinRequest, waiter: Waiter, now: Moment
     ) -> None:
         """A static member without its id is a new process in the old one's place (KIP-345)."""
         self._rebalance.answer_waiting(

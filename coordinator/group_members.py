@@ -28,7 +28,7 @@ _MEMBER_BYTES, _PROTOCOL_BYTES, _PENDING_BYTES = 1024, 128, 256
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """One member, with its requests that wait for an answer."""
 
     member_id: str
@@ -47,7 +47,7 @@ class Member:
     _record: MemberRecord | None = field(default=None, repr=False)
 
     @classmethod
-    def restored(cls, record: MemberRecord, now_ms: int) -> Member:
+    def restored(cls, record: MemberRecord, now_ms: int) -> GroupMember:
         return cls(
             record.member_id,
             record.group_instance_id,
@@ -83,7 +83,7 @@ class Member:
         if assignment != self.assignment:
             self.assignment, self._record = assignment, None
 
-    def replaced_by(self, member_id: str, now_ms: int, request: JoinRequest) -> Member:
+    def replaced_by(self, member_id: str, now_ms: int, request: JoinRequest) -> GroupMember:
         """The static member in a new process: its place and its assignment stay."""
         return replace(
             self,
@@ -120,14 +120,14 @@ class Members:
         self.leader = ""
         self.pending: dict[str, int] = {}
         """Ids that were given and not joined with yet, and until when they are waited for."""
-        self._by_id: dict[str, Member] = {}  # by time of joining
+        self._by_id: dict[str, GroupMember] = {}  # by time of joining
         self._static: dict[str, str] = {}  # group instance id -> member id
         self._supporters: dict[str, int] = {}  # protocol name -> members that have it
 
     def restore(self, record: GroupRecord, now_ms: int) -> None:
         """A record put together after a crash between two tables may name no leader."""
         for stored in sorted(record.members, key=lambda member: member.join_time_ms):
-            self._insert(Member.restored(stored, now_ms))
+            self._insert(GroupMember.restored(stored, now_ms))
         self.leader = record.leader if record.leader in self._by_id else next(iter(self._by_id), "")
 
     # Who is there
@@ -135,21 +135,21 @@ class Members:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[GroupMember]:
         return iter(self._by_id.values())
 
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._by_id
 
-    def get(self, member_id: str) -> Member | None:
+    def get(self, member_id: str) -> GroupMember | None:
         return self._by_id.get(member_id)
 
-    def of_instance(self, group_instance_id: str | None) -> Member | None:
+    def of_instance(self, group_instance_id: str | None) -> GroupMember | None:
         """The static member with this instance id."""
         member_id = None if group_instance_id is None else self._static.get(group_instance_id)
         return None if member_id is None else self._by_id[member_id]
 
-    def validated(self, member_id: str, group_instance_id: str | None) -> Member:
+    def validated(self, member_id: str, group_instance_id: str | None) -> GroupMember:
         """The member that sends a request. Raises `FencedInstanceId` or `UnknownMemberId`."""
         if group_instance_id is not None:
             current = self._static.get(group_instance_id)
@@ -163,7 +163,7 @@ class Members:
         return member
 
     @property
-    def joined(self) -> list[Member]:
+    def joined(self) -> list[GroupMember]:
         """Those whose JoinGroup waits for the next generation, by time of joining."""
         return [member for member in self if member.joining is not None]
 
@@ -189,11 +189,11 @@ class Members:
 
     # Who comes and goes
 
-    def add(self, member: Member) -> None:
+    def add(self, member: GroupMember) -> None:
         self._insert(member)
         self.leader = self.leader or member.member_id
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: GroupMember) -> None:
         """The member that joined next leads, if this one did."""
         del self._by_id[member.member_id]
         self._count_protocols(member.protocols, -1)
@@ -202,7 +202,7 @@ class Members:
         if self.leader == member.member_id:
             self.leader = next(iter(self._by_id), "")
 
-    def replace(self, old: Member, new: Member) -> None:
+    def replace(self, old: GroupMember, new: GroupMember) -> None:
         """Put a static member's new process in the place of the old one."""
         assert new.group_instance_id is not None
         self._by_id = {one.member_id: one for one in (new if m is old else m for m in self)}
@@ -210,7 +210,7 @@ class Members:
         if self.leader == old.member_id:
             self.leader = new.member_id
 
-    def update(self, member: Member, request: JoinRequest) -> None:
+    def update(self, member: GroupMember, request: JoinRequest) -> None:
         """Note what the member says of itself now."""
         self._count_protocols(member.protocols, -1)
         member.protocols = request.protocols
@@ -260,7 +260,7 @@ class Members:
             if count:
                 self._supporters[name] = count
 
-    def _insert(self, member: Member) -> None:
+    def _insert(self, member: GroupMember) -> None:
         self._by_id[member.member_id] = member
         self._count_protocols(member.protocols, 1)
         if member.group_instance_id is not None:

@@ -55,7 +55,7 @@ class GroupEvent(Enum):
     DELETED = auto()
 
 
-class Action(Enum):
+class GroupAction(Enum):
     """What is done once the next state has been entered. The methods of `Rebalance` do it."""
 
     BEGIN_FIRST_WAIT = auto()
@@ -83,7 +83,7 @@ class Transition:
     """Enter `state`, then do `actions` in this order."""
 
     state: GroupState
-    actions: tuple[Action, ...] = ()
+    actions: tuple[GroupAction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Refusal:
     reason: str
 
 
-def _to(state: GroupState, *actions: Action) -> Transition:
+def _to(state: GroupState, *actions: GroupAction) -> Transition:
     return Transition(state, actions)
 
 
@@ -108,17 +108,17 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
     {
         # No members; offsets may be left.
         _EMPTY: {
-            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_FIRST_WAIT),
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, GroupAction.BEGIN_FIRST_WAIT),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # Waits until every member has joined again, or for the rebalance time-out.
         _PREPARING: {
             GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING),
-            GroupEvent.FOLLOWER_REJOINED: _to(_PREPARING, Action.PARK_JOIN),
-            GroupEvent.LEADER_REJOINED: _to(_PREPARING, Action.PARK_JOIN),
+            GroupEvent.FOLLOWER_REJOINED: _to(_PREPARING, GroupAction.PARK_JOIN),
+            GroupEvent.LEADER_REJOINED: _to(_PREPARING, GroupAction.PARK_JOIN),
             GroupEvent.STATIC_MEMBER_REPLACED: _to(_PREPARING),
             GroupEvent.MEMBERS_REMOVED: _to(_PREPARING),
-            GroupEvent.EVERYBODY_JOINED: _to(_COMPLETING, Action.BEGIN_GENERATION),
+            GroupEvent.EVERYBODY_JOINED: _to(_COMPLETING, GroupAction.BEGIN_GENERATION),
             GroupEvent.EVERYBODY_GONE: _to(_EMPTY),
             GroupEvent.FOLLOWER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
             GroupEvent.LEADER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
@@ -128,27 +128,33 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
         },
         # A generation has begun and waits for the leader's assignment.
         _COMPLETING: {
-            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_WAIT),
-            GroupEvent.FOLLOWER_REJOINED: _to(_COMPLETING, Action.TELL_GENERATION),
-            GroupEvent.LEADER_REJOINED: _to(_COMPLETING, Action.TELL_GENERATION),
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, GroupAction.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_REJOINED: _to(_COMPLETING, GroupAction.TELL_GENERATION),
+            GroupEvent.LEADER_REJOINED: _to(_COMPLETING, GroupAction.TELL_GENERATION),
             # The leader may already be assigning partitions to the old process.
-            GroupEvent.STATIC_MEMBER_REPLACED: _to(_PREPARING, Action.BEGIN_WAIT),
-            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, Action.BEGIN_WAIT),
-            GroupEvent.FOLLOWER_SYNCED: _to(_COMPLETING, Action.PARK_SYNC),
-            GroupEvent.LEADER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.ASSIGN),
+            GroupEvent.STATIC_MEMBER_REPLACED: _to(_PREPARING, GroupAction.BEGIN_WAIT),
+            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, GroupAction.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_SYNCED: _to(_COMPLETING, GroupAction.PARK_SYNC),
+            GroupEvent.LEADER_SYNCED: _to(_STABLE, GroupAction.PARK_SYNC, GroupAction.ASSIGN),
             GroupEvent.HEARTBEAT: _to(_COMPLETING),
             GroupEvent.COMMIT: Refusal(RebalanceInProgress, "the generation has no assignment yet"),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # Every member has its assignment, or can ask for it.
         _STABLE: {
-            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, Action.BEGIN_WAIT),
-            GroupEvent.FOLLOWER_REJOINED: _to(_STABLE, Action.TELL_GENERATION),
-            GroupEvent.LEADER_REJOINED: _to(_PREPARING, Action.PARK_JOIN, Action.BEGIN_WAIT),
-            GroupEvent.STATIC_MEMBER_REPLACED: _to(_STABLE, Action.TELL_REPLACEMENT),
-            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, Action.BEGIN_WAIT),
-            GroupEvent.FOLLOWER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.TELL_ASSIGNMENT),
-            GroupEvent.LEADER_SYNCED: _to(_STABLE, Action.PARK_SYNC, Action.TELL_ASSIGNMENT),
+            GroupEvent.MEMBER_SUBSCRIBED: _to(_PREPARING, GroupAction.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_REJOINED: _to(_STABLE, GroupAction.TELL_GENERATION),
+            GroupEvent.LEADER_REJOINED: _to(
+                _PREPARING, GroupAction.PARK_JOIN, GroupAction.BEGIN_WAIT
+            ),
+            GroupEvent.STATIC_MEMBER_REPLACED: _to(_STABLE, GroupAction.TELL_REPLACEMENT),
+            GroupEvent.MEMBERS_REMOVED: _to(_PREPARING, GroupAction.BEGIN_WAIT),
+            GroupEvent.FOLLOWER_SYNCED: _to(
+                _STABLE, GroupAction.PARK_SYNC, GroupAction.TELL_ASSIGNMENT
+            ),
+            GroupEvent.LEADER_SYNCED: _to(
+                _STABLE, GroupAction.PARK_SYNC, GroupAction.TELL_ASSIGNMENT
+            ),
             GroupEvent.HEARTBEAT: _to(_STABLE),
             GroupEvent.COMMIT: _to(_STABLE),
             GroupEvent.DELETED: _to(_DEAD),

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from common.clock import Moment
-from coordinator.group_members import Member, Members
+from coordinator.group_members import GroupMember, Members
 from coordinator.group_states import (
     TRANSITIONS,
-    Action,
+    GroupAction,
     GroupEvent,
     GroupState,
     Refusal,
@@ -42,7 +42,7 @@ _NOBODY_JOINED_RETRY_MS = 1_000
 class Joining:
     """A JoinGroup of a member. `replaced_id`: the id of the process whose place the member took."""
 
-    member: Member
+    member: GroupMember
     request: JoinRequest
     waiter: Waiter
     replaced_id: str = ""
@@ -52,7 +52,7 @@ class Joining:
 class Syncing:
     """A SyncGroup of a member."""
 
-    member: Member
+    member: GroupMember
     request: SyncRequest
     waiter: Waiter
 
@@ -184,14 +184,14 @@ class Rebalance:
         ):
             self._end_join_wait(now)
 
-    def remove(self, members: Iterable[Member]) -> None:
+    def remove(self, members: Iterable[GroupMember]) -> None:
         for member in members:
             self.answer_waiting(member, UnknownMemberId("the member has been removed"))
             self.members.remove(member)
             self._sync_wait.missing.discard(member.member_id)
             self.changed = True
 
-    def replace(self, old: Member, new: Member) -> None:
+    def replace(self, old: GroupMember, new: GroupMember) -> None:
         """Put a static member's new process in the place of the old one."""
         self.members.replace(old, new)
         self._sync_wait.missing.discard(old.member_id)
@@ -199,7 +199,7 @@ class Rebalance:
     def answer(self, waiter: Waiter, outcome: JoinAnswer | SyncAnswer | KafkaError) -> None:
         self.answers.append(Answer(waiter, outcome))
 
-    def answer_waiting(self, member: Member, error: KafkaError) -> None:
+    def answer_waiting(self, member: GroupMember, error: KafkaError) -> None:
         """Refuse the requests of a member that wait."""
         for waiter in (member.joining, member.syncing):
             if waiter is not None:
@@ -298,7 +298,7 @@ class Rebalance:
     def _tell_assignment(self, syncing: Syncing, now: Moment) -> None:
         self._answer_sync(syncing.member, now)
 
-    def _answer_sync(self, member: Member, now: Moment) -> None:
+    def _answer_sync(self, member: GroupMember, now: Moment) -> None:
         self.answer(
             member.syncing, SyncAnswer(self.protocol_type, self.protocol_name, member.assignment)
         )
@@ -308,7 +308,7 @@ class Rebalance:
             self._sync_wait.end()
 
     def _answer_join(
-        self, member: Member, waiter: Waiter, leader: str, *, skip_assignment: bool = False
+        self, member: GroupMember, waiter: Waiter, leader: str, *, skip_assignment: bool = False
     ) -> None:
         leads = leader == member.member_id
         self.answer(
@@ -329,16 +329,16 @@ def _is_due(deadline_ms: int | None, now: Moment) -> bool:
     return deadline_ms is not None and deadline_ms <= now.monotonic_ms
 
 
-_METHODS: Mapping[Action, Callable[[Rebalance, Any, Moment], None]] = MappingProxyType(
+_METHODS: Mapping[GroupAction, Callable[[Rebalance, Any, Moment], None]] = MappingProxyType(
     {
-        Action.BEGIN_FIRST_WAIT: Rebalance._begin_first_wait,
-        Action.BEGIN_WAIT: Rebalance._begin_wait,
-        Action.PARK_JOIN: Rebalance.park_join,
-        Action.TELL_GENERATION: Rebalance._tell_generation,
-        Action.TELL_REPLACEMENT: Rebalance._tell_replacement,
-        Action.BEGIN_GENERATION: Rebalance._begin_generation,
-        Action.PARK_SYNC: Rebalance._park_sync,
-        Action.ASSIGN: Rebalance._assign,
-        Action.TELL_ASSIGNMENT: Rebalance._tell_assignment,
+        GroupAction.BEGIN_FIRST_WAIT: Rebalance._begin_first_wait,
+        GroupAction.BEGIN_WAIT: Rebalance._begin_wait,
+        GroupAction.PARK_JOIN: Rebalance.park_join,
+        GroupAction.TELL_GENERATION: Rebalance._tell_generation,
+        GroupAction.TELL_REPLACEMENT: Rebalance._tell_replacement,
+        GroupAction.BEGIN_GENERATION: Rebalance._begin_generation,
+        GroupAction.PARK_SYNC: Rebalance._park_sync,
+        GroupAction.ASSIGN: Rebalance._assign,
+        GroupAction.TELL_ASSIGNMENT: Rebalance._tell_assignment,
     }
 )

@@ -2,46 +2,38 @@
 
 A history is a list of steps. `World` plays them: processes that join, synchronise, send
 heartbeats, fall silent and come back; a network that loses answers; a broker that stores what it
-decides before it says so, as `coordinator/coordinator.py` does, and dies at any moment, also
+decides before it says so, as `coordinator/hosted_groups.py` does, and dies at any moment, also
 between the two tables that a group is stored in. After the last step either everybody falls silent
 or everybody goes on.
 
-What must hold is checked where it could break: see `Told` for what clients are told, `Broker` for
-the state machine, `World.settle` and `World.fall_silent` for what must happen in the end.
+What must hold is checked where it could break: see `Told` for what clients are told,
+`HistoryBroker` for the state machine, `World.settle` and `World.fall_silent` for what must happen
+in the end.
 
 A failing history is printed as its steps and as what happened; paste the steps into `play([...])`
 to see it again. `make fuzz` goes a hundred times deeper."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from common.clock import Moment
-from coordinator.admission import GroupLimits
 from coordinator.group_states import GroupState
-from coordinator.groups import Group
 from coordinator.messages import (
-    Answer,
     Client,
     Committer,
-    GroupRecord,
     JoinAnswer,
     JoinRequest,
     LeavingMember,
     MemberIdGiven,
-    SyncAnswer,
     SyncRequest,
 )
-from coordinator.rebalance import Rebalance
 from protocol.errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
@@ -52,47 +44,21 @@ from protocol.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-
-PARTITIONS = range(7)
-MAX_SIZE = 5
-LONGEST_SESSION_MS = 10_000
-LONGEST_REBALANCE_MS = 20_000
-NEW_MEMBER_MS = 300_000
-LIMITS = GroupLimits(1_000, 60_000, initial_rebalance_delay_ms=3_000, max_size=MAX_SIZE)
-
-# Kafka's table, from ClassicGroupState.
-MAY_FOLLOW = {
-    "Empty": {"PreparingRebalance", "Dead"},
-    "PreparingRebalance": {"CompletingRebalance", "Empty", "Dead"},
-    "CompletingRebalance": {"Stable", "PreparingRebalance", "Dead"},
-    "Stable": {"PreparingRebalance", "Dead"},
-    "Dead": set(),
-}
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What kind of client runs in a slot. Two slots with the same instance are twins."""
-
-    instance: str | None = None
-    protocols: tuple[str, ...] = ("range", "sticky")
-    modern: bool = True  # JoinGroup v9: comes back with the id that it is given, may skip assigning
-    keeps_member_id: bool = True  # after ILLEGAL_GENERATION
-    session_ms: int = 6_000
-    rebalance_ms: int = 12_000
-
-
-PROFILES = (
-    Profile(),
-    Profile(session_ms=10_000, protocols=("sticky", "range")),
-    Profile(modern=False, keeps_member_id=False),
-    Profile("static-a", rebalance_ms=20_000),
-    Profile("static-b", protocols=("range",), modern=False),
-    Profile("static-a", protocols=("sticky", "range")),
-    Profile(keeps_member_id=False, session_ms=3_000, rebalance_ms=5_000),
-    Profile(protocols=("range", "alien")),
+from tests.support.group_process import (
+    ALIENS,
+    LONGEST_REBALANCE_MS,
+    LONGEST_SESSION_MS,
+    NEW_MEMBER_MS,
+    PARTITIONS,
+    PROFILES,
+    Call,
+    GroupProcess,
+    identity,
 )
-ALIENS = Profile(protocols=("alien",))
+from tests.support.group_watch import (
+    HistoryBroker,
+    Told,
+)
 
 
 class Step(Enum):
@@ -151,359 +117,6 @@ WAITS_MS = (10, 200, 1_000, 2_900, 3_000, 6_000, 12_000, 30_000)
 History = Sequence[tuple[Step, int]]
 
 
-@dataclass(eq=False)
-class Call:
-    """One JoinGroup or SyncGroup on its way. Lost: no answer will ever arrive."""
-
-    process: Process
-    kind: str
-    generation: int
-    member_id: str
-    lost: bool = False
-
-
-@dataclass(eq=False)
-class Process:
-    """A client's process, with what it believes."""
-
-    name: str
-    profile: Profile
-    member_id: str = ""
-    generation: int = -1
-    leads: tuple[str, ...] | None = None
-    skip_assignment: bool = False
-    owned: frozenset[int] | None = None
-    phase: str = "join"
-    revision: int = 0
-    call: Call | None = None
-    sent: deque[JoinRequest | SyncRequest] = field(default_factory=lambda: deque(maxlen=4))
-    inbox: deque[tuple[Call, JoinAnswer | SyncAnswer | KafkaError]] = field(default_factory=deque)
-    running: bool = True
-    hangs: bool = False
-
-    def forget(self, *, member_id: bool) -> None:
-        if member_id:
-            self.member_id = ""
-        self.generation = -1
-        self.owned = self.leads = None
-        self.phase = "join"
-
-    def stop(self) -> None:
-        self.running = False
-        self.call = self.owned = None
-
-
-class WatchedRebalance(Rebalance):
-    """Checks every change of state against Kafka's table."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "state":
-            assert value in MAY_FOLLOW[self.state], f"{self.state} to {value}"
-        if name == "generation":
-            assert value >= self.generation, f"generation {self.generation} to {value}"
-        super().__setattr__(name, value)
-
-
-class WatchedGroup(Group):
-    """A group whose rebalance is watched from its beginning, or from when it is restored."""
-
-    def watch(self) -> WatchedGroup:
-        self._rebalance.__class__ = WatchedRebalance
-        return self
-
-    @property
-    def generation(self) -> int:
-        return self._rebalance.generation
-
-    @property
-    def member_count(self) -> int:
-        return len(self._members)
-
-
-def identity(member_id: str) -> str:
-    """Who a member is: a static member is the same one under its next id."""
-    return member_id.rpartition("-")[0] if member_id.startswith("static") else member_id
-
-
-def number(member_id: str) -> int:
-    """Ids of one member grow."""
-    return int(member_id.rpartition("-")[2])
-
-
-class Told:
-    """What has left the broker, over all of its lives. Here generations are compared.
-
-    A generation that was never spoken of may be given out again after a crash. One that was spoken
-    of has one protocol, one leader, one set of members and one assignment, whoever asks, whenever.
-    """
-
-    def __init__(self) -> None:
-        self.generation = 0
-        self._protocol: dict[int, str] = {}
-        self._leader: dict[int, str] = {}
-        self._members: dict[int, frozenset[str]] = {}
-        self._owners: dict[int, dict[int, str]] = {}
-        self._assigned: dict[int, dict[str, frozenset[int]]] = {}
-
-    def joined(self, answer: JoinAnswer, stored: GroupRecord | None) -> None:
-        generation = answer.generation
-        self._advance(generation, stored)
-        assert self._protocol.setdefault(generation, answer.protocol_name) == answer.protocol_name
-        assert answer.protocol_type == "consumer"
-        leader = identity(answer.leader)
-        assert self._leader.setdefault(generation, leader) == leader, "two leaders"
-        leads = answer.leader == answer.member_id
-        assert bool(answer.members) == leads, "members are for the leader, and only for it"
-        if leads:
-            members = frozenset(identity(member.member_id) for member in answer.members)
-            assert len(members) == len(answer.members)
-            assert self._members.setdefault(generation, members) == members, "two memberships"
-            assert leader in members
-            for member in answer.members:
-                assert member.metadata.startswith(answer.protocol_name.encode() + b":")
-                instance = identity(member.member_id) if member.group_instance_id else None
-                assert member.group_instance_id == instance
-        assert stored is not None
-        if stored.generation == generation and stored.state != "PreparingRebalance":
-            assert stored.protocol_name == answer.protocol_name
-            assert identity(stored.leader) == leader
-            numbers = {identity(m.member_id): number(m.member_id) for m in stored.members}
-            assert numbers[identity(answer.member_id)] >= number(answer.member_id), (
-                "a member's id told before it was stored"
-            )
-
-    def synced(self, call: Call, answer: SyncAnswer, stored: GroupRecord | None) -> None:
-        generation, member = call.generation, identity(call.member_id)
-        self._advance(generation, stored)
-        assert answer.protocol_name == self._protocol[generation]
-        partitions = frozenset(answer.assignment)
-        before = self._assigned.setdefault(generation, {})
-        assert before.setdefault(member, partitions) == partitions, "two assignments"
-        owners = self._owners.setdefault(generation, {})
-        for partition in partitions:
-            owner = owners.setdefault(partition, member)
-            assert owner == member, f"{owner} and {member} own {partition} in {generation}"
-        assert stored is not None
-        if stored.generation == generation:
-            assert stored.state != "CompletingRebalance", "assignment told before it was stored"
-            kept = stored.member(call.member_id)
-            assert kept is None or kept.assignment == answer.assignment
-
-    def _advance(self, generation: int, stored: GroupRecord | None) -> None:
-        assert generation >= self.generation, "an old generation told after a newer one"
-        assert stored is not None, "told before it was stored"
-        assert stored.generation >= generation, "told before it was stored"
-        self.generation = generation
-
-
-class Broker:
-    """The group, its storage and its timers: stored first, answered then, one record at a time."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._versions = count(1)
-        self._ids = map(str, count(1))
-        self.stored: GroupRecord | None = None
-        self.group: WatchedGroup | None = None
-        self._saving: tuple[GroupRecord, list[Answer]] | None = None
-        self._held: list[Answer] = []
-        self.parked: dict[Call, int] = {}  # since when
-        self.given: dict[str, int] = {}  # ids given and not come back with, until when
-        self._begun = 0  # the last generation of this life
-
-    @property
-    def now_ms(self) -> int:
-        return self._world.now_ms
-
-    @property
-    def now(self) -> Moment:
-        return self._world.now
-
-    @property
-    def is_saving(self) -> bool:
-        return self._saving is not None
-
-    def hosted(self, *, create: bool = False) -> WatchedGroup:
-        if self.group is None:
-            if not create:
-                raise UnknownMemberId("no such group")
-            self.group = WatchedGroup("group", LIMITS, self.now, self._ids).watch()
-        return self.group
-
-    def join(self, request: JoinRequest, call: Call) -> None:
-        group = self.hosted(create=request.member_id == "")
-        self.parked[call] = self.now_ms
-        try:
-            group.join(request, call, self.now)
-        except KafkaError as error:
-            del self.parked[call]
-            if isinstance(error, MemberIdGiven):
-                self.given[error.member_id] = self.now_ms + request.session_timeout_ms
-            else:
-                self.given.pop(request.member_id, None)
-            raise
-        else:
-            self.given.pop(request.member_id, None)
-        finally:
-            self.after()
-
-    def sync(self, request: SyncRequest, call: Call) -> None:
-        group = self.hosted()
-        self.parked[call] = self.now_ms
-        try:
-            group.sync(request, call, self.now)
-        except KafkaError:
-            del self.parked[call]
-            raise
-        finally:
-            self.after()
-
-    def leave(self, members: Sequence[LeavingMember]) -> None:
-        group = self.hosted()
-        for member in members:
-            self.given.pop(member.member_id, None)
-        group.leave(members, self.now)
-        self.after()
-
-    def after(self) -> None:
-        """Timers that are due, then what has been decided."""
-        group = self.group
-        if group is None:
-            return
-        self._let_time_pass(group)
-        answers = group.take_answers()
-        for answer in answers:
-            assert answer.waiter in self.parked, "answered twice, or never asked"
-            del self.parked[answer.waiter]
-        self._check_leader([a.outcome for a in answers if isinstance(a.outcome, JoinAnswer)])
-        self._check(group)
-        self._held += answers
-        self._save_what_changed(group)
-        if group.is_unused and self.stored is None and self._saving is None:
-            self.group = None
-
-    def stall(self, for_ms: int) -> None:
-        """Time in which the broker does not run, and which it cannot be blamed for."""
-        self._world.now_ms += for_ms
-        self.parked = {call: since_ms + for_ms for call, since_ms in self.parked.items()}
-        self.after()
-
-    def _let_time_pass(self, group: WatchedGroup) -> None:
-        for _ in range(50):
-            deadline = group.next_deadline()
-            if deadline is None or deadline > self.now_ms:
-                return
-            group.tick(self.now)
-        raise AssertionError("the clock does not get on")
-
-    def _check_leader(self, answers: Sequence[JoinAnswer]) -> None:
-        """A generation begins with a leader that knows of it."""
-        begins = [answer for answer in answers if answer.generation > self._begun]
-        if begins:
-            self._begun = begins[0].generation
-            assert begins[0].leader in {answer.member_id for answer in begins}
-
-    def _check(self, group: WatchedGroup) -> None:
-        for call, since_ms in self.parked.items():
-            waited_ms = self.now_ms - since_ms
-            assert waited_ms <= LONGEST_REBALANCE_MS, f"{call} waits since {since_ms}"
-        knocking = sum(until > self.now_ms for until in self.given.values())
-        assert group.member_count + knocking <= MAX_SIZE
-        if group.state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
-            assert group.next_deadline() is not None, "nothing will ever end this rebalance"
-        if group.member_count:
-            assert group.state is not GroupState.EMPTY
-            assert group.next_deadline() is not None or self.parked
-
-    def _save_what_changed(self, group: WatchedGroup) -> None:
-        while self._saving is None and (group.changed or self._held):
-            answers, self._held = self._held, []
-            if group.changed:
-                self._saving = group.record(next(self._versions)), answers
-            else:
-                self._deliver(answers)
-
-    def _deliver(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            call: Call = answer.waiter
-            assert answer.outcome is not None, "the machine has something to say to each"
-            if isinstance(answer.outcome, JoinAnswer):
-                self._world.told.joined(answer.outcome, self.stored)
-            elif isinstance(answer.outcome, SyncAnswer):
-                self._world.told.synced(call, answer.outcome, self.stored)
-            if not call.lost:
-                call.process.inbox.append((call, answer.outcome))
-
-    def save(self) -> None:
-        if self._saving is not None:
-            record, answers = self._saving
-            self.stored, self._saving = record, None
-            self._deliver(answers)
-            self.after()
-
-    def refuse(self) -> None:
-        if self._saving is not None and self.group is not None:
-            _, answers = self._saving
-            self._saving = None
-            self.group.mark_changed()
-            refusal = CoordinatorNotAvailable("could not be stored")
-            self._deliver([Answer(answer.waiter, refusal) for answer in answers])
-            self.after()
-
-    def crash(self, how: int) -> None:
-        """Whatever was being stored is stored (1), or its members alone are (2), or nothing."""
-        record = self.stored
-        if self._saving is not None:
-            coming = self._saving[0]
-            if how == 1:
-                record = coming
-            elif how == 2 and record is not None:
-                generation = max(record.generation, coming.generation)
-                led = coming.member(record.leader) is not None
-                record = replace(
-                    record,
-                    state="PreparingRebalance",
-                    state_time_ms=self.now_ms,
-                    generation=generation,
-                    leader=record.leader if led else "",
-                    members=coming.members,
-                )
-        self.stored, self.group, self._saving = record, None, None
-        self._held.clear()
-        self.parked.clear()
-        self.given.clear()
-        if record is not None:
-            self._restore(record)
-        self.after()
-        if record is not None and self.group is not None:
-            assert self.group.member_count == len(record.members), "no time to come back"
-
-    def _restore(self, record: GroupRecord) -> None:
-        assert record.generation >= self._world.told.generation, "a generation was forgotten"
-        group = WatchedGroup.restored(record, LIMITS, self.now, self._ids)
-        assert isinstance(group, WatchedGroup)
-        group.watch()
-        if record.members and not record.leader:  # put together after a crash between two tables
-            record = replace(record, leader=record.members[0].member_id)
-        assert group.record(record.version) == record, "comes back otherwise than stored"
-        self.group = group
-        self._begun = record.generation
-        self._check_that_it_goes_on(record)
-
-    def _check_that_it_goes_on(self, record: GroupRecord) -> None:
-        """Nobody waits for ever for an assignment, though its leader sends heartbeats."""
-        copy = Group.restored(record, LIMITS, self.now)
-        for now_ms in range(self.now_ms, self.now_ms + LONGEST_REBALANCE_MS + 1, 1_000):
-            if copy.state is not GroupState.COMPLETING_REBALANCE:
-                return
-            for member in record.members:
-                instance = member.group_instance_id
-                now = Moment(now_ms, now_ms)
-                copy.heartbeat(member.member_id, instance, record.generation, now)
-            copy.tick(Moment(now_ms, now_ms))
-        assert copy.state is not GroupState.COMPLETING_REBALANCE
-
-
 class World:
     """Processes, network, broker and clock."""
 
@@ -511,8 +124,8 @@ class World:
         self.now_ms = 1_000_000
         self.log: list[str] = []
         self.told = Told()
-        self.broker = Broker(self)
-        self._slots: list[Process | None] = [None] * len(PROFILES)
+        self.broker = HistoryBroker(self)
+        self._slots: list[GroupProcess | None] = [None] * len(PROFILES)
         self._names = count(1)
 
     @property
@@ -520,7 +133,7 @@ class World:
         return Moment(self.now_ms, self.now_ms)
 
     @property
-    def running(self) -> list[Process]:
+    def running(self) -> list[GroupProcess]:
         return [process for process in self._slots if process is not None and process.running]
 
     def step(self, step: Step, number: int) -> None:
@@ -540,7 +153,7 @@ class World:
                     self.stop(process)
                 alien = step is Step.START_ALIEN and number >= 2 * len(PROFILES)
                 profile = ALIENS if alien else PROFILES[slot]
-                self._slots[slot] = Process(f"p{next(self._names)}", profile)
+                self._slots[slot] = GroupProcess(f"p{next(self._names)}", profile)
             case Step.WAIT:
                 self.advance(WAITS_MS[slot])
             case Step.STALL:
@@ -564,7 +177,7 @@ class World:
             case _:
                 pass
 
-    def process_step(self, step: Step, process: Process, number: int) -> None:
+    def process_step(self, step: Step, process: GroupProcess, number: int) -> None:
         match step:
             case Step.ACT:
                 self.act(process)
@@ -632,7 +245,7 @@ class World:
             while process.inbox:
                 self.deliver(process)
 
-    def stop(self, process: Process) -> None:
+    def stop(self, process: GroupProcess) -> None:
         if process.call is not None:
             process.call.lost = True
         process.inbox.clear()
@@ -644,7 +257,7 @@ class World:
         except UnknownMemberId:
             assert self.broker.group is None
 
-    def act(self, process: Process) -> None:
+    def act(self, process: GroupProcess) -> None:
         """Whatever its phase asks for; nothing while an answer may still come."""
         if process.hangs:
             self.heartbeat(process)
@@ -670,7 +283,7 @@ class World:
         else:
             self.broker.sync(request, call)
 
-    def send_late(self, process: Process, request: JoinRequest | SyncRequest) -> None:
+    def send_late(self, process: GroupProcess, request: JoinRequest | SyncRequest) -> None:
         """Nobody waits for the answer."""
         kind, generation = "join", -1
         if isinstance(request, SyncRequest):
@@ -680,7 +293,7 @@ class World:
         except KafkaError as error:
             self.log.append(f"  nobody is told {type(error).__name__}")
 
-    def heartbeat(self, process: Process) -> None:
+    def heartbeat(self, process: GroupProcess) -> None:
         if process.generation < 0:
             return
         instance = process.profile.instance
@@ -691,7 +304,7 @@ class World:
             process.call = None
             self.refused(process, error)
 
-    def join_request(self, process: Process) -> JoinRequest:
+    def join_request(self, process: GroupProcess) -> JoinRequest:
         profile = process.profile
         return JoinRequest(
             process.member_id,
@@ -708,7 +321,7 @@ class World:
             supports_skipping_assignment=profile.modern,
         )
 
-    def sync_request(self, process: Process) -> SyncRequest:
+    def sync_request(self, process: GroupProcess) -> SyncRequest:
         assignments: dict[str, bytes] = {}
         if process.leads is not None and not process.skip_assignment:
             # Whoever assigns does it in another way: two assignments of one generation would show.
@@ -725,7 +338,7 @@ class World:
             assignments,
         )
 
-    def deliver(self, process: Process) -> None:
+    def deliver(self, process: GroupProcess) -> None:
         if not process.inbox:
             return
         call, outcome = process.inbox.popleft()
@@ -751,7 +364,7 @@ class World:
             self.log.append(f"  {process.name} owns {set(process.owned)} in {call.generation}")
             self.check_owners()
 
-    def refused(self, process: Process, error: KafkaError) -> None:
+    def refused(self, process: GroupProcess, error: KafkaError) -> None:
         self.log.append(f"  {process.name} ({process.member_id}) is told {type(error).__name__}")
         match error:
             case MemberIdGiven():
@@ -773,7 +386,7 @@ class World:
             case _:
                 raise AssertionError(f"{error!r} is not expected")
 
-    def commit(self, process: Process) -> None:
+    def commit(self, process: GroupProcess) -> None:
         """Only the generation that the group is in may commit, and only its members."""
         for generation in (process.generation, process.generation - 1):
             if not process.member_id or generation < 0:

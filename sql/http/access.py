@@ -25,24 +25,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any, Protocol
 
+from sql.http.engine import Handle, run
+from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, sql_error
 from sql.http.text import Kind, Token, literal, tokens, unquote
-
-SYNTAX_ERROR = 62
-
-
-class SqlError(Exception):
-    """An error as ClickHouse words it: `Code: 60. DB::Exception: ... (UNKNOWN_TABLE)`."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-def sql_error(code: int, name: str, message: str) -> SqlError:
-    return SqlError(code, f"Code: {code}. DB::Exception: {message} ({name})")
 
 
 class Role(Enum):
@@ -56,62 +42,6 @@ class Action(Enum):
     READ = "read"  # streams a result
     WRITE = "write"  # changes tables; its result, if any, is small
     SESSION = "session"  # SET, USE, temporary tables: acts on the session alone
-
-
-class Result(Protocol):
-    def bytes(self) -> bytes: ...
-    def rows_read(self) -> int: ...
-    def bytes_read(self) -> int: ...
-    def storage_rows_read(self) -> int: ...
-    def storage_bytes_read(self) -> int: ...
-    def rows_written(self) -> int: ...
-    def bytes_written(self) -> int: ...
-
-
-class Handle(Protocol):
-    """A chDB connection, as far as it is used here. One thread at a time."""
-
-    def query(self, sql: bytes | str, format: str, *, params: dict[str, str]) -> Result: ...  # noqa: A002
-    def classify_query(self, sql: bytes | str) -> dict[str, Any]: ...
-    def send_insert(self, sql: bytes | str, format: str) -> Any: ...  # noqa: A002
-    def insert_append(self, insert: Any, data: bytes) -> None: ...
-    def insert_done(self, insert: Any) -> Result: ...
-    def insert_cancel(self, insert: Any) -> None: ...
-    def close(self) -> None: ...
-
-
-_CODE = re.compile(r"Code: (\d+)\. ")
-_REPEATED_HEAD = re.compile(r"^(Code: \d+\. DB::Exception: )(?:Code: \d+\. DB::Exception: )+")
-_REPEATED_TAIL = re.compile(r"(?: \(version [0-9.]+\)\. \(([A-Z_0-9]+)\))+(?= \(version|$)")
-_STD_EXCEPTION = 1001
-
-
-def run(handle: Handle, sql: bytes, fmt: str, params: Mapping[str, str] | None = None) -> Result:
-    """One statement, blocking. Raises SqlError."""
-    try:
-        return handle.query(sql, fmt, params=dict(params or {}))
-    except ENGINE_ERRORS as error:
-        raise engine_error(error) from error
-
-
-# What a chDB handle raises: the second when the message quotes bytes that are no UTF-8.
-ENGINE_ERRORS = (RuntimeError, UnicodeDecodeError)
-
-
-def engine_error(error: RuntimeError | UnicodeDecodeError) -> SqlError:
-    """The engine's exception, without the repetitions that chDB wraps around some of them."""
-    if isinstance(error, UnicodeDecodeError):
-        message = bytes(error.object).decode("utf-8", "replace")
-    else:
-        message = str(error)
-    text = _REPEATED_HEAD.sub(r"\1", message.strip())
-    text = _REPEATED_TAIL.sub(r"", text)
-    match = _CODE.search(text)
-    if match is None:
-        return SqlError(
-            _STD_EXCEPTION, f"Code: {_STD_EXCEPTION}. DB::Exception: {text} (STD_EXCEPTION)"
-        )
-    return SqlError(int(match[1]), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +285,7 @@ def _why_not(handle: Handle, sql: bytes) -> SqlError:
     except SqlError as error:
         # The engine adds the query in which it met the error, which is not the client's. Once in
         # many thousand times its error has no text and no code; that it does not parse is known.
-        if error.code != _STD_EXCEPTION:
+        if error.code != STD_EXCEPTION:
             return SqlError(error.code, _OWN_SCOPE.sub("", error.message))
     return sql_error(
         SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: not a statement that this server can run"

@@ -1,27 +1,30 @@
 """Content codings of HTTP bodies, both ways, piece by piece and in bounded memory.
 
-A decoder gives out small pieces (at most a few MiB) however much its input expands to, so that a
-compressed bomb costs a client's patience and not the broker's memory. For br no library here can do
-that, so a request in it is refused; answers are given in it. An encoder is a plain stream
-compressor. zstd, lz4 (frame format), gzip, deflate (zlib format), br, xz and bz2, as in ClickHouse:
+Served are those that clients of this interface use: gzip (curl, Python's clients), zstd and lz4 in
+its frame format (clickhouse-connect, brokers), and deflate in the zlib format (the Go driver).
 https://clickhouse.com/docs/interfaces/http
+
+A decoder gives out pieces of at most PIECE_BYTES, however much its input expands to: a compressed
+bomb takes the client's time and not the broker's memory. An encoder is a plain stream compressor.
 """
 
 from __future__ import annotations
 
-import bz2
-import lzma
+import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-import cramjam
 import lz4.frame
-import zstandard
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PIECE_BYTES = 1024 * 1024
-_ZSTD_BITE_BYTES = 512
-_ZSTD_WINDOW_BYTES = 128 * 1024 * 1024
+# A frame names the window that its decoder has to keep. 128 MiB is what zstd itself accepts.
+_ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
 
 
 class CodingError(Exception):
@@ -29,7 +32,7 @@ class CodingError(Exception):
 
 
 class UnknownCoding(Exception):
-    """Content-Encoding names something that is not served here."""
+    """Content-Encoding names a coding that is not served."""
 
 
 class Encoder(Protocol):
@@ -37,17 +40,61 @@ class Encoder(Protocol):
     def finish(self) -> bytes: ...
 
 
-class Decoder(Protocol):
-    def decompress(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of what `data` continues. Raises CodingError."""
+class Decompressor(Protocol):
+    """What the stream decompressors of zlib (wrapped below), lz4 and zstd have in common."""
 
-    def finish(self) -> None:
-        """The body is over. Raises CodingError if it should go on."""
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes | None: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
-class _Zlib:
+class Coding(Protocol):
+    def encoder(self) -> Encoder: ...
+    def decompressor(self) -> Decompressor: ...
+
+
+class Zstd:
+    def encoder(self) -> Encoder:
+        return _StreamEncoder(zstd.ZstdCompressor(level=1))
+
+    def decompressor(self) -> Decompressor:
+        return zstd.ZstdDecompressor(options=dict(_ZSTD_OPTIONS))
+
+
+class Lz4:
+    def encoder(self) -> Encoder:
+        return _Lz4Encoder()
+
+    def decompressor(self) -> Decompressor:
+        decompressor: Decompressor = lz4.frame.LZ4FrameDecompressor()
+        return decompressor
+
+
+class Zlib:
+    """`wbits`: 31 for gzip, 15 for deflate, which is zlib's own format (RFC 9110, 8.4.1.2)."""
+
     def __init__(self, wbits: int) -> None:
-        self._stream = zlib.compressobj(1, zlib.DEFLATED, wbits)
+        self._wbits = wbits
+
+    def encoder(self) -> Encoder:
+        return _StreamEncoder(zlib.compressobj(1, zlib.DEFLATED, self._wbits))
+
+    def decompressor(self) -> Decompressor:
+        return _ZlibDecompressor(self._wbits)
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
+class _StreamEncoder:
+    def __init__(self, stream: _Compressor) -> None:
+        self._stream = stream
 
     def compress(self, data: bytes) -> bytes:
         return self._stream.compress(data)
@@ -56,18 +103,9 @@ class _Zlib:
         return self._stream.flush()
 
 
-class _Zstd:
-    def __init__(self) -> None:
-        self._stream = zstandard.ZstdCompressor(level=1).compressobj()
+class _Lz4Encoder:
+    """lz4's frame begins by a call of its own."""
 
-    def compress(self, data: bytes) -> bytes:
-        return self._stream.compress(data)
-
-    def finish(self) -> bytes:
-        return self._stream.flush()
-
-
-class _Lz4:
     def __init__(self) -> None:
         self._stream = lz4.frame.LZ4FrameCompressor()
         self._begun = False
@@ -85,41 +123,39 @@ class _Lz4:
         return bytes(self._stream.begin())
 
 
-class _Brotli:
-    def __init__(self) -> None:
-        self._stream = cramjam.brotli.Compressor(level=1)
+class _ZlibDecompressor:
+    """zlib's decompressor, keeping the input that it has not used as the other two do."""
 
-    def compress(self, data: bytes) -> bytes:
-        self._stream.compress(data)
-        return bytes(self._stream.flush())
+    def __init__(self, wbits: int) -> None:
+        self._zlib = zlib.decompressobj(wbits)
+        self._more_output = False
 
-    def finish(self) -> bytes:
-        return bytes(self._stream.finish())
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._more_output
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        piece = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        # zlib may have taken all of its input and still hold output that did not fit.
+        self._more_output = bool(self._zlib.unconsumed_tail) or len(piece) == max_length
+        return piece
 
 
-class _Stdlib:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def compress(self, data: bytes) -> bytes:
-        compressed: bytes = self._stream.compress(data)
-        return compressed
-
-    def finish(self) -> bytes:
-        rest: bytes = self._stream.flush()
-        return rest
-
-
-# In the order of preference: what costs the server least first.
-ENCODERS: Mapping[str, Callable[[], Encoder]] = {
-    "zstd": _Zstd,
-    "lz4": _Lz4,
-    "gzip": lambda: _Zlib(31),
-    "deflate": lambda: _Zlib(15),
-    "br": _Brotli,
-    "xz": lambda: _Stdlib(lzma.LZMACompressor(preset=0)),
-    "bz2": lambda: _Stdlib(bz2.BZ2Compressor(1)),
+CODINGS: Mapping[str, Coding] = {
+    "zstd": Zstd(),
+    "lz4": Lz4(),
+    "gzip": Zlib(31),
+    "deflate": Zlib(15),
 }
+"""In the order of preference: what costs the server least first."""
 
 
 def choose(accept_encoding: str) -> str | None:
@@ -131,98 +167,7 @@ def choose(accept_encoding: str) -> str | None:
         name, _, weight = part.partition(";")
         if weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
             accepted.add(name.strip())
-    return next((name for name in ENCODERS if name in accepted), None)
-
-
-class _Multi:
-    """Streams of the decompressors that tell the end of a member and what was left over; members
-    may follow.
-    """
-
-    _errors = (zlib.error, lzma.LZMAError, OSError, RuntimeError, EOFError, ValueError)
-
-    def __init__(self, fresh: Callable[[], Any], limited: Callable[[Any, bytes], bytes]) -> None:
-        self._fresh = fresh
-        self._limited = limited
-        self._stream: Any = None
-
-    def decompress(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            if self._stream is None:
-                if not data:
-                    return
-                self._stream = self._fresh()
-            try:
-                piece = self._limited(self._stream, data)
-            except self._errors as error:
-                raise CodingError(str(error)) from error
-            if piece:
-                yield piece
-            if self._stream.eof:
-                data = self._stream.unused_data or b""
-                self._stream = None
-            elif not piece and self._wants_more():
-                return
-            else:
-                data = self._rest()
-
-    def _wants_more(self) -> bool:
-        return bool(getattr(self._stream, "needs_input", not self._rest()))
-
-    def _rest(self) -> bytes:
-        # zlib hands back what it has not read; the others keep it themselves.
-        rest: bytes = getattr(self._stream, "unconsumed_tail", b"")
-        return rest
-
-    def finish(self) -> None:
-        if self._stream is not None:
-            raise CodingError("the compressed body ends in the middle")
-
-
-class _Unzstd:
-    """zstandard bounds no output, so its input is given in small bites: a block of 4 bytes can
-    stand for 128 KiB.
-    """
-
-    def __init__(self) -> None:
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-        self._stream: Any = None
-
-    def decompress(self, data: bytes) -> Iterator[bytes]:
-        rest = memoryview(data)
-        while rest:
-            bite, rest = bytes(rest[:_ZSTD_BITE_BYTES]), rest[_ZSTD_BITE_BYTES:]
-            while bite:
-                if self._stream is None:
-                    self._stream = self._decompressor.decompressobj()
-                try:
-                    piece = self._stream.decompress(bite)
-                except zstandard.ZstdError as error:
-                    raise CodingError(str(error)) from error
-                if piece:
-                    yield piece
-                bite = b""
-                if self._stream.eof:
-                    bite, self._stream = self._stream.unused_data, None
-
-    def finish(self) -> None:
-        if self._stream is not None:
-            raise CodingError("the compressed body ends in the middle")
-
-
-def _stdlib_piece(stream: Any, data: bytes) -> bytes:
-    piece: bytes = stream.decompress(data, PIECE_BYTES)
-    return piece
-
-
-_DECODERS: Mapping[str, Callable[[], Decoder]] = {
-    "zstd": _Unzstd,
-    "lz4": lambda: _Multi(lz4.frame.LZ4FrameDecompressor, _stdlib_piece),
-    "gzip": lambda: _Multi(lambda: zlib.decompressobj(31), _stdlib_piece),
-    "deflate": lambda: _Multi(lambda: zlib.decompressobj(15), _stdlib_piece),
-    "xz": lambda: _Multi(lambda: lzma.LZMADecompressor(memlimit=_ZSTD_WINDOW_BYTES), _stdlib_piece),
-    "bz2": lambda: _Multi(bz2.BZ2Decompressor, _stdlib_piece),
-}
+    return next((name for name in CODINGS if name in accepted), None)
 
 
 def decoder(content_encoding: str) -> Decoder | None:
@@ -230,6 +175,37 @@ def decoder(content_encoding: str) -> Decoder | None:
     name = content_encoding.strip().lower()
     if name in ("", "identity"):
         return None
-    if name not in _DECODERS:
-        raise UnknownCoding(f"Unknown Content-Encoding {name}; known: {', '.join(_DECODERS)}")
-    return _DECODERS[name]()
+    if name not in CODINGS:
+        raise UnknownCoding(f"Unknown Content-Encoding {name}; known: {', '.join(CODINGS)}")
+    return Decoder(CODINGS[name])
+
+
+class Decoder:
+    """Decodes one body: one or several streams of its coding, one behind the other."""
+
+    _ERRORS = (zlib.error, zstd.ZstdError, RuntimeError, EOFError)
+
+    def __init__(self, coding: Coding) -> None:
+        self._coding = coding
+        self._stream: Decompressor | None = None
+
+    def decompress(self, data: bytes) -> Iterator[bytes]:
+        """Pieces of what `data` continues, PIECE_BYTES at most each. Raises CodingError."""
+        while data or (self._stream is not None and not self._stream.needs_input):
+            if self._stream is None:
+                self._stream = self._coding.decompressor()
+            try:
+                piece = self._stream.decompress(data, PIECE_BYTES)
+            except self._ERRORS as error:
+                raise CodingError(str(error)) from error
+            data = b""
+            if piece:
+                yield piece
+            if self._stream.eof:
+                data = self._stream.unused_data or b""
+                self._stream = None
+
+    def finish(self) -> None:
+        """The body is over. Raises CodingError if a stream of it has not ended."""
+        if self._stream is not None:
+            raise CodingError("the compressed body ends in the middle")

@@ -1,15 +1,11 @@
-"""What one HTTP request asks of the SQL interface, and who asks it.
+"""What one HTTP request asks of the SQL interface, and whom it says it comes from.
 
 ClickHouse's parameters, headers and forms (https://clickhouse.com/docs/interfaces/http) become an
-`Ask`; nothing here runs SQL or writes an answer. What came as bytes that are no UTF-8 stays so.
+`SqlRequest`; nothing here runs SQL or writes an answer. Bytes that are not UTF-8 stay as they are.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import ipaddress
-import socket
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -17,9 +13,11 @@ from urllib.parse import parse_qsl
 
 from aiohttp import BodyPartReader, web
 
-from sql.http.access import Role, sql_error
+from sql.http.access import Role
 from sql.http.codings import choose
-from sql.http.gateway import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S, ExternalTable
+from sql.http.errors import sql_error
+from sql.http.handles import ExternalTable
+from sql.http.sessions import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S
 
 DEFAULT_FORMAT = "TabSeparated"
 MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
@@ -36,8 +34,8 @@ _OWN_PARAMETERS = frozenset(
         "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
     }
 )  # fmt: skip
-# Settings that only say how an HTTP answer is to look. They are acted on here, or promise what is
-# not done here.
+# Settings that only say what an HTTP answer is to look like. They are acted on here, or ask for
+# what is not served here.
 _HTTP_SETTINGS = frozenset(
     {
         "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
@@ -50,8 +48,8 @@ _HTTP_SETTINGS = frozenset(
 
 
 @dataclass(slots=True)
-class Ask:
-    """What one request wants."""
+class SqlRequest:
+    """What one request asks for."""
 
     method: str
     query_id: str
@@ -106,7 +104,7 @@ async def read_form(request: web.Request) -> tuple[dict[str, str], dict[str, byt
 
 
 def external_tables(
-    ask: Ask, values: dict[str, str], files: dict[str, bytes]
+    wanted: SqlRequest, values: dict[str, str], files: dict[str, bytes]
 ) -> tuple[ExternalTable, ...]:
     """https://clickhouse.com/docs/engines/table-engines/special/external-data"""
     tables = []
@@ -119,11 +117,11 @@ def external_tables(
         fmt = values.get(f"{name}_format") or DEFAULT_FORMAT
         tables.append(ExternalTable(name, structure.encode("utf-8", "surrogateescape"), fmt, data))
         for suffix in ("structure", "types", "format"):
-            ask.settings.pop(f"{name}_{suffix}", None)
+            wanted.settings.pop(f"{name}_{suffix}", None)
     return tuple(tables)
 
 
-def read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
+def read_request(request: web.Request, role: Role, values: dict[str, str]) -> SqlRequest:
     headers = request.headers
     if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
         raise sql_error(
@@ -134,7 +132,7 @@ def read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
     query_id = values.get("query_id") or str(uuid.uuid4())
     if not query_id.isprintable():
         raise sql_error(36, "BAD_ARGUMENTS", "A query_id has printable characters only")
-    ask = Ask(
+    wanted = SqlRequest(
         method=request.method,
         query_id=query_id,
         role=role,
@@ -155,89 +153,31 @@ def read_ask(request: web.Request, role: Role, values: dict[str, str]) -> Ask:
         text = values["session_timeout"]
         if not text.isdecimal() or not 0 <= int(text) <= SESSION_TIMEOUT_MAX_S:
             raise sql_error(374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: '{text}'")
-        ask.session_timeout_s = int(text)
+        wanted.session_timeout_s = int(text)
     if revision := values.get("client_protocol_version"):
         if not revision.isdecimal() or not revision.isascii() or len(revision) > _REVISION_DIGITS:
             raise sql_error(
-                72, "CANNOT_PARSE_NUMBER", f"client_protocol_version is no number: {revision!r}"
+                72, "CANNOT_PARSE_NUMBER", f"client_protocol_version is not a number: {revision!r}"
             )
-        ask.client_revision = int(revision)
+        wanted.client_revision = int(revision)
     for name, value in values.items():
         if not name.isidentifier() or not name.isascii():
-            raise sql_error(115, "UNKNOWN_SETTING", f"{name!r} is no setting and no parameter")
+            raise sql_error(
+                115, "UNKNOWN_SETTING", f"{name!r} is neither a setting nor a parameter"
+            )
         if name.startswith("param_"):
-            ask.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
+            wanted.params[name.removeprefix("param_")] = value.encode("utf-8", "surrogateescape")
         elif name not in _OWN_PARAMETERS and name not in _HTTP_SETTINGS:
-            ask.settings[name] = value
+            wanted.settings[name] = value
     if values.get("enable_http_compression") not in ("0", "false"):
-        ask.coding = choose(headers.get("Accept-Encoding", ""))
-    return ask
+        wanted.coding = choose(headers.get("Accept-Encoding", ""))
+    return wanted
 
 
 def url_parameters(request: web.Request) -> dict[str, str]:
-    """As they came, byte for byte: bytes that are no UTF-8 become surrogates.
+    """As they came, byte for byte: bytes that are not UTF-8 become surrogates.
 
     The last of a name wins.
     """
     _, _, text = request.raw_path.partition("?")
     return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))
-
-
-def credentials(request: web.Request) -> tuple[str, str]:
-    headers = request.headers
-    values = url_parameters(request)
-    authorization = headers.get("Authorization")
-    if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
-        if authorization is not None:
-            raise sql_error(
-                516, "AUTHENTICATION_FAILED",
-                "Invalid authentication: it is not allowed to use X-ClickHouse HTTP headers"
-                " and Authorization HTTP header simultaneously",
-            )  # fmt: skip
-        return headers.get("X-ClickHouse-User", ""), headers.get("X-ClickHouse-Key", "")
-    if authorization is None:
-        return values.get("user", ""), values.get("password", "")
-    scheme, _, rest = authorization.partition(" ")
-    try:
-        if scheme.lower() == "basic":
-            user, _, password = base64.b64decode(rest, validate=True).decode().partition(":")
-            return user, password
-    except (binascii.Error, UnicodeDecodeError):
-        pass
-    raise sql_error(
-        516,
-        "AUTHENTICATION_FAILED",
-        f"Invalid authentication: '{scheme}' HTTP Authorization is not understood here",
-    )
-
-
-# Set by proxies, which make everyone's requests come from where they run themselves.
-_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-
-
-def is_local(request: web.Request) -> bool:
-    """Whether the client runs on this machine and means to talk to it.
-
-    A web page can have its own name point at 127.0.0.1 and use the visitor's browser to read from
-    here (DNS rebinding), so the name that was asked for has to be one of this machine.
-    """
-    if not _is_loopback(request.remote) or any(name in request.headers for name in _FORWARDED):
-        return False
-    host = request.url.host or ""
-    if host in ("localhost", socket.gethostname()) or host.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(remote: str | None) -> bool:
-    try:
-        address = ipaddress.ip_address((remote or "").partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback

@@ -1,8 +1,8 @@
 """Runs the SQL of brokers on the embedded engine: every grant, no fence around it.
 
-The gateway of gateway.py for those who own the engine, as `brokerhouse engine` serves them.
-Nothing but that command may make one. Handles, threads, streams and their ends are the same. Of its
-own are the inserts: a body becomes one part whole or not at all, as in embedded.py, so it is
+The gateway of gateway.py for those who own the engine, as `brokerhouse engine` serves them. Nothing
+but that command may make one. Handles, threads, streams and their ends are the same. Inserts are
+different: a body becomes one part, stored as a whole or not at all, as in embedded.py; so it is
 complete in memory before the engine sees any of it.
 """
 
@@ -13,26 +13,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from sql.http.access import (
-    Action,
-    Handle,
-    Role,
-    SqlError,
-    Statement,
-    only_statement,
-    run,
-    sql_error,
-)
-from sql.http.gateway import (
-    Engine,
+from sql.http.access import Action, Role, Statement, only_statement
+from sql.http.engine import Handle, SqlEngine, Summary, new_mark, run
+from sql.http.errors import SqlError, sql_error
+from sql.http.gateway import SqlGateway
+from sql.http.handles import (
     ExternalTable,
-    Job,
-    Limits,
-    SqlGateway,
-    Summary,
+    SqlLimits,
+    StatementContext,
+    give_back,
     load_table,
-    mark,
-    summary,
+    prepare,
 )
 from sql.http.text import InsertData, identifier, tokens
 from storage.embedded import INSERT_SETTINGS
@@ -41,7 +32,7 @@ INSERT_MAX_BYTES = 1 << 30
 DEFAULT_DATABASE = "default"
 
 
-class WatchedEngine(Engine, Protocol):
+class WatchedEngine(SqlEngine, Protocol):
     def watched_write(self, handle: Handle) -> AbstractContextManager[None]:
         """Around an insert. Raises `StorageFault` if a write of it may have failed."""
 
@@ -84,33 +75,23 @@ def _no_memory(error: OSError) -> SqlError:
     )
 
 
-class TrustedGateway(SqlGateway):
-    """Statements of those who may do everything."""
+class TrustedHandles:
+    """Handles with every grant."""
 
-    def __init__(self, engine: WatchedEngine, limits: Limits) -> None:
-        super().__init__(engine, limits)
-        self._watched = engine
+    def __init__(self, engine: SqlEngine) -> None:
+        self._engine = engine
 
-    async def insert(self, job: Job, head: InsertData, body: InsertBody) -> Summary:
-        """Insert a complete body, which is closed then; the caller holds a place.
-
-        Runs to its end even if the caller is cancelled. Raises SqlError and `StorageFault`.
-        """
-
-        def call() -> Summary:
-            try:
-                params = job.text_params()
-                handle = self._prepared(job)
-                try:
-                    with self._watched.watched_write(handle):
-                        text = mark() + head.statement(body.source)
-                        return summary(run(handle, text, "Null", params))
-                finally:
-                    self.finish(handle, job)
-            finally:
-                body.close()
-
-        return await self.in_thread(call)
+    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+        # The second is ClickHouse's default, but not chDB's.
+        handle: Handle = self._engine.handle(INSERT_SETTINGS, "SET implicit_select = 0")
+        try:
+            run(handle, b"USE " + identifier(DEFAULT_DATABASE), "Null")
+            for table in tables:
+                load_table(handle, table)
+        except BaseException:
+            handle.close()
+            raise
+        return handle
 
     def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
         """Only how to run the statement; SqlError if it does not parse."""
@@ -126,14 +107,35 @@ class TrustedGateway(SqlGateway):
         )
         return Statement(Action.SESSION if of_session else Action.WRITE)
 
-    def _narrow(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
-        # The second is ClickHouse's default, but not chDB's.
-        handle: Handle = self._engine.handle(INSERT_SETTINGS, "SET implicit_select = 0")
-        try:
-            run(handle, b"USE " + identifier(DEFAULT_DATABASE), "Null")
-            for table in tables:
-                load_table(handle, table)
-        except BaseException:
-            handle.close()
-            raise
-        return handle
+
+class TrustedGateway(SqlGateway):
+    """Statements of those who may do everything."""
+
+    def __init__(self, engine: WatchedEngine, limits: SqlLimits) -> None:
+        handles = TrustedHandles(engine)
+        super().__init__(engine, limits, handles)
+        self._trusted = handles
+        self._watched = engine
+
+    async def insert(
+        self, context: StatementContext, head: InsertData, body: InsertBody
+    ) -> Summary:
+        """Insert a complete body, which is closed then; the caller holds a permit.
+
+        Runs to its end even if the caller is cancelled. Raises SqlError and `StorageFault`.
+        """
+
+        def call() -> Summary:
+            try:
+                params = context.text_params()
+                handle = prepare(self._trusted, context)
+                try:
+                    with self._watched.watched_write(handle):
+                        text = new_mark() + head.statement(body.source)
+                        return Summary.of(run(handle, text, "Null", params))
+                finally:
+                    give_back(handle, context)
+            finally:
+                body.close()
+
+        return await self.pool.call(call)

@@ -1,15 +1,14 @@
 """ClickHouse's HTTP interface, spoken by hand."""
 
-import bz2
 import concurrent.futures
 import gzip
 import http.client
 import json
-import lzma
 import random
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import zlib
@@ -20,7 +19,6 @@ from typing import Any
 
 import lz4.frame
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +41,11 @@ from tests.support.sql_client import (
     write,
 )
 from tests.support.waiting import until
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MIB = 1024 * 1024
 
@@ -497,18 +500,14 @@ def test_a_client_that_leaves_in_the_middle_of_its_data_inserts_nothing(
 ENCODE: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
-    "zstd": zstandard.ZstdCompressor().compress,
+    "zstd": zstd.compress,
     "lz4": lz4.frame.compress,
-    "xz": lzma.compress,
-    "bz2": bz2.compress,
 }
 DECODE: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.decompress,
     "deflate": zlib.decompress,
-    "zstd": lambda body: zstandard.ZstdDecompressor().decompressobj().decompress(body),
+    "zstd": zstd.decompress,
     "lz4": lz4.frame.decompress,
-    "xz": lzma.decompress,
-    "bz2": bz2.decompress,
 }
 
 
@@ -552,7 +551,7 @@ def test_a_bomb_costs_no_memory(server: BrokerProcess, coding: str) -> None:
     assert peak_bytes(server) - before < 150 * MIB
 
 
-@pytest.mark.parametrize("coding", ["br", "snappy", "nosuch", "gzip, gzip"])
+@pytest.mark.parametrize("coding", ["br", "xz", "bz2", "snappy", "nosuch", "gzip, gzip"])
 def test_an_unknown_encoding_is_refused(server: BrokerProcess, coding: str) -> None:
     answer = ask(server, "SELECT 1", headers={"Content-Encoding": coding})
     assert (answer.status, answer.code) == (501, 48)

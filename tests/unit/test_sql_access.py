@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from sql.http.access import Role, SqlError, judge
+from sql.http.access import Role, judge
+from sql.http.errors import SqlError
 
 
 class SilentHandle:

@@ -1,0 +1,228 @@
+"""Writes answers: whole, streamed or held back, encoded as the client takes them.
+
+What must hold:
+* The status line goes out when the first MiB of the result is there or the query has ended, so that
+  most failures get their own status. A later failure is told in the body, marked with the tag that
+  the headers announced, and the stream is broken off without its last chunk.
+* Bytes are copied here and nothing else: compressing happens in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from aiohttp import web
+
+from sql.http.body import STALL_S, CodingThreads, StalledError
+from sql.http.codings import CODINGS, Encoder
+from sql.http.engine import Summary
+from sql.http.errors import SqlError, sql_error
+from sql.http.gateway import Facts
+from sql.http.request import SqlRequest
+from sql.http.running import RunningQuery
+
+HOLD_BYTES = 1024 * 1024  # of a result, before its status line goes out
+SPOOL_BYTES = 4 * 1024 * 1024  # of a result that is waited for: in memory, and then on disk
+SPOOL_MAX_BYTES = 2 * 1024**3
+_INLINE_CODING_BYTES = 32 * 1024
+
+# https://clickhouse.com/docs/interfaces/http: codes that have an HTTP status of their own; the
+# others are 500.
+_STATUS = {
+    194: 401,
+    **dict.fromkeys((192, 193, 497, 512, 516), 403),
+    **dict.fromkeys((6, 25, 26, 27, 36, 38, 41, 44, 53, 62, 69, 72, 117, 151, 167, 168), 400),
+    **dict.fromkeys((220, 263, 289, 352, 371, 376, 427, 441, 675, 676), 400),
+    **dict.fromkeys((46, 47, 50, 56, 60, 63, 73, 81, 115, 336, 511, 106, 107), 404),
+    159: 408,
+    381: 411,
+    223: 413,
+    48: 501,
+    **dict.fromkeys((76, 209, 439), 503),
+}
+
+
+class AnswerWriter:
+    """`facts`: about the engine. `spool_dir`: where a long result waits (`wait_end_of_query`)."""
+
+    def __init__(self, facts: Facts, threads: CodingThreads, spool_dir: Path) -> None:
+        self._facts = facts
+        self._threads = threads
+        self._spool_dir = spool_dir
+
+    def failure(
+        self, error: SqlError, wanted: SqlRequest | None, status: int | None = None
+    ) -> web.Response:
+        """`wanted`: None where the request could not be read."""
+        status = status or _STATUS.get(error.code, 500)
+        headers = {} if wanted is None else self._headers(wanted, None)
+        headers["X-ClickHouse-Exception-Code"] = str(error.code)
+        headers["Content-Type"] = "text/plain; charset=UTF-8"
+        if error.code == 516:
+            headers["WWW-Authenticate"] = 'Basic realm="ClickHouse server HTTP API"'
+        return web.Response(
+            status=status, body=self._message(error).encode("utf-8", "replace"), headers=headers
+        )
+
+    async def whole(
+        self, wanted: SqlRequest, body: bytes, summary: Summary, fmt: str | None
+    ) -> web.Response:
+        """An answer whose end is known."""
+        headers = self._headers(wanted, fmt)
+        headers["X-ClickHouse-Summary"] = self._summary(wanted, summary)
+        if wanted.coding is not None and body:
+            encoder = CODINGS[wanted.coding].encoder()
+            body = await self._encode(encoder, body) + encoder.finish()
+            headers["Content-Encoding"] = wanted.coding
+        return web.Response(body=body, headers=headers)
+
+    async def stream(
+        self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str
+    ) -> web.StreamResponse:
+        """The result of a query, however long it is."""
+        try:
+            start = bytearray()
+            while len(start) < HOLD_BYTES:
+                piece = await query.read()
+                if not piece:
+                    query.close()
+                    return await self.whole(wanted, bytes(start), await query.done, fmt)
+                start += piece
+            if wanted.wait_end:
+                return await self._hold_back(request, wanted, query, fmt, bytes(start))
+            return await self._pass_on(request, wanted, query, fmt, bytes(start))
+        except BaseException:
+            query.abandon()
+            raise
+
+    async def _pass_on(
+        self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
+    ) -> web.StreamResponse:
+        """A long answer, as it comes."""
+        tag = secrets.token_hex(8)
+        headers = self._headers(wanted, fmt)
+        headers["X-ClickHouse-Exception-Tag"] = tag
+        encoder: Encoder | None = None
+        if wanted.coding is not None:
+            encoder = CODINGS[wanted.coding].encoder()
+            headers["Content-Encoding"] = wanted.coding
+        response = web.StreamResponse(headers=headers)
+        if request.version >= (1, 1):
+            response.enable_chunked_encoding()
+        await response.prepare(request)
+        if request.method == "HEAD":
+            query.abandon()
+            return response
+        piece = start
+        while piece:
+            await _write(response, await self._encode(encoder, piece))
+            # Writing to a fast client never waits, so others on the loop get their turn here.
+            await asyncio.sleep(0)
+            piece = await query.read()
+        query.close()
+        try:
+            await query.done
+        except SqlError as error:
+            told = _told_in_stream(self._message(error), tag)
+            await _write(
+                response, await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
+            )
+            if request.transport is not None:
+                # What was written still goes out; the last chunk does not.
+                request.transport.close()
+            return response
+        if encoder is not None:
+            await _write(response, encoder.finish())
+        await response.write_eof()
+        return response
+
+    async def _hold_back(
+        self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
+    ) -> web.StreamResponse:
+        """wait_end_of_query: nothing goes out before the query has ended well; what does not fit
+        into memory waits on disk.
+        """
+        encoder = CODINGS[wanted.coding].encoder() if wanted.coding is not None else None
+        spool: IO[bytes]
+        with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._spool_dir)) as spool:
+            piece = start
+            while piece:
+                if spool.tell() > SPOOL_MAX_BYTES:
+                    raise sql_error(
+                        396,
+                        "TOO_MANY_ROWS_OR_BYTES",
+                        f"Limit for result exceeded: wait_end_of_query holds {SPOOL_MAX_BYTES}"
+                        " bytes; leave it out to have the result streamed",
+                    )
+                await self._threads.call(spool.write, await self._encode(encoder, piece))
+                piece = await query.read()
+            query.close()
+            summary = await query.done
+            if encoder is not None:
+                spool.write(encoder.finish())
+            headers = self._headers(wanted, fmt)
+            headers["X-ClickHouse-Summary"] = self._summary(wanted, summary)
+            if wanted.coding is not None:
+                headers["Content-Encoding"] = wanted.coding
+            response = web.StreamResponse(headers=headers)
+            response.content_length = spool.tell()
+            spool.seek(0)
+            await response.prepare(request)
+            while request.method != "HEAD" and (
+                piece := await self._threads.call(spool.read, HOLD_BYTES)
+            ):
+                await _write(response, piece)
+            await response.write_eof()
+            return response
+
+    def _headers(self, wanted: SqlRequest, fmt: str | None) -> dict[str, str]:
+        facts = self._facts
+        headers = {
+            "X-ClickHouse-Query-Id": wanted.query_id,
+            "X-ClickHouse-Server-Display-Name": facts.host,
+            "X-ClickHouse-Timezone": facts.timezone,
+            "Content-Type": "text/plain; charset=UTF-8",
+        }
+        if fmt is not None:
+            headers["X-ClickHouse-Format"] = fmt
+            headers["Content-Type"] = facts.content_types.get(fmt, "text/plain; charset=UTF-8")
+        return headers
+
+    def _summary(self, wanted: SqlRequest, summary: Summary) -> str:
+        return summary.as_header(time.monotonic_ns() - wanted.started_ns)
+
+    def _message(self, error: SqlError) -> str:
+        text = error.message.rstrip("\n")
+        version = f"(version {self._facts.version})"
+        return f"{text}\n" if text.endswith(version) else f"{text} {version}\n"
+
+    async def _encode(self, encoder: Encoder | None, data: bytes) -> bytes:
+        if encoder is None:
+            return data
+        if len(data) <= _INLINE_CODING_BYTES:
+            return encoder.compress(data)
+        return await self._threads.call(encoder.compress, data)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    try:
+        async with asyncio.timeout(STALL_S):
+            await response.write(data)
+    except TimeoutError:
+        raise StalledError from None
+
+
+def _told_in_stream(message: str, tag: str) -> bytes:
+    """An exception inside of a body, as ClickHouse 25.11 and later write it."""
+    text = message.encode("utf-8", "replace")
+    return b"\r\n__exception__\r\n%s\r\n%s%d %s\r\n__exception__\r\n" % (
+        tag.encode(),
+        text,
+        len(text),
+        tag.encode(),
+    )

@@ -1,0 +1,69 @@
+"""The body of a request: decoded, in pieces, and no faster than it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from aiohttp import web
+
+from sql.http.codings import Decoder, decoder
+
+T = TypeVar("T")
+
+STALL_S = 300
+_CODING_THREADS = 2
+
+
+class StalledError(Exception):
+    """The client has sent or taken nothing for STALL_S, and holds a permit meanwhile."""
+
+
+class CodingThreads:
+    """Where bodies and answers are compressed and decompressed, so that the event loop goes on."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_CODING_THREADS, thread_name_prefix="sql-coding")
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Body:
+    """The request's body, decoded, in pieces."""
+
+    def __init__(self, request: web.Request, threads: CodingThreads) -> None:
+        self._content = request.content
+        self._decoder: Decoder | None = decoder(request.headers.get("Content-Encoding", ""))
+        self._threads = threads
+        self._pieces: AsyncIterator[bytes] = self._read()
+        self.complete = False
+
+    async def read(self) -> bytes:
+        """The next piece; empty, and `complete`, at the end. Raises CodingError, StalledError."""
+        piece = await anext(self._pieces, b"")
+        self.complete = not piece
+        return piece
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        while data := await self._received():
+            if self._decoder is None:
+                yield data
+                continue
+            pieces = self._decoder.decompress(data)
+            while (piece := await self._threads.call(next, pieces, None)) is not None:
+                yield piece
+        if self._decoder is not None:
+            self._decoder.finish()
+
+    async def _received(self) -> bytes:
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._content.readany()
+        except TimeoutError:
+            raise StalledError from None

@@ -1,0 +1,62 @@
+"""Errors of the HTTP interface, in ClickHouse's words."""
+
+from __future__ import annotations
+
+import re
+
+SYNTAX_ERROR = 62
+STD_EXCEPTION = 1001
+
+_CODE = re.compile(r"Code: (\d+)\. ")
+_REPEATED_HEAD = re.compile(r"^(Code: \d+\. DB::Exception: )(?:Code: \d+\. DB::Exception: )+")
+_REPEATED_TAIL = re.compile(r"(?: \(version [0-9.]+\)\. \(([A-Z_0-9]+)\))+(?= \(version|$)")
+
+
+class SqlError(Exception):
+    """An error as ClickHouse words it: `Code: 60. DB::Exception: ... (UNKNOWN_TABLE)`."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class CredentialsNeeded(SqlError):
+    """The request has no credentials, and nobody may ask without them."""
+
+
+def sql_error(code: int, name: str, message: str) -> SqlError:
+    """`code` and `name` as in ClickHouse's system.errors."""
+    return SqlError(code, _worded(code, name, message))
+
+
+def wrong_credentials(user: str, password: str) -> SqlError:
+    message = _worded(
+        516,
+        "AUTHENTICATION_FAILED",
+        f"{user or 'default'}: Authentication failed: password is incorrect,"
+        " or there is no user with such name.",
+    )
+    return SqlError(516, message) if user or password else CredentialsNeeded(516, message)
+
+
+def _worded(code: int, name: str, message: str) -> str:
+    return f"Code: {code}. DB::Exception: {message} ({name})"
+
+
+# What a chDB handle raises: the second when the message quotes bytes that are not UTF-8.
+ENGINE_ERRORS = (RuntimeError, UnicodeDecodeError)
+
+
+def engine_error(error: RuntimeError | UnicodeDecodeError) -> SqlError:
+    """The engine's exception, without the repetitions that chDB wraps around some of them."""
+    if isinstance(error, UnicodeDecodeError):
+        message = bytes(error.object).decode("utf-8", "replace")
+    else:
+        message = str(error)
+    text = _REPEATED_HEAD.sub(r"\1", message.strip())
+    text = _REPEATED_TAIL.sub(r"", text)
+    match = _CODE.search(text)
+    if match is None:
+        return sql_error(STD_EXCEPTION, "STD_EXCEPTION", text)
+    return SqlError(int(match[1]), text)

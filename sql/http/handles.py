@@ -1,0 +1,204 @@
+"""Handles of the engine for one statement: narrowed to what a role may, and given back clean.
+
+A handle belongs to one statement at a time. A handle on which a statement failed in `query` may
+hold rows of it and give them out with the next result (measured, chdb-core 26.9), so its output
+always goes to a pipe (running.py).
+
+Everything here blocks, and runs in a thread of the pool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sql.http.access import Role, Statement, judge
+from sql.http.engine import Handle, SqlEngine, run, set_statement
+from sql.http.errors import SYNTAX_ERROR, sql_error
+from sql.http.sessions import SqlSession
+from sql.http.text import identifier, is_enclosed, literal
+
+TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
+
+# Expressions in VALUES data would reach the function `file`; literals are read all the same.
+NO_EXPRESSIONS = {
+    "input_format_values_interpret_expressions": "0",
+    "input_format_values_deduce_templates_of_expressions": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlLimits:
+    """`max_queries`: statements that run at once; the others are of one statement."""
+
+    max_queries: int
+    max_threads: int
+    max_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTable:
+    """Data that a client sends along with its query, as a temporary table."""
+
+    name: str
+    structure: bytes
+    format: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class StatementContext:
+    """Who sends a statement, and what it runs with, beside the SQL itself."""
+
+    role: Role
+    database: str | None
+    settings: Mapping[str, str]
+    params: Mapping[str, bytes]  # in the escaped form of ClickHouse's HTTP interface
+    read_only: bool
+    session: SqlSession | None = None
+    tables: Sequence[ExternalTable] = ()
+
+    def text_params(self) -> dict[str, str]:
+        """Raises BAD_ARGUMENTS."""
+        try:
+            return {name: value.decode() for name, value in self.params.items()}
+        except UnicodeDecodeError:
+            raise sql_error(36, "BAD_ARGUMENTS", "Query parameters have to be UTF-8") from None
+
+
+class Handles(Protocol):
+    """Makes handles, and says what may run on them."""
+
+    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+        """A new handle that can do what this role may, and no more; `tables` are in it."""
+
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+        """How to run this statement. SqlError if it does not parse or this role may not run it."""
+
+
+class FencedHandles:
+    """Handles for people: access.py says what the fence is."""
+
+    def __init__(self, engine: SqlEngine, limits: SqlLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+
+    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+        """Takes 1 ms."""
+        limits = self._limits
+        fence = (
+            f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
+            f" os_thread_priority = {self._engine.read_nice}, implicit_select = 0,"
+            f" max_temporary_data_on_disk_size_for_query = {TEMPORARY_BYTES},"
+            " allow_introspection_functions = 0, profile = 'sql'"
+        )
+        handle: Handle = self._engine.handle()
+        try:
+            if tables:
+                # Readers may not make tables, so this is done for them, with a writer's rights.
+                run(handle, b"SET ROLE writer", "Null")
+                run(handle, fence.encode(), "Null")
+                for table in tables:
+                    load_table(handle, table)
+            run(handle, f"SET ROLE {role.value}".encode(), "Null")
+            if role is Role.READER:
+                fence += ", readonly = 2"
+            run(handle, fence.encode(), "Null")
+        except BaseException:
+            handle.close()
+            raise
+        return handle
+
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+        return judge(handle, sql, params, role)
+
+
+def prepare(handles: Handles, context: StatementContext) -> Handle:
+    """A handle for this statement: new or its session's, with its database and settings."""
+    session = context.session
+    if session is not None and session.handle is not None:
+        handle = session.handle
+        session.restore = _undo(handle, context)
+    else:
+        handle = handles.new(context.role, context.tables)
+    try:
+        if context.database is not None:
+            run(handle, b"USE " + identifier(context.database), "Null")
+        if context.settings:
+            run(handle, set_statement(context.settings), "Null")
+    except BaseException:
+        give_back(handle, context)
+        raise
+    return handle
+
+
+def give_back(handle: Handle, context: StatementContext) -> None:
+    """Close the handle, or leave it to its session as it was before this statement."""
+    session = context.session
+    if session is None or session.handle is not handle:
+        handle.close()
+        return
+    statements, session.restore = session.restore, []
+    for statement in statements:
+        run(handle, statement, "Null")
+
+
+def _undo(handle: Handle, context: StatementContext) -> list[bytes]:
+    """Statements that take back what this one will set: the settings of a request do not become
+    the session's.
+    """
+    statements = []
+    if context.database is not None:
+        current = run(handle, b"SELECT currentDatabase()", "TSVRaw").bytes()[:-1].decode()
+        statements.append(b"USE " + identifier(current))
+    if context.settings:
+        names = b", ".join(literal(name.encode()) for name in context.settings)
+        rows = run(
+            handle,
+            b"SELECT name, value FROM system.settings WHERE name IN (" + names + b")",
+            "JSONCompactEachRow",
+        )
+        before = dict(json.loads(line) for line in rows.bytes().splitlines())
+        if before:
+            statements.append(set_statement(before))
+    return statements
+
+
+def load_table(handle: Handle, table: ExternalTable) -> None:
+    """Make a temporary table and fill it. Raises SqlError."""
+    name = identifier(table.name)
+    if not is_enclosed(table.structure):
+        raise sql_error(
+            SYNTAX_ERROR, "SYNTAX_ERROR", f"The structure of {table.name} is not a list of columns"
+        )
+    create = b"CREATE TEMPORARY TABLE " + name + b" (" + table.structure + b"\n) ENGINE = Memory"
+    judge(handle, create, {}, Role.WRITER)
+    run(handle, create, "Null")
+    run(handle, set_statement(NO_EXPRESSIONS), "Null")
+    fd = os.memfd_create("external table")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(table.data)
+        source = f" FROM INFILE '/proc/self/fd/{fd}' FORMAT ".encode()
+        run(handle, b"INSERT INTO " + name + source + identifier(table.format), "Null")
+    finally:
+        os.close(fd)
+
+
+def close_the_file_system(handle: Handle) -> None:
+    """Make `default` a database like others.
+
+    chDB lays it over the local file system: every file is a table there, so that each use of the
+    database needs the right to read files. Its tables stay (measured, chdb-core 26.9); the engine
+    lays it anew at every start.
+    """
+    found = run(
+        handle, b"SELECT engine, uuid FROM system.databases WHERE name = 'default'", "TSVRaw"
+    )
+    engine, uuid_text = found.bytes().decode().split()
+    if engine == "Overlay":
+        run(handle, b"DETACH DATABASE default", "Null")
+        run(handle, f"ATTACH DATABASE default UUID '{uuid_text}' ENGINE = Atomic".encode(), "Null")

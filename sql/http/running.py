@@ -1,0 +1,232 @@
+"""Statements that run in a thread of the pool while the event loop reads or writes their data.
+
+What must hold:
+* A result is streamed in constant memory: the engine writes the finished document into a pipe (INTO
+  OUTFILE), the loop reads it as fast as the client does, and a full pipe makes the engine wait.
+* A statement that is abandoned is killed: the engine does not notice a closed pipe by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from sql.http.engine import Handle, Summary, new_mark, run
+from sql.http.errors import sql_error
+from sql.http.handles import StatementContext, give_back
+from sql.http.pool import Permit, StatementPool
+from sql.http.text import InsertData, OutputClause, identifier, output_clauses
+
+PIPE_BYTES = 1024 * 1024
+KILL_AGAIN_S = 0.5
+
+_F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
+
+
+class _Running:
+    """A statement in a thread of the pool; the engine knows it by a mark in its text.
+
+    It takes `permit` over, and gives it and the handle back when its thread is free.
+    """
+
+    def __init__(self, pool: StatementPool, permit: Permit) -> None:
+        self._pool = pool
+        self._permit = permit
+        self._abandoned = False
+        self.mark = new_mark()
+        self.done: asyncio.Future[Summary]
+
+    def _begin(
+        self, call: Callable[[], Summary], context: StatementContext, handle: Handle, pipe_end: int
+    ) -> None:
+        def in_thread() -> Summary:
+            try:
+                if self._abandoned:
+                    raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
+                return call()
+            finally:
+                os.close(pipe_end)
+                give_back(handle, context)
+
+        self.done = asyncio.wrap_future(self._pool.submit(in_thread))
+        self._permit = self._permit.hand_over()
+        self.done.add_done_callback(self._thread_free)
+
+    def _thread_free(self, done: asyncio.Future[Summary]) -> None:
+        self._permit.give_back()
+        if not done.cancelled():
+            # Whoever follows the statement to its end asks for it; after `abandon` nobody does.
+            done.exception()
+
+    async def _kill(self) -> bool:
+        """Whether the engine was told to end the statement; False: try again."""
+        told = await self._pool.kill(self.mark)
+        if not told:
+            # Not begun yet, or past its end: a moment later it is the one or the other.
+            await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
+        return told or self.done.done()
+
+
+class RunningQuery(_Running):
+    """A query, and the pipe that its result comes through."""
+
+    def __init__(
+        self,
+        pool: StatementPool,
+        permit: Permit,
+        handle: Handle,
+        context: StatementContext,
+        sql: bytes,
+        fmt: str,
+    ) -> None:
+        super().__init__(pool, permit)
+        self._out, into = _pipe()
+        os.set_blocking(self._out, False)
+        params = context.text_params()
+
+        def call() -> Summary:
+            return _write_result(handle, sql, fmt, into, self.mark, params)
+
+        self._begin(call, context, handle, into)
+
+    async def read(self) -> bytes:
+        """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
+        while True:
+            try:
+                return os.read(self._out, PIPE_BYTES)
+            except BlockingIOError:
+                await _ready(self._out, asyncio.get_running_loop().add_reader)
+
+    def close(self) -> None:
+        """After the last byte was read."""
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
+
+    def abandon(self) -> None:
+        """Nobody reads on: stop the query, in the background if need be."""
+        self._abandoned = True
+        self.close()
+        if not self.done.done():
+            self._pool.finish_later(self._stop())
+
+    async def _stop(self) -> None:
+        while not self.done.done():
+            if await self._kill():
+                await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
+
+
+class RunningInsert(_Running):
+    """An INSERT, and the pipe that its data goes through. Atomic up to one block of the engine.
+
+    Not by chDB's streaming insert, which reports success when the table refuses the rows
+    (measured, chdb 4.4: a full disk, a constraint).
+    """
+
+    def __init__(
+        self,
+        pool: StatementPool,
+        permit: Permit,
+        handle: Handle,
+        context: StatementContext,
+        head: InsertData,
+    ) -> None:
+        super().__init__(pool, permit)
+        out_of, self._in = _pipe()
+        os.set_blocking(self._in, False)
+        source = f"FROM INFILE '/dev/fd/{out_of}'".encode()
+        text = self.mark + head.statement(source)
+        params = context.text_params()
+
+        def call() -> Summary:
+            return Summary.of(run(handle, text, "TabSeparated", params))
+
+        self._begin(call, context, handle, out_of)
+
+    async def write(self, data: bytes) -> None:
+        """Hand data to the engine as fast as it reads. Raises SqlError if it reads no more."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._in, rest[:PIPE_BYTES]) :]
+            except BlockingIOError:
+                await _ready(self._in, asyncio.get_running_loop().add_writer)
+            except BrokenPipeError:
+                await asyncio.shield(self.done)
+                return
+
+    async def finish(self) -> Summary:
+        """All data was written. Raises SqlError if the engine refuses it."""
+        self._close()
+        return await asyncio.shield(self.done)
+
+    def abandon(self) -> None:
+        """The data will not be complete: keep nothing of it."""
+        self._abandoned = True
+        self._pool.finish_later(self._stop())
+
+    async def _stop(self) -> None:
+        # The engine would take the end of the pipe for the end of the data, so it is told before.
+        while self._in >= 0 and not self.done.done() and not await self._kill():
+            continue
+        self._close()
+        await asyncio.wait([self.done])
+
+    def _close(self) -> None:
+        if self._in >= 0:
+            os.close(self._in)
+            self._in = -1
+
+
+def _pipe() -> tuple[int, int]:
+    out, into = os.pipe()
+    # Past the system's limit for unprivileged users the pipe stays small, and works.
+    with suppress(OSError):
+        fcntl.fcntl(into, _F_SETPIPE_SZ, PIPE_BYTES)
+    return out, into
+
+
+def _write_result(
+    handle: Handle, sql: bytes, fmt: str, fd: int, mark: bytes, params: Mapping[str, str]
+) -> Summary:
+    """Run a query and write its result into the pipe."""
+    for clause in output_clauses(sql):
+        text = mark + _directed(sql, clause, fmt, fd)
+        report = handle.classify_query(text)
+        if report["statement_count"] == 1 and report["query_class"].name == "CONTROL":
+            # Some statements (SHOW) write nothing when the format of the call itself is Null.
+            return Summary.of(run(handle, text, "TabSeparated", params))
+    # Some statements (EXPLAIN AST) take no output clause; their result is as short as their text.
+    result = run(handle, mark + sql, fmt, params)
+    with suppress(BrokenPipeError), open(fd, "wb", closefd=False) as out:
+        out.write(result.bytes())
+    return Summary.of(result)
+
+
+def _directed(sql: bytes, clause: OutputClause, fmt: str, fd: int) -> bytes:
+    outfile = f" INTO OUTFILE '/dev/fd/{fd}' APPEND ".encode()
+    if clause.format is None:
+        outfile += b"FORMAT " + identifier(fmt) + b" "
+    return sql[: clause.position] + outfile + sql[clause.position :]
+
+
+async def _ready(fd: int, watch: Callable[..., None]) -> None:
+    """Wait for one end of a pipe; `watch` is the loop's add_reader or add_writer."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    watch(fd, _wake, ready)
+    try:
+        await ready
+    finally:
+        if watch == loop.add_reader:
+            loop.remove_reader(fd)
+        else:
+            loop.remove_writer(fd)
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,8 +1,10 @@
 """The clients, each made when the first test asks for it."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from tests.support.adapters import (
     KafkaPython,
     Kcat,
 )
+from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess
+from tests.support.sql_client import PASSWORD, USER, broker_with_writer, write
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +67,25 @@ def closed_port() -> Iterator[int]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    process = broker_with_writer(
+        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes="1073741824"
+    )
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def own_server(own_broker: Callable[..., BrokerProcess]) -> Callable[..., BrokerProcess]:
+    """A broker for one test alone, with these settings."""
+    return partial(own_broker, sql_user=USER, sql_password=PASSWORD)
+
+
+@pytest.fixture
+def table(server: BrokerProcess, request: pytest.FixtureRequest) -> str:
+    name = re.sub(r"\W", "_", request.node.name)[:100]
+    write(server, f"CREATE TABLE default.{name} (a Int64, b String) ENGINE = MergeTree ORDER BY a")
+    return f"default.{name}"

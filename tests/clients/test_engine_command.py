@@ -15,7 +15,6 @@ import aiohttp
 import clickhouse_connect
 import lz4.frame
 import pytest
-import zstandard
 from aiochclient import ChClient, ChClientError
 from click.testing import CliRunner, Result
 from clickhouse_connect.driver.exceptions import DatabaseError
@@ -145,7 +144,7 @@ def test_a_block_is_one_part_however_large(table: EngineProcess) -> None:
 
 @pytest.mark.parametrize(
     ("coding", "compress"),
-    [("lz4", lz4.frame.compress), ("zstd", zstandard.compress)],
+    [("lz4", lz4.frame.compress), ("zstd", zstd.compress)],
 )
 def test_a_block_may_come_compressed(table: EngineProcess, coding: str, compress: Any) -> None:
     body = compress(rows(range(10_000)))

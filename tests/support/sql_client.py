@@ -2,6 +2,8 @@
 
 import base64
 import http.client
+import re
+import socket
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from tests.support.broker_process import BrokerProcess
 
 USER, PASSWORD = "admin", "correct horse"
 ANSWER_LIMIT_S = 60.0
+MIB = 1024 * 1024
 
 
 def broker_with_writer(data_dir: Path, **settings: str) -> BrokerProcess:
@@ -102,3 +105,30 @@ def read(server: BrokerProcess, sql: str, **parameters: Any) -> str:
     answer = ask(server, sql, **parameters)
     assert answer.status == 200, answer.text
     return answer.text
+
+
+def raw_connection(server: BrokerProcess) -> socket.socket:
+    host, port = server.http.split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def running(server: BrokerProcess) -> list[str]:
+    """The statements of clients that run now, without the one that asks."""
+    text = write(
+        server,
+        "SELECT query FROM system.processes WHERE startsWith(query, '/* brokerhouse ')"
+        " AND query NOT LIKE '%system.processes%' FORMAT TSV",
+    )
+    return text.splitlines()
+
+
+def escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+
+
+def peak_bytes(server: BrokerProcess) -> int:
+    """The most memory that the process ever held."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match is not None
+    return int(match[1]) * 1024

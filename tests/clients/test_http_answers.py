@@ -1,0 +1,153 @@
+"""Answers of the HTTP interface: errors and their status, failures in the middle, long results."""
+
+import gzip
+import http.client
+import re
+import urllib.parse
+
+import pytest
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import (
+    MIB,
+    ask,
+    connect,
+    peak_bytes,
+    raw_connection,
+    read,
+    running,
+    send,
+)
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("sql", "status", "code", "words"),
+    [
+        ("SELEC 1", 400, 62, "failed at position 1 (SELEC)"),
+        ("SELECT 1 +\n\n+ )", 400, 62, "failed at position 15 ()) (line 3, col 3)"),
+        ("SELECT * FROM nosuch", 404, 60, "nosuch"),
+        ("SELECT nosuch", 404, 47, "nosuch"),
+        ("SELECT nosuch()", 404, 46, "nosuch"),
+        ("SELECT CAST(1, 'Nosuch')", 404, 50, "Nosuch"),
+        ("SELECT toInt8('x')", 400, 6, "Cannot parse"),
+        ("SELECT throwIf(1, 'bang')", 500, 395, "bang"),
+        ("SELECT 1 SETTINGS nosuch = 1", 404, 115, "nosuch"),
+        ("SELECT groupArray(number) FROM numbers(1000000000)", 500, 241, "memory limit"),
+        ("SELECT sum(cityHash64(number)) FROM system.numbers SETTINGS max_execution_time = 1",
+         408, 159, "TIMEOUT_EXCEEDED"),
+        ("SELECT 1; SELECT 2", 400, 62, "Multi-statements"),
+        ("", 400, 62, "empty"),
+        (";", 400, 62, "Empty query"),
+        ("SELECT '", 400, 62, "Syntax error"),
+    ],
+)  # fmt: skip
+def test_sql_that_fails_is_answered_as_clickhouse_answers(
+    server: BrokerProcess, sql: str, status: int, code: int, words: str
+) -> None:
+    answer = ask(server, sql)
+    assert (answer.status, answer.code) == (status, code), answer.text
+    assert answer.text.startswith(f"Code: {code}. DB::Exception: ")
+    assert words in answer.text
+    assert re.search(r"\([A-Z_]+\) \(version [\d.]+\)\n$", answer.text)
+    assert answer.text.count("DB::Exception") == 1
+
+
+BREAKS = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"
+
+
+def broken_off(server: BrokerProcess, **parameters: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = connect(server)
+    response = send(connection, BREAKS, headers={"Accept-Encoding": "gzip"}, **parameters)
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        response.read()
+    connection.close()
+    return response, broken.value.partial
+
+
+def test_a_failure_in_the_middle_is_told_in_the_body_and_breaks_the_stream(
+    server: BrokerProcess,
+) -> None:
+    response, body = broken_off(server, enable_http_compression="0")
+    tag = response.headers["X-ClickHouse-Exception-Tag"]
+    assert response.status == 200
+    assert re.fullmatch(r"\w{16}", tag)
+    rows, _, told = body.partition(b"\r\n__exception__\r\n")
+    assert set(rows) == set(b"0\n")
+    match = re.fullmatch(
+        rb"(\w+)\r\n(Code: 395.*bang.*\n)(\d+) (\w+)\r\n__exception__\r\n", told, re.DOTALL
+    )
+    assert match is not None
+    assert match[1] == match[4] == tag.encode()
+    assert int(match[3]) == len(match[2])
+
+
+def test_a_failure_in_the_middle_is_told_in_an_encoded_body_too(server: BrokerProcess) -> None:
+    _, body = broken_off(server, enable_http_compression="1")
+    assert b"__exception__" in gzip.decompress(body)
+
+
+def test_who_waits_for_the_end_gets_the_status_of_a_late_failure(server: BrokerProcess) -> None:
+    answer = ask(server, BREAKS, wait_end_of_query="1")
+    assert (answer.status, answer.code) == (500, 395)
+    assert answer.text.startswith("Code: 395")
+    whole = ask(server, "SELECT number FROM numbers(3000000)", wait_end_of_query="1")
+    assert whole.body.count(b"\n") == 3_000_000
+    assert "x-clickhouse-summary" in whole.headers
+
+
+def test_a_gigabyte_goes_through_in_constant_memory(server: BrokerProcess) -> None:
+    read(server, "SELECT number FROM numbers(1000000) FORMAT Null")
+    before = peak_bytes(server)
+    connection = connect(server)
+    response = send(connection, "SELECT number FROM numbers(134217728) FORMAT RowBinary")
+    length = last = 0
+    while chunk := response.read(4 * MIB):
+        length += len(chunk)
+        last = int.from_bytes(chunk[-8:], "little")
+    connection.close()
+    assert length == 1024 * MIB
+    assert last == 134217727
+    assert peak_bytes(server) - before < 100 * MIB
+
+
+def test_a_slow_reader_holds_the_query_back(server: BrokerProcess) -> None:
+    connection = connect(server)
+    response = send(
+        connection, "SELECT number AS slow_reader, repeat('x', 1000) FROM system.numbers"
+    )
+    response.read(1000)
+    before = peak_bytes(server)
+    for _ in range(50):  # each asks the server, so time passes
+        assert any("slow_reader" in query for query in running(server))
+    assert peak_bytes(server) - before < 50 * MIB
+    connection.close()
+    until(lambda: not any("slow_reader" in query for query in running(server)))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT sum(cityHash64(number)) AS left_alone FROM system.numbers",
+        "SELECT number AS left_alone FROM system.numbers",
+        "SELECT count() AS left_alone FROM numbers(100000000000) GROUP BY number % 10",
+    ],
+)
+@pytest.mark.parametrize("waits", ["0", "1"])
+def test_a_client_that_leaves_ends_its_query(server: BrokerProcess, sql: str, waits: str) -> None:
+    connection = connect(server)
+    url = "/?" + urllib.parse.urlencode({"wait_end_of_query": waits})
+    connection.request("POST", url, sql)
+    until(lambda: any("left_alone" in query for query in running(server)))
+    connection.close()
+    until(lambda: not any("left_alone" in query for query in running(server)))
+
+
+def test_an_old_client_gets_its_answer_and_the_end_of_the_connection(server: BrokerProcess) -> None:
+    with raw_connection(server) as raw:
+        raw.sendall(b"GET /?query=SELECT+number+FROM+numbers(1000000) HTTP/1.0\r\n\r\n")
+        answer = b""
+        while piece := raw.recv(MIB):
+            answer += piece
+    assert answer.count(b"\n") > 1_000_000
+    assert b"chunked" not in answer[:1000]

@@ -1,0 +1,89 @@
+"""Credentials of the HTTP interface, and who counts as a client on this machine."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import (
+    PASSWORD,
+    USER,
+    WRITER,
+    Answer,
+    ask,
+    basic,
+)
+
+
+def test_credentials_are_taken_from_everywhere(server: BrokerProcess) -> None:
+    sql = "SELECT currentRoles()"
+    ways: list[Answer] = [
+        ask(server, sql, headers=WRITER),
+        ask(server, sql, headers={"X-ClickHouse-User": USER, "X-ClickHouse-Key": PASSWORD}),
+        ask(server, sql, user=USER, password=PASSWORD),
+    ]
+    assert [answer.text for answer in ways] == ["['writer']\n"] * 3
+    for headers in ({}, basic("default", ""), {"X-ClickHouse-User": "default"}):
+        assert ask(server, sql, headers=headers).text == "['reader']\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        basic(USER, "wrong"),
+        basic(USER, ""),
+        basic("nobody", ""),
+        basic("default", PASSWORD),
+        basic("ädmin", "pässword"),
+        {"X-ClickHouse-User": USER},
+        {"X-ClickHouse-Key": PASSWORD},
+        {"Authorization": "Bearer abc"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic /////w=="},
+        {"Authorization": ""},
+        {**WRITER, "X-ClickHouse-User": USER},
+    ],
+)
+def test_wrong_credentials_are_refused_whatever_is_asked(
+    server: BrokerProcess, headers: dict[str, str]
+) -> None:
+    answer = ask(server, "SELECT 1", headers=headers)
+    assert (answer.status, answer.code) == (403, 516)
+    assert "AUTHENTICATION_FAILED" in answer.text
+    assert PASSWORD not in answer.text
+
+
+def test_without_anonymous_access_credentials_are_needed(
+    own_server: Callable[..., BrokerProcess],
+) -> None:
+    server = own_server(sql_anonymous="never")
+    answer = ask(server, "SELECT 1")
+    assert (answer.status, answer.code) == (401, 516)
+    assert answer.headers["www-authenticate"].startswith("Basic ")
+    assert ask(server, "SELECT 1", headers=WRITER).text == "1\n"
+    assert ask(server, method="GET", path="/ping").status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "evil.example:8123"},
+        {"X-Forwarded-For": "203.0.113.7"},
+        {"Forwarded": "for=203.0.113.7"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+def test_what_comes_through_a_browser_or_a_proxy_is_not_of_this_machine(
+    server: BrokerProcess, headers: dict[str, str]
+) -> None:
+    answer = ask(server, "SELECT 1", headers=headers)
+    assert (answer.status, answer.code) == (401, 516)
+    assert ask(server, "SELECT 1", headers={**headers, **WRITER}).text == "1\n"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "app.localhost", "127.0.0.1", "[::1]"]
+)
+def test_names_of_this_machine_are_of_this_machine(server: BrokerProcess, host: str) -> None:
+    assert ask(server, "SELECT 1", headers={"Host": host}).text == "1\n"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip as gzip_file
 import io
 import struct
-import sys
 import zlib
 from enum import IntEnum
 from typing import Final, Protocol
@@ -22,12 +21,8 @@ from typing import Final, Protocol
 import cramjam
 import lz4.frame
 
+from common.zstd import zstd
 from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 _PIECE_BYTES: Final = 1 << 20
 # In an LZ4 frame, after its magic number of 4 bytes:

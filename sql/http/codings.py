@@ -10,17 +10,13 @@ bomb takes the client's time and not the broker's memory. An encoder is a plain 
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import lz4.frame
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from common.zstd import zstd
 
 PIECE_BYTES = 1024 * 1024
 # A frame names the window that its decoder has to keep. 128 MiB is what zstd itself accepts.

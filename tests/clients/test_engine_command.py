@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from broker.cli import engine as cli_engine
+from common.zstd import zstd
 from storage.blocks import STRING, UINT64, Table, block
 from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT, free_port

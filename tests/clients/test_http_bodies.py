@@ -2,13 +2,13 @@
 
 import gzip
 import random
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 
 import lz4.frame
 import pytest
 
+from common.zstd import zstd
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import (
     MIB,
@@ -22,11 +22,6 @@ from tests.support.sql_client import (
     write,
 )
 from tests.support.waiting import until
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 
 def test_an_insert_with_its_data_in_any_place(server: BrokerProcess, table: str) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 
+from common.zstd import zstd
 from sql.http.codings import CODINGS, PIECE_BYTES, CodingError, UnknownCoding, choose, decoder
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 RANDOM = random.Random(1).randbytes(3 * PIECE_BYTES)
 TEXT = RANDOM + bytes(20 * PIECE_BYTES) + b"end"

@@ -1,8 +1,8 @@
-"""`brokerhouse migrate`, `check` and `slots`: what is done to a cluster from outside of it.
+"""`brokerhouse migrate`, `check` and `slots`: commands for the administrator of a cluster.
 
-They talk to ClickHouse, not to brokers, and take the file that the brokers are started with. Every
-change of the slot map is one compare-and-set, as the brokers make them, so they may run beside
-brokers and beside each other.
+They talk to ClickHouse, not to brokers, and read the file that the brokers are started with. They
+change the slot map as brokers do, by one compare-and-set, so they may run beside brokers and beside
+each other.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import click
 
+from broker.cli.options import WrongSettings, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
-from broker.config import CONFIG_FILE_ENV, ConfigError
+from broker.config import CONFIG_FILE_ENV
 from common.console import console, new_table
 from storage.engine import EngineError
 from storage.registry import Registry
@@ -31,19 +32,11 @@ MOVE_TIMEOUT_S = 120.0
 T = TypeVar("T")
 
 
-class WrongCluster(click.ClickException):
-    """What is wrong with the file, in one sentence."""
-
-    exit_code = 2
-
-
 def _to_cluster(_context: click.Context, _parameter: click.Parameter, path: Path) -> ClusterConfig:
-    try:
+    with settings_errors():
         config = load_cluster(path)
-    except ConfigError as error:
-        raise WrongCluster(str(error)) from error
     if config is None:
-        raise WrongCluster(f"{path} has no table [cluster]: see docs/cluster.md")
+        raise WrongSettings(f"{path} has no table [cluster]: see docs/cluster.md")
     return config
 
 
@@ -63,9 +56,9 @@ config_option = click.option(
 @click.command()
 @config_option
 def migrate(config: ClusterConfig) -> None:
-    """Make or update the tables of a cluster.
+    """Create or update the tables of a cluster.
 
-    Brokers do so too when they start. However many do it at once, each change is made once.
+    Brokers also do this when they start. Each change is made once, however many do it at a time.
     """
     from broker.cluster import servers as cluster_servers
 
@@ -83,7 +76,7 @@ def migrate(config: ClusterConfig) -> None:
 @click.command()
 @config_option
 def check(config: ClusterConfig) -> None:
-    """Say what is wrong with a cluster, one line for each finding. Changes nothing."""
+    """Print what is wrong with a cluster, one line for each finding. Changes nothing."""
     from broker.cluster.check import findings
 
     found = _run(findings(config))
@@ -97,7 +90,7 @@ def check(config: ClusterConfig) -> None:
 
 @click.group()
 def slots() -> None:
-    """Show which shard and which broker has which slots, and move them."""
+    """Show which shard and which broker owns which slots, and move them."""
 
 
 @slots.command()
@@ -142,14 +135,16 @@ def _to_slots(_context: click.Context, _parameter: click.Parameter, text: str) -
 )
 @click.option("--to", "shard", metavar="SHARD", required=True, help="Its name in the file.")
 def move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
-    """Let the new records of some slots go to another shard.
+    """Write the new records of some slots to another shard.
 
-    What is there stays where it is and stays readable; groups stay as well. Returns when all
-    brokers that own these slots write to the new shard. May be run again at any time.
+    Records that are stored stay where they are and can still be read; groups stay as well. Returns
+    when all brokers that own these slots write to the new shard. May be run again at any time.
     """
     if config.shard(shard) is None:
         names = ", ".join(each.name for each in config.shards)
-        raise click.BadParameter(f"{shard!r} is no shard of the file ({names})", param_hint="--to")
+        raise click.BadParameter(
+            f"the file has no shard {shard!r}, only {names}", param_hint="--to"
+        )
     _run(_move(config, numbers, shard))
 
 
@@ -164,8 +159,8 @@ async def _move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
                 click.echo(f"{told} of {len(numbers)} slots still write to another shard")
             if time.monotonic() > deadline:
                 raise click.ClickException(
-                    f"the owners of slots {_as_ranges(waiting)} have not followed in "
-                    f"{MOVE_TIMEOUT_S:.0f} s: they will when they can; see `brokerhouse slots show`"
+                    f"the owners of slots {_as_ranges(waiting)} still write to another shard "
+                    f"after {MOVE_TIMEOUT_S:.0f} s; `brokerhouse slots show` shows when they follow"
                 )
             await asyncio.sleep(POLL_S)
     click.echo(f"new records of {len(numbers)} slots go to {shard}")
@@ -185,7 +180,7 @@ async def _write_move(registry: Registry, numbers: list[int], shard: str) -> Non
         current = await _slot_map(registry) if row is None else SlotMap.from_text(row.value)
         if numbers[-1] >= len(current.slots):
             raise click.ClickException(
-                f"there is no slot {numbers[-1]}: the last one is {len(current.slots) - 1}"
+                f"slot {numbers[-1]} does not exist: the last one is {len(current.slots) - 1}"
             )
         wanted = current.move(numbers, shard)
         if wanted == current or await registry.compare_and_set(SLOTS_KEY, row, wanted.to_text()):
@@ -195,12 +190,12 @@ async def _write_move(registry: Registry, numbers: list[int], shard: str) -> Non
 async def _slot_map(registry: Registry) -> SlotMap:
     row = await registry.get(SLOTS_KEY)
     if row is None:
-        raise click.ClickException("there is no slot map yet: the first broker makes it")
+        raise click.ClickException("there is no slot map yet: the first broker to start makes it")
     return SlotMap.from_text(row.value)
 
 
 def _behind(current: SlotMap, numbers: Iterable[int]) -> list[int]:
-    """Those whose owner has not taken notice yet."""
+    """Those whose owner does not write to the new shard yet."""
     return [number for number in numbers if current.slots[number].behind]
 
 
@@ -210,7 +205,7 @@ def _ranges(current: SlotMap) -> Iterator[tuple[str, Slot]]:
 
 
 def _as_ranges(numbers: list[int]) -> str:
-    """Such as `0-15,20`. In order, without repeats."""
+    """Such as `0-15,20`. `numbers` are in order and without repeats."""
     runs = groupby(enumerate(numbers), key=lambda each: each[1] - each[0])
     parts = []
     for _, run in runs:
@@ -220,8 +215,8 @@ def _as_ranges(numbers: list[int]) -> str:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Whatever the servers answer or fail to answer becomes one sentence."""
-    # What the parts below log on their way is not for whoever reads the outcome.
+    """Turns every error of the servers into one sentence."""
+    # Log lines of the parts below would only repeat what is printed.
     logging.getLogger("storage").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)

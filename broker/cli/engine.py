@@ -1,34 +1,19 @@
-"""`brokerhouse engine`: the embedded ClickHouse alone, for clusters on one machine."""
+"""`brokerhouse engine`: the embedded ClickHouse without a broker, for clusters on one machine."""
 
 import click
 
 from broker import config
-from broker.config import ConfigError
-from common.address import Address, parse_address
+from broker.cli.options import settings_errors, to_addresses
+from common.address import Address
 from common.logging import log_to_stderr
-
-
-class WrongSettings(click.ClickException):
-    """What is wrong with the settings, in one sentence."""
-
-    exit_code = 2
-
-
-def _addresses(
-    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
-) -> tuple[Address, ...]:
-    try:
-        return tuple(map(parse_address, texts))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def _keepers(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Address, ...]:
-    keepers = _addresses(context, parameter, texts)
+    keepers = to_addresses(context, parameter, texts)
     if any(keeper.port == 0 for keeper in keepers):
-        raise click.BadParameter("nothing listens on port 0: name the port of the Keeper")
+        raise click.BadParameter("nothing listens on port 0: write the port of the Keeper")
     return keepers
 
 
@@ -43,11 +28,12 @@ def _keepers(
     "--http",
     "listen",
     metavar="HOST:PORT",
-    callback=_addresses,
+    callback=to_addresses,
     multiple=True,
     default=("127.0.0.1:8123",),
     show_default=True,
-    help="Where it is served; port 0 takes a free one. Repeated, each is a replica in sync.",
+    help="Where clients connect; port 0 takes a free port. May be repeated: each address is then a "
+    "replica in sync.",
 )
 @click.option(
     "--keeper",
@@ -57,12 +43,13 @@ def _keepers(
     multiple=True,
     help="A ZooKeeper or ClickHouse Keeper, for KeeperMap and replicated tables; may be repeated.",
 )
-@click.option("--shard", default="1", show_default=True, help="Macro {shard}.")
-@click.option("--replica", default="1", show_default=True, help="Macro {replica}.")
+@click.option("--shard", default="1", show_default=True, help="Value of the macro {shard}.")
+@click.option("--replica", default="1", show_default=True, help="Value of the macro {replica}.")
 @click.option(
     "--sql-user",
     metavar="NAME",
-    help="Who may do everything, with BROKERHOUSE_SQL_PASSWORD; not set: clients on this machine.",
+    help="User who may do everything, with BROKERHOUSE_SQL_PASSWORD; if not set, every client on "
+    "this machine may.",
 )
 @click.option("--fsync/--no-fsync", default=None, help="Flush every insert to the disk.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -82,19 +69,17 @@ def engine(
 
     It stands in for a ClickHouse server, so that a cluster of brokers runs on one machine. It does
     not replicate. Other configuration of ClickHouse goes into engine.d/*.xml in the data directory.
-    Environment variables and a BROKERHOUSE_CONFIG file count as for `serve`. When it can be
-    reached, one line is printed:
+    Environment variables and a BROKERHOUSE_CONFIG file count as for `serve`. When clients can
+    connect, one line is printed:
 
         ready http=127.0.0.1:8123
     """
     flags = {
         "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level
     }  # fmt: skip
-    try:
+    with settings_errors():
         settings = config.load(flags).settings
         config.prepare_data_dir(settings)
-    except ConfigError as error:
-        raise WrongSettings(str(error)) from error
 
     from sql.http import engine_server
 

@@ -1,7 +1,7 @@
-"""`brokerhouse jobs`: work over the whole log, done by Spark.
+"""`brokerhouse jobs`: Spark jobs that read the whole log.
 
-The jobs themselves are in spark_jobs/, which is imported when one is run and not before: the
-broker needs neither Spark nor Java.
+The jobs themselves are in spark_jobs/. It is imported only when a job is run, because the broker
+needs neither Spark nor Java. No other file of broker/ imports spark_jobs/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JOBS = {
     "audit": "Offsets that are missing, doubled or out of order; commits that go back.",
     "compaction": "Keeps the latest record of each key, where cleanup.policy has compact.",
 }
-"""What there is, and its module in spark_jobs/."""
+"""Every job: the name of its module in spark_jobs/, and what it does."""
 
 
 @click.group()

@@ -1,8 +1,8 @@
 """`brokerhouse sql`: one query over HTTP, and its answer as a table, or byte for byte.
 
-Talks ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http), so it works
-against any ClickHouse. Nothing holds a whole answer: bytes are passed on as they come, and a table
-on a terminal stops after MAX_TABLE_ROWS.
+It speaks ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http), so it works
+against any ClickHouse. A whole answer is never held in memory: bytes are printed as they arrive,
+and a table on a terminal stops after MAX_TABLE_ROWS.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ PIPE_FORMAT = "TabSeparatedWithNames"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Where SQL goes, and as whom."""
+class SqlServer:
+    """The server to ask, and the user to ask it as."""
 
     url: URL
     user: str | None
@@ -78,15 +78,16 @@ def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:
     """Run QUERY and print the answer.
 
-    A table on a terminal, tab-separated lines with a header elsewhere; another format with
-    --format or at the end of the query. QUERY may be - to read it from standard input.
+    The answer is a table on a terminal, and tab-separated lines with a header elsewhere. Another
+    format is chosen with --format or at the end of the query. If QUERY is -, it is read from
+    standard input.
     """
     if query == "-":
         query = sys.stdin.read()
     wanted = output or (TABLE_FORMAT if sys.stdout.isatty() else PIPE_FORMAT)
     draw = output is None and sys.stdout.isatty()
     try:
-        asyncio.run(_run(Server(http, user, password), query, wanted, draw))
+        asyncio.run(_run(SqlServer(http, user, password), query, wanted, draw))
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise click.ClickException(
@@ -94,12 +95,14 @@ def sql(query: str, output: str | None, http: URL, user: str | None, password: s
             "or name another with --http"
         ) from error
     except aiohttp.ClientPayloadError as error:
-        raise click.ClickException(f"{http} broke the answer off: it is not complete") from error
+        raise click.ClickException(
+            f"{http} closed the connection before the answer was complete"
+        ) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise click.ClickException(f"{http} does not answer as ClickHouse does: {error}") from error
 
 
-async def _run(server: Server, query: str, output: str, draw: bool) -> None:
+async def _run(server: SqlServer, query: str, output: str, draw: bool) -> None:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with (
         aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
@@ -109,11 +112,11 @@ async def _run(server: Server, query: str, output: str, draw: bool) -> None:
     ):
         if response.status != 200:
             raise click.ClickException(_failure(response.status, await response.text()))
-        # A FORMAT in the query itself wins over the one asked for here.
+        # A FORMAT in the query itself takes precedence over `output`.
         if draw and response.headers.get("X-ClickHouse-Format", output) == output:
-            await _draw(response)
+            await _print_table(response)
         else:
-            await _pass_on(response, sys.stdout.buffer)
+            await _print_bytes(response, sys.stdout.buffer)
 
 
 def _failure(status: int, body: str) -> str:
@@ -122,14 +125,14 @@ def _failure(status: int, body: str) -> str:
     return message.partition(" (version ")[0] or f"the server answered HTTP {status}"
 
 
-async def _pass_on(response: aiohttp.ClientResponse, sink: BinaryIO) -> None:
+async def _print_bytes(response: aiohttp.ClientResponse, sink: BinaryIO) -> None:
     async for chunk in _body(response):
         sink.write(chunk)
         sink.flush()
 
 
 async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The answer; a failure halfway, told in its midst (ClickHouse 25.11 on), is raised."""
+    """The answer. Raises a failure that the server reports inside it (ClickHouse 25.11 on)."""
     tag = response.headers.get("X-ClickHouse-Exception-Tag")
     if tag is None:
         async for chunk in response.content.iter_any():
@@ -141,27 +144,27 @@ async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         before, found, after = (held + chunk).partition(marker)
         if found:
             yield before
-            raise click.ClickException(await _told_halfway(response, after, tag))
-        # The last bytes may be the beginning of the marker.
+            raise click.ClickException(await _failure_inside(response, after, tag))
+        # The last bytes may be the start of the marker.
         yield before[: 1 - len(marker)]
         held = before[1 - len(marker) :]
     yield held
 
 
-async def _told_halfway(response: aiohttp.ClientResponse, start: bytes, tag: str) -> str:
+async def _failure_inside(response: aiohttp.ClientResponse, start: bytes, tag: str) -> str:
     """The message between the marker and its length, which is followed by the tag."""
     told = start
     try:
         while len(told) < MAX_MESSAGE_BYTES and (chunk := await response.content.readany()):
             told += chunk
     except aiohttp.ClientPayloadError:
-        # After its message the server ends the stream without a last chunk, on purpose.
+        # After its message the server deliberately ends the stream without a last chunk.
         pass
     message = re.split(rf"\d+ {re.escape(tag)}\r\n", told.decode("utf-8", "replace"))[0]
     return _failure(response.status, message)
 
 
-async def _draw(response: aiohttp.ClientResponse) -> None:
+async def _print_table(response: aiohttp.ClientResponse) -> None:
     lines = _lines(response)
     names = await anext(lines, None)
     types = await anext(lines, None)
@@ -182,7 +185,7 @@ async def _draw(response: aiohttp.ClientResponse) -> None:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[list[str]]:
-    """Lines of TabSeparated as columns, still escaped; a line may be longer than any buffer."""
+    """The columns of each line of TabSeparated, still escaped. A line may be of any length."""
     rest = b""
     async for chunk in _body(response):
         *whole, rest = (rest + chunk).split(b"\n")

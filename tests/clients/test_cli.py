@@ -275,7 +275,7 @@ def test_tail_starts_where_it_is_told(
     assert output("tail", topic, *to) == ""
     assert output("tail", topic, "--offset", "5", *to) == ""
     assert complaint(1, "tail", topic, "--offset", "6", *to) == (
-        f"offset 6 is outside of partition 0 of {topic}, which goes from 0 to 5"
+        f"offset 6 is out of range: partition 0 of {topic} starts at 0 and ends at 5"
     )
     assert complaint(1, "tail", topic, "--partition", "7", *to) == (
         f"topic {topic} has no partition 7"

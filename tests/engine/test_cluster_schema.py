@@ -329,8 +329,8 @@ def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
 
 
 REFUSED = {
-    "no such slot": (("--slots", "3-8", "--to", "two"), "there is no slot 8: the last one is 7"),
-    "no such shard": (("--slots", "3", "--to", "x"), "'x' is no shard of the file (one, two)"),
+    "no such slot": (("--slots", "3-8", "--to", "two"), "slot 8 does not exist: the last one is 7"),
+    "no such shard": (("--slots", "3", "--to", "x"), "the file has no shard 'x', only one, two"),
     "no slots": (("--slots", "three", "--to", "two"), 'write slots like "0-31" or "0-15,40"'),
 }
 
@@ -349,7 +349,7 @@ def test_before_the_first_broker_there_are_no_slots_to_show(cluster: Cluster) ->
     cluster.run("migrate")
     done = cluster.run("slots", "show")
     assert done.exit_code == 1
-    assert "there is no slot map yet: the first broker makes it" in done.output
+    assert "there is no slot map yet: the first broker to start makes it" in done.output
 
 
 def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:

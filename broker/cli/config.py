@@ -1,0 +1,91 @@
+"""`brokerhouse config`: prints every setting. Also how commands read the settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from broker import config
+from broker.cli.options import settings_errors
+from broker.config import Configuration, SettingRow, Settings
+from common.console import console, new_table
+
+config_file_option = click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help=f"TOML file with settings; also {config.CONFIG_FILE_ENV}.",
+)
+
+
+def load_settings(flags: dict[str, Any], config_file: Path | None) -> Configuration:
+    """The settings from all sources; flags that are None were not given."""
+    with settings_errors():
+        return config.load(flags, config_file)
+
+
+@click.command("config")
+@config_file_option
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["table", "toml", "json"]),
+    default="table",
+    show_default=True,
+    help="A table to read, a file for --config, or JSON.",
+)
+def show_config(config_file: Path | None, output: str) -> None:
+    """Print every setting, its default and its meaning.
+
+    Also the unit of each value and where it comes from: a flag, the environment, a file.
+    """
+    configuration = load_settings({}, config_file)
+    rows = list(config.rows(configuration))
+    match output:
+        case "toml":
+            click.echo(_as_toml(rows), nl=False)
+        case "json":
+            click.echo(json.dumps([_as_json(row) for row in rows], indent=2))
+        case _:
+            console().print(_as_table(rows))
+
+
+def _as_table(rows: list[SettingRow]) -> Table:
+    table = new_table("setting", "value", "default", "unit", "meaning", "source")
+    for row in rows:
+        style = "" if row.source == "default" else "green"
+        table.add_row(
+            row.name,
+            Text(row.value, style),
+            row.default,
+            row.unit,
+            row.description,
+            Text(row.source, style),
+        )
+    return table
+
+
+def _as_toml(rows: list[SettingRow]) -> str:
+    """A file that `--config` takes. Settings without a value, and secrets, are comments in it."""
+    blocks = []
+    for row in rows:
+        about = f"# {row.description} ({row.unit}; default: {row.default or 'not set'})"
+        hidden = row.unit == "secret" or not row.value
+        blocks.append(f"{about}\n{'# ' if hidden else ''}{row.name} = {_toml_value(row)}\n")
+    return "\n".join(blocks)
+
+
+def _toml_value(row: SettingRow) -> str:
+    if row.unit == "secret" or not row.value:
+        return '""'
+    if isinstance(Settings.model_fields[row.name].default, int):
+        return row.value
+    return json.dumps(row.value, ensure_ascii=False)
+
+
+def _as_json(row: SettingRow) -> dict[str, str]:
+    return {name: getattr(row, name) for name in SettingRow.__slots__}

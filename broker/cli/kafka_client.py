@@ -1,0 +1,189 @@
+"""Kafka's client, as the commands that talk to a running broker use it.
+
+They are ordinary clients (kafka-python) and know nothing of the broker's inside, so they work
+against any Kafka. Nothing here joins a group or creates a topic that was not asked for. Whatever
+goes wrong becomes one sentence.
+"""
+
+import signal
+import socket
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from broker.cli.options import to_address
+from common.address import Address
+from common.environment import ENV_PREFIX
+
+if TYPE_CHECKING:
+    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+    from kafka.net.compat import KafkaNetClient
+
+CONNECT_TIMEOUT_S = 5.0
+BOOTSTRAP_TIMEOUT_MS = 10_000
+REQUEST_TIMEOUT_MS = 30_000
+
+bootstrap_option = click.option(
+    "--bootstrap",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9092",
+    envvar=ENV_PREFIX + "KAFKA",
+    callback=to_address,
+    show_default=True,
+    show_envvar=True,
+    help="The broker to ask.",
+)
+
+
+@contextmanager
+def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
+    """An admin client. An error that Kafka answers, or no answer, becomes one sentence."""
+    with _kafka_errors(bootstrap):
+        from kafka import KafkaAdminClient
+
+        _connect_once(bootstrap)
+        with KafkaAdminClient(
+            bootstrap_servers=str(bootstrap),
+            # The table consumer_offsets shows it beside the offsets that these commands commit.
+            client_id="brokerhouse",
+            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+        ) as admin:
+            yield admin
+
+
+@contextmanager
+def consumer_client(bootstrap: Address) -> "Iterator[KafkaConsumer]":
+    """A consumer outside of any group; errors as in `admin_client`."""
+    with _kafka_errors(bootstrap):
+        from kafka import KafkaConsumer
+
+        with KafkaConsumer(
+            bootstrap_servers=str(bootstrap),
+            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            kafka_client=_client_that_creates_no_topics,
+        ) as consumer:
+            yield consumer
+
+
+def _client_that_creates_no_topics(**configs: Any) -> "KafkaNetClient":
+    """Without this, a consumer would create a deleted topic again.
+
+    The consumer's own option `allow_auto_create_topics` does not reach its metadata requests
+    (kafka-python 3.0.12).
+    """
+    from kafka.net.compat import KafkaNetClient
+
+    client = KafkaNetClient(**configs)
+    client.cluster.config["allow_auto_create_topics"] = False
+    return client
+
+
+@contextmanager
+def _kafka_errors(bootstrap: Address) -> Iterator[None]:
+    import logging
+
+    from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError
+
+    # The client's log repeats at length what is reported here.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        yield
+    except BrokerResponseError as error:
+        raise click.ClickException(f"{bootstrap} answered {explained(type(error))}") from error
+    except KafkaTimeoutError as error:
+        raise click.ClickException(f"{bootstrap} does not answer as a Kafka broker") from error
+    except KafkaError as error:
+        raise click.ClickException(f"{bootstrap} failed: {error}") from error
+
+
+def _connect_once(bootstrap: Address) -> None:
+    """Fails at once where nothing listens. Kafka's client would go on trying."""
+    try:
+        socket.create_connection(bootstrap, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise click.ClickException(
+            f"no broker at {bootstrap} ({reason}): start one with `brokerhouse serve`, "
+            "or name another with --bootstrap"
+        ) from error
+
+
+def existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Descriptions of topics, all of which must exist."""
+    for topic in found:
+        raise_for(topic["error_code"], None, f"topic {topic['name']}")
+    return found
+
+
+def partitions_of(admin: "KafkaAdminClient", topic: str) -> list[int]:
+    """The partitions of a topic, which must exist."""
+    [described] = existing(admin.describe_topics([topic]))
+    return sorted(part["partition_index"] for part in described["partitions"])
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """The offsets that a partition holds: from `start` to just before `end`."""
+
+    start: int
+    end: int
+
+
+def partition_ranges(
+    admin: "KafkaAdminClient", partitions: "Collection[TopicPartition]"
+) -> "dict[TopicPartition, PartitionRange]":
+    """What each of these partitions, which must exist, holds."""
+    from kafka.admin import OffsetSpec
+
+    if not partitions:
+        return {}
+    starts = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    ends = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    return {part: PartitionRange(starts[part].offset, ends[part].offset) for part in partitions}
+
+
+def raise_for(error_code: int, message: str | None, subject: str) -> None:
+    """Turns an error code in an answer into a sentence about `subject`."""
+    if error_code == 0:
+        return
+    from kafka.errors import UnknownTopicOrPartitionError, for_code
+
+    error = for_code(error_code)
+    if error is UnknownTopicOrPartitionError:
+        raise click.ClickException(f"{subject} does not exist")
+    raise click.ClickException(f"{subject}: {message or explained(error)}")
+
+
+def explained(error: type[Any]) -> str:
+    """The name of an error of Kafka, and what Kafka says about it."""
+    return f"{error.message}: {error.description}"
+
+
+@contextmanager
+def ctrl_c() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event and raises nothing; a second one raises.
+
+    kafka-python's event loop would treat an exception raised inside it as the failure of a task,
+    and go on.
+    """
+    ending = threading.Event()
+    former = signal.getsignal(signal.SIGINT)
+
+    def end(*_: object) -> None:
+        ending.set()
+        signal.signal(signal.SIGINT, former)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield ending
+    finally:
+        signal.signal(signal.SIGINT, former)

@@ -1,0 +1,79 @@
+"""The option --watch: what a command shows, drawn again every so many seconds until Ctrl-C."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import click
+from rich.console import Group as Stacked
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from broker.cli.kafka_client import ctrl_c
+from common.console import console
+
+DEFAULT_WATCH_S = "2"
+MIN_WATCH_S, MAX_WATCH_S = 0.1, 86_400.0
+
+
+def _to_seconds(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        # The option's value is optional: click reads a group's name that follows it as the value.
+        raise click.BadParameter(
+            f"{text!r} is not a number of seconds; to give no number, write --watch last"
+        ) from None
+    if not MIN_WATCH_S <= seconds <= MAX_WATCH_S:
+        raise click.BadParameter(f"write {MIN_WATCH_S} to {MAX_WATCH_S:.0f} seconds")
+    return seconds
+
+
+watch_option = click.option(
+    "--watch",
+    "watch_s",
+    metavar="[SECONDS]",
+    callback=_to_seconds,
+    is_flag=False,
+    flag_value=DEFAULT_WATCH_S,
+    help=f"Draw again every so many seconds ({DEFAULT_WATCH_S}, if not given) until Ctrl-C. "
+    "While the broker is away, keep trying.",
+)
+
+
+def show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
+    """Draws once; or, with a time between two drawings, until Ctrl-C."""
+    if watch_s is None:
+        console().print(draw())
+        return
+    with suppress(KeyboardInterrupt), ctrl_c() as ending:
+        frames = _frames(draw, watch_s, ending)
+        if not sys.stdout.isatty():
+            for frame in frames:
+                console().print(frame, "")
+            return
+        with Live(next(frames), console=console(), auto_refresh=False) as live:
+            for frame in frames:
+                live.update(frame, refresh=True)
+
+
+def _frames(
+    draw: Callable[[], RenderableType], watch_s: float, ending: threading.Event
+) -> Iterator[RenderableType]:
+    """The first drawing must succeed. When a later one fails, its error is shown instead."""
+    seen = draw()
+    while True:
+        yield Stacked(Text(datetime.now(UTC).isoformat(timespec="seconds")), seen)
+        if ending.wait(watch_s):
+            return
+        try:
+            seen = draw()
+        except click.ClickException as error:
+            seen = Text(f"{error.message}; trying again")

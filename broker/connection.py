@@ -18,9 +18,9 @@ from typing import cast
 
 from kafka.protocol.api_message import ApiMessage
 
-from broker.api import HANDLERS
-from broker.api.context import CloseConnection, RequestContext
-from broker.api.metadata import unsupported_api_versions
+from broker.api import APIS
+from broker.api.api_versions import unsupported_api_versions
+from broker.api.context import Api, CloseConnection, RequestContext
 from broker.node import Broker
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
@@ -42,8 +42,8 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
-        self._waiting: deque[tuple[Request, int]] = deque()
-        self._running: deque[tuple[Request, int, asyncio.Task[ApiMessage | None]]] = deque()
+        self._waiting: deque[tuple[Request[Api], int]] = deque()
+        self._running: deque[tuple[Request[Api], int, asyncio.Task[ApiMessage | None]]] = deque()
         self._held = 0
         self._partial = 0
         self._unsent = 0
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
             self._hold(self._frames.buffered - self._partial)
             self._partial = self._frames.buffered
             for frame in frames:
-                self._waiting.append((decode_request(frame), len(frame)))
+                self._waiting.append((decode_request(frame, APIS), len(frame)))
                 self._hold(len(frame))
         except (FrameError, MalformedRequest) as error:
             self._close(str(error))
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
             self._running.append((request, size, task))
         self.update_reading()
 
-    def _may_start(self, request: Request) -> bool:
+    def _may_start(self, request: Request[Api]) -> bool:
         if self._write_paused or self._draining or self._closing:
             return False
         if not self._running:
@@ -122,12 +122,12 @@ class Connection(asyncio.Protocol):
             and len(self._running) < _PIPELINED_MAX
         )
 
-    async def _handle(self, request: Request) -> ApiMessage | None:
+    async def _handle(self, request: Request[Api]) -> ApiMessage | None:
         if request.message is None:
-            return unsupported_api_versions()
-        context = RequestContext(self._broker, request.header, self._peer)
+            return unsupported_api_versions(APIS)
+        context = RequestContext(self._broker, request.header, self._peer, APIS)
         try:
-            response: ApiMessage | None = await HANDLERS[request.api.key](context, request.message)
+            response: ApiMessage | None = await request.api.handler(context, request.message)
         except KafkaError as error:
             return _error_response(request, error)
         except CloseConnection:
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
             if not task.cancelled():
                 self._send(request, task)
 
-    def _send(self, request: Request, task: asyncio.Task[ApiMessage | None]) -> None:
+    def _send(self, request: Request[Api], task: asyncio.Task[ApiMessage | None]) -> None:
         name = request.api.key.name
         if (error := task.exception()) is not None:
             if self._transport is None:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         if response is None or self._transport is None or self._closing:
             return
         try:
-            frame = encode_response(request.header, response)
+            frame = encode_response(request, response)
         except Exception:
             log.exception("%s: the response to %s cannot be encoded", self._peer, name)
             self._close(f"{name} cannot be answered")
@@ -263,7 +263,7 @@ class Connections:
         await asyncio.gather(*(connection.drain() for connection in tuple(self._open)))
 
 
-def _error_response(request: Request, error: KafkaError) -> ApiMessage:
+def _error_response(request: Request[Api], error: KafkaError) -> ApiMessage:
     """The error in the response's own top-level field; raises `error` where there is none."""
     if not request.api.has_error_code(request.header.api_version):
         raise error

@@ -1,25 +1,27 @@
-"""Frames to requests and responses to frames, on kafka-python's message classes.
+"""Frames to requests and responses to frames, with kafka-python's message classes.
 
-The header is read here rather than by kafka-python, which copies the whole frame for it. A frame is
-refused when a length inside it reaches beyond its end; bytes left over are not read, as in Kafka
-(librdkafka 2.16 leaves three in some Metadata requests).
+The header is decoded here and not by kafka-python, which copies the whole frame for it. A frame is
+refused if a length inside it reaches beyond its end. Bytes after the last field are ignored, as in
+Kafka (librdkafka 2.16 sends three of them in some Metadata requests).
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic
 
 from kafka.protocol.api_message import ApiMessage
 
 from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
-from protocol.versions import APIS, Api, ApiKey, served
+from protocol.versions import ApiKey, ServedT, served
 
 _FIXED = struct.Struct(">hhih")  # key, version, correlation id, length of client id
 
 
 class MalformedRequest(Exception):
-    """The bytes are no request that can be answered; the connection is closed."""
+    """The bytes are not a request that can be answered. The connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +33,22 @@ class RequestHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A decoded request; `message` is None for ApiVersions in a version that is not known."""
+class Request(Generic[ServedT]):
+    """A decoded request. `message` is None for an unknown version of ApiVersions (KIP-511)."""
 
     header: RequestHeader
-    api: Api
+    api: ServedT
     message: ApiMessage | None
 
 
-def decode_request(frame: bytes) -> Request:
-    """Raises `MalformedRequest`."""
+def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT]:
+    """The request in `frame`, of one of the `apis`. Raises `MalformedRequest`."""
     try:
         header, position = _decode_header(frame)
-        api = served(header.api_key, header.api_version)
+        api = served(apis, header.api_key, header.api_version)
         if api is None:
             if header.api_key == ApiKey.ApiVersions:
-                return Request(header, APIS[ApiKey.ApiVersions], None)
+                return Request(header, apis[ApiKey.ApiVersions], None)
             raise MalformedRequest(
                 f"API key {header.api_key} version {header.api_version} is not served"
             )
@@ -66,12 +68,13 @@ def decode_request(frame: bytes) -> Request:
     return Request(header, api, message)
 
 
-def encode_response(header: RequestHeader, response: ApiMessage) -> bytes | bytearray:
-    """The whole frame, length first, in the version of the request."""
-    version = header.api_version
-    if header.api_key == ApiKey.ApiVersions and not APIS[ApiKey.ApiVersions].serves(version):
-        version = 0  # KIP-511: a version the broker does not know is answered with version 0
-    response.API_VERSION = version
+def encode_response(request: Request[ServedT], response: ApiMessage) -> bytes | bytearray:
+    """The whole frame, length first, in the version of the request.
+
+    An ApiVersions request of an unknown version is answered in version 0 (KIP-511).
+    """
+    header = request.header
+    response.API_VERSION = 0 if request.message is None else header.api_version
     response.with_header(correlation_id=header.correlation_id)
     frame: bytes | bytearray = response.encode(header=True, framed=True)
     return frame

@@ -1,27 +1,66 @@
-"""What a handler knows: the broker, who asks, and in which version."""
+"""What an API key declares, and what its handler is given.
+
+`Api` is what the file of a key ends with. A handler gets the decoded request and a
+`RequestContext`, and returns the response.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from broker.node import Broker
+from coordinator.messages import Client
 from protocol.codec import RequestHeader
+from protocol.versions import ServedApi
+
+NAME_MAX_BYTES = 16_384
+"""Limit of a client id or a group instance id. A member id is one of them with 37 characters more,
+and must fit into the 32,767 bytes that a string of the protocol may have."""
 
 
 class CloseConnection(Exception):
-    """Raised by a handler whose request cannot be answered in any other way; says why."""
+    """Raised by a handler that cannot answer the request in any other way. Says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request on one connection. `peer` is the client's address, for the log."""
+    """One request on one connection. `peer` is the client's HOST:PORT."""
 
     broker: Broker
     header: RequestHeader
     peer: str
+    apis: Mapping[int, Api]
+
+    @property
+    def version(self) -> int:
+        return self.header.api_version
+
+    @property
+    def client(self) -> Client:
+        """The client that asks, with its host as Kafka's tools show it."""
+        host, _, _ = self.peer.rpartition(":")
+        name = (self.header.client_id or "").encode()[:NAME_MAX_BYTES].decode(errors="ignore")
+        return Client(name, f"/{host}")
 
 
-# A request class in, the response class of the same API out; None answers nothing (acks=0).
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]
+"""Takes a request and returns the response of the same API, or None: no answer (acks=0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api(ServedApi):
+    """One API key as this broker serves it.
+
+    The versions are those of Apache Kafka 4 brokers: versions that Kafka 4.0 removed (KIP-896) are
+    not served, nor are versions that Kafka itself calls unstable (InitProducerId 6).
+    """
+
+    handler: Handler
+    first_listed: int | None = None
+    """The first version that ApiVersions lists, if that is not the first one served."""
+
+    @property
+    def advertised_min(self) -> int:
+        return self.min_version if self.first_listed is None else self.first_listed

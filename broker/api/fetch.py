@@ -1,13 +1,20 @@
-"""Fetch, versions 4 to 18.
+"""Fetch (1), versions 4 to 18: reads records of partitions.
 
-4   isolation level; 5 log start offset; 7 sessions (KIP-227); 9 leader epochs are checked (KIP-320)
-10  zstd; 11 rack of the consumer; 12 flexible, diverging epochs; 13 topics by id (KIP-516)
-15  replica state (replicas only); 16 node endpoints; 17, 18 fields of replicas
+    v4 isolation level; v5 log start offset; v7 sessions (KIP-227)
+    v9 leader epochs are checked (KIP-320); v10 zstd; v11 rack of the consumer
+    v12 flexible, diverging epochs; v13 topics by id (KIP-516)
+    v15 replica state, for replicas only; v16 node endpoints; v17, v18 fields for replicas
 
-A fetch that has less than `min_bytes` waits, without polling: an append wakes exactly those who
-wait for its partition. The first partition that has anything gives at least one batch, whatever
-the limits say (KIP-74). Until transactions come, the last stable offset is the high watermark and
-nothing is aborted."""
+A fetch that has less than `min_bytes` waits without polling: an append wakes exactly the fetches
+that wait for its partition. The first partition that has records gets at least one batch, even past
+the limits (KIP-74). Transactions are not served yet, so the last stable offset is the high
+watermark, and no transaction is ever aborted.
+
+Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
+OFFSET_OUT_OF_RANGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, KAFKA_STORAGE_ERROR (ClickHouse
+cannot be read).
+"""
 
 from __future__ import annotations
 
@@ -19,27 +26,26 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from broker.api.context import RequestContext
-from broker.api.offsets import check_leader_epoch
+from broker.api.context import Api, RequestContext
+from broker.api.topic_lookup import check_leader_epoch, find_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
 from protocol.errors import (
     KafkaError,
     KafkaStorageError,
     OffsetOutOfRange,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
 )
+from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
-_Topic: TypeAlias = FetchResponse.FetchableTopicResponse
+_TopicResponse: TypeAlias = FetchResponse.FetchableTopicResponse
 _PartitionData: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 
 
 async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
     try:
-        session, wanted, news_only = ctx.broker.fetch_sessions.open(request, ctx.header.api_version)
+        session, wanted, news_only = ctx.broker.fetch_sessions.open(request, ctx.version)
     except KafkaError as error:
         return FetchResponse(
             throttle_time_ms=0, error_code=error.code, session_id=0, responses=[], node_endpoints=[]
@@ -76,10 +82,10 @@ def _is_news(session: FetchSession | None, wanted: Wanted, partition: _Partition
 
 @dataclass(slots=True)
 class _Reading:
-    """One wanted partition and what has been found of it so far."""
+    """One wanted partition, and what was read of it so far."""
 
     wanted: Wanted
-    log: PartitionLog | None = None
+    partition: PartitionLog | None = None
     error: KafkaError | None = None
     batches: tuple[bytes, ...] = ()
 
@@ -89,16 +95,16 @@ class _Reading:
 
     @property
     def is_behind(self) -> bool:
-        """Whether nothing was found of a partition that has something by now."""
+        """Whether nothing was read of a partition that has records by now."""
         return (
-            self.log is not None
+            self.partition is not None
             and not self.batches
-            and self.log.high_watermark > self.wanted.fetch_offset
+            and self.partition.high_watermark > self.wanted.fetch_offset
         )
 
 
 class _Collector:
-    """Reads the wanted partitions until there is enough, something is wrong, or time is up."""
+    """Reads the wanted partitions until there is enough, one has an error, or time is up."""
 
     def __init__(self, ctx: RequestContext, request: FetchRequest, wanted: list[Wanted]) -> None:
         self._ctx = ctx
@@ -109,7 +115,7 @@ class _Collector:
             ctx.broker.in_flight.response_room,
         )
         self._readings = [_Reading(want) for want in wanted]
-        self._by_log: dict[PartitionLog, _Reading] = {}
+        self._by_partition: dict[PartitionLog, _Reading] = {}
         self._size = 0
         self._woken = asyncio.Event()
         self._changed: set[PartitionLog] = set()
@@ -121,40 +127,42 @@ class _Collector:
         await self._read(self._readings)
         if self._is_enough() or max_wait_s <= 0:
             return
-        for log in self._by_log:
-            log.waiters.add(self._wake)
+        for partition in self._by_partition:
+            partition.waiters.add(self._wake)
         self._ctx.broker.long_polls.add(self._woken)
         try:
             async with asyncio.timeout(max_wait_s):
-                # An append may have come while a cold read was awaited, before the registration.
+                # Records may have been appended while cold reads ran, before the registration.
                 await self._read([reading for reading in self._readings if reading.is_behind])
                 while not self._is_enough() and not self._ctx.broker.stopping:
                     await self._woken.wait()
                     self._woken.clear()
                     changed, self._changed = self._changed, set()
-                    await self._read([self._by_log[log] for log in changed])
+                    await self._read([self._by_partition[partition] for partition in changed])
         except TimeoutError:
             return
         finally:
             self._ctx.broker.long_polls.discard(self._woken)
-            for log in self._by_log:
-                log.waiters.discard(self._wake)
+            for partition in self._by_partition:
+                partition.waiters.discard(self._wake)
 
-    def _wake(self, log: PartitionLog) -> None:
-        self._changed.add(log)
+    def _wake(self, partition: PartitionLog) -> None:
+        self._changed.add(partition)
         self._woken.set()
 
     def _is_enough(self) -> bool:
         return (
             self._size >= self._min_bytes
-            or not self._by_log
+            or not self._by_partition
             or any(reading.error is not None for reading in self._readings)
         )
 
     def _find_log(self, reading: _Reading) -> None:
         try:
-            reading.log = _find_log(self._ctx, reading.wanted)
-            self._by_log[reading.log] = reading
+            topic_key, index = reading.wanted.key
+            topic = find_topic(self._ctx, topic_key)
+            reading.partition = self._ctx.broker.topics.log(topic, index)
+            self._by_partition[reading.partition] = reading
         except KafkaError as error:
             reading.error = error
 
@@ -162,15 +170,15 @@ class _Collector:
         """Read these partitions again, within what the others leave of the limits."""
         cold: list[_Reading] = []
         for reading in readings:
-            if reading.log is None:
+            if reading.partition is None:
                 continue
             self._size -= reading.size
             reading.batches = ()
-            found = self._read_tail(reading, reading.log)
+            found = self._read_tail(reading, reading.partition)
             if found is None:
                 cold.append(reading)
             else:
-                self._take(reading, found)
+                self._keep(reading, found)
         remaining = iter(cold)
         while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
             if self._size and self._size >= self._max_bytes:
@@ -178,35 +186,35 @@ class _Collector:
             for reading, found in zip(
                 group, await asyncio.gather(*map(self._read_cold, group)), strict=True
             ):
-                self._take(reading, self._fit(reading, found))
+                self._keep(reading, self._fit(reading, found))
 
-    def _read_tail(self, reading: _Reading, log: PartitionLog) -> list[bytes] | None:
-        """None when the engine has to be asked."""
+    def _read_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
+        """From the tail cache. None if the engine must be asked."""
         wanted = reading.wanted
         try:
-            if log.closed is not None:
-                raise log.closed
-            check_leader_epoch(log, wanted.current_leader_epoch)
-            _check_range(log, wanted)
+            if partition.closed is not None:
+                raise partition.closed
+            check_leader_epoch(partition, wanted.current_leader_epoch)
+            _check_range(partition, wanted)
         except KafkaError as error:
             reading.error = error
             return []
-        if wanted.fetch_offset == log.high_watermark:
+        if wanted.fetch_offset == partition.high_watermark:
             return []
-        return log.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
+        return partition.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
 
     async def _read_cold(self, reading: _Reading) -> list[bytes]:
-        assert reading.log is not None
+        assert reading.partition is not None
         wanted = reading.wanted
         try:
             found = await self._ctx.broker.cold_reader.read(
-                reading.log, wanted.fetch_offset, self._limit(wanted)
+                reading.partition, wanted.fetch_offset, self._limit(wanted)
             )
-            # Rows may have gone while they were read, and a gap would look like all there is.
-            _check_range(reading.log, wanted)
+            # Rows may have been deleted meanwhile, and a gap would look like the end of the log.
+            _check_range(reading.partition, wanted)
             return found
         except EngineError as error:
-            reading.error = KafkaStorageError(f"cannot read {reading.log}: {error}")
+            reading.error = KafkaStorageError(f"{reading.partition} cannot be read: {error}")
         except OffsetOutOfRange as error:
             reading.error = error
         return []
@@ -216,7 +224,7 @@ class _Collector:
         return min(max(wanted.max_bytes, 0), remaining)
 
     def _fit(self, reading: _Reading, found: list[bytes]) -> list[bytes]:
-        """As much of what was found as the limits still allow: others of its group came first."""
+        """The batches that the limits still allow: other reads of the group came first."""
         limit = self._limit(reading.wanted)
         fitting: list[bytes] = []
         size = 0
@@ -227,7 +235,7 @@ class _Collector:
             fitting.append(data)
         return fitting
 
-    def _take(self, reading: _Reading, found: list[bytes]) -> None:
+    def _keep(self, reading: _Reading, found: list[bytes]) -> None:
         reading.batches = tuple(found)
         self._size += reading.size
 
@@ -235,27 +243,16 @@ class _Collector:
         return [(reading.wanted, _answer(reading, isolation_level)) for reading in self._readings]
 
 
-def _check_range(log: PartitionLog, wanted: Wanted) -> None:
-    if not log.log_start_offset <= wanted.fetch_offset <= log.high_watermark:
-        raise OffsetOutOfRange(f"{log} has offsets {log.log_start_offset} to {log.high_watermark}")
-
-
-def _find_log(ctx: RequestContext, wanted: Wanted) -> PartitionLog:
-    topic_key, partition = wanted.key
-    if isinstance(topic_key, UUID):
-        topic = ctx.broker.topics.by_id(topic_key)
-        if topic is None:
-            raise UnknownTopicId(f"there is no topic with id {topic_key}")
-    else:
-        topic = ctx.broker.topics.get(topic_key)
-        if topic is None:
-            raise UnknownTopicOrPartition(f"there is no topic {topic_key}")
-    return ctx.broker.topics.log(topic, partition)
+def _check_range(partition: PartitionLog, wanted: Wanted) -> None:
+    if not partition.log_start_offset <= wanted.fetch_offset <= partition.high_watermark:
+        raise OffsetOutOfRange(
+            f"{partition} has offsets {partition.log_start_offset} to {partition.high_watermark}"
+        )
 
 
 def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
-    log = reading.log
-    if reading.error is not None or log is None:
+    partition = reading.partition
+    if reading.error is not None or partition is None:
         return _PartitionData(
             partition_index=reading.wanted.key[1],
             error_code=reading.error.code if reading.error else 0,
@@ -269,24 +266,33 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
     return _PartitionData(
         partition_index=reading.wanted.key[1],
         error_code=0,
-        high_watermark=log.high_watermark,
-        last_stable_offset=log.high_watermark,
-        log_start_offset=log.log_start_offset,
+        high_watermark=partition.high_watermark,
+        last_stable_offset=partition.high_watermark,
+        log_start_offset=partition.log_start_offset,
         aborted_transactions=[] if isolation_level else None,
         preferred_read_replica=-1,
         records=b"".join(reading.batches),
     )
 
 
-def _by_topic(answers: list[tuple[Wanted, _PartitionData]]) -> list[_Topic]:
-    topics: dict[str | UUID, _Topic] = {}
+def _by_topic(answers: list[tuple[Wanted, _PartitionData]]) -> list[_TopicResponse]:
+    topics: dict[str | UUID, _TopicResponse] = {}
     for wanted, partition in answers:
         key = wanted.key[0]
         if key not in topics:
             topics[key] = (
-                _Topic(topic_id=key, partitions=[])
+                _TopicResponse(topic_id=key, partitions=[])
                 if isinstance(key, UUID)
-                else _Topic(topic=key, partitions=[])
+                else _TopicResponse(topic=key, partitions=[])
             )
         topics[key].partitions.append(partition)
     return list(topics.values())
+
+
+API = Api(
+    key=ApiKey.Fetch,
+    request=FetchRequest,
+    response=FetchResponse,
+    versions=(4, 18),
+    handler=fetch,
+)

@@ -1,6 +1,6 @@
-"""What a client may do, as bits of KIP-430: one per AclOperation that a resource knows.
+"""What a client may do with a resource: the AclOperations of KIP-430, each a bit in the answer.
 
-There is no authorizer yet, so everything is allowed, which is also what Kafka answers then.
+There is no authorizer yet, so everything is allowed. Kafka answers the same without an authorizer.
 """
 
 from kafka.protocol.admin import ACLOperation
@@ -32,4 +32,4 @@ GROUP_OPERATIONS: set[int] = {
     ACLOperation.ALTER_CONFIGS,
 }
 NOT_ASKED: set[int] = {31}
-"""The bit that stands for "was not asked for": the field is -2147483648 on the wire."""
+"""The bit that means "not asked for": the field is -2147483648 on the wire."""

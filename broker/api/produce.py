@@ -1,21 +1,26 @@
-"""Produce, versions 3 to 13.
+"""Produce (0), versions 3 to 13: appends record batches to partitions.
 
-3   record batches of format v2 only; transactional ids
-5   the response tells the log start offset
-7   zstd may be used (KIP-110)
-8   the response names records that are wrong (KIP-467)
-9   flexible
-12  the client may produce in a transaction without announcing the partition (KIP-890)
-13  topics by id (KIP-516)
+    v3 only record batches of format v2; transactional ids; v5 the answer has the log start offset
+    v7 zstd (KIP-110); v8 the answer names the records that are wrong (KIP-467); v9 flexible
+    v12 a client may produce in a transaction without announcing the partition (KIP-890)
+    v13 topics by id (KIP-516)
 
-Every partition of a request succeeds or fails for itself. The batches of a request are queued for
-the log before this handler first waits: `broker/connection.py` relies on it to keep a producer's
-order."""
+ApiVersions lists versions 0 to 2 as well, although none of them is answered. librdkafka has long
+looked for them to find out what a broker can do, so Kafka 4 goes on listing them (KAFKA-18659).
+
+Each partition of a request succeeds or fails by itself. The batches of a request are queued for the
+log before this handler first waits: `broker/connection.py` relies on that to keep a producer's
+order.
+
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
+CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, UNSUPPORTED_COMPRESSION_TYPE, INVALID_TIMESTAMP,
+INVALID_REQUIRED_ACKS, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, REQUEST_TIMED_OUT and
+KAFKA_STORAGE_ERROR (ClickHouse). With acks=0 an error closes the connection, as in Kafka.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,10 +29,12 @@ from uuid import UUID
 
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
-from broker.api.context import CloseConnection, RequestContext
+from broker.api.context import Api, CloseConnection, RequestContext
+from broker.api.topic_lookup import find_topic
 from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
+from common.clock import wall_ms
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.errors import (
     InvalidRecord,
@@ -38,27 +45,26 @@ from protocol.errors import (
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
     RecordsWithoutKey,
-    UnknownTopicId,
-    UnknownTopicOrPartition,
     UnsupportedCompressionType,
     UnsupportedForMessageFormat,
 )
+from protocol.versions import ApiKey
 
 _ACKS = frozenset({-1, 0, 1})
 _ZSTD = 4
 _ZSTD_SINCE = 7
 _TOPIC_IDS_SINCE = 13
 _NO_TIMESTAMP = -1
-_INT64_MAX = 2**63 - 1  # as a limit it lets every timestamp pass
+_INT64_MAX = 2**63 - 1  # as a limit it allows every timestamp
 
-_Partition: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+_PartitionResponse: TypeAlias = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 _RecordError: TypeAlias = (
     ProduceResponse.TopicProduceResponse.PartitionProduceResponse.BatchIndexAndErrorMessage
 )
 
 
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
-    # In order all the same: requests that come meanwhile wait for the same look.
+    # This keeps the order of requests: those that arrive meanwhile wait for the same logs.
     await ctx.broker.topics.await_logs(
         [
             (_key(ctx, topic), partition.index)
@@ -67,7 +73,7 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
         ]
     )
     pending = [
-        (topic, [(part.index, _start(ctx, request, topic, part)) for part in topic.partition_data])
+        (topic, [(part.index, _queue(ctx, request, topic, part)) for part in topic.partition_data])
         for topic in request.topic_data
     ]
     responses = [
@@ -75,7 +81,7 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
             name=topic.name,
             topic_id=topic.topic_id,
             partition_responses=[
-                await _answer(ctx, index, started) for index, started in partitions
+                await _answer(ctx, index, outcome) for index, outcome in partitions
             ],
         )
         for topic, partitions in pending
@@ -87,85 +93,75 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
 
 
 @dataclass(frozen=True, slots=True)
-class _Append:
-    """A batch that is queued."""
+class _QueuedBatch:
+    """A batch in the appender's queue."""
 
     partition: PartitionLog
     header: BatchHeader
     done: asyncio.Future[Appended]
 
 
-_Started: TypeAlias = _Append | KafkaError
+_Outcome: TypeAlias = _QueuedBatch | KafkaError
 
 
-def _start(
+def _queue(
     ctx: RequestContext,
     request: ProduceRequest,
     topic_data: ProduceRequest.TopicProduceData,
     partition_data: ProduceRequest.TopicProduceData.PartitionProduceData,
-) -> _Started:
+) -> _Outcome:
     """Check one partition's batch and queue it."""
     refused = ctx.broker.refused_batches
     try:
         if request.acks not in _ACKS:
             raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {request.acks}")
-        topic = _topic(ctx, topic_data)
+        topic = find_topic(ctx, _key(ctx, topic_data))
         records = bytes(partition_data.records or b"")
         try:
             partition = ctx.broker.topics.log(topic, partition_data.index)
         except NotLeaderOrFollower as error:
-            with suppress(KafkaError):  # its leader tells what is wrong with a batch
+            with suppress(KafkaError):  # the leader will say what is wrong with the batch
                 for header in parse_headers(records):
                     refused.note(topic.topic_id, partition_data.index, header, error)
             raise
-        header = _check_batch(records, topic, ctx.header.api_version)
+        header = _check_batch(records, topic, ctx.version)
         refused.tell(partition, header)
         done = ctx.broker.appender.append(partition, records, header)
         refused.watch(topic.topic_id, partition_data.index, header, done)
-        return _Append(partition, header, done)
+        return _QueuedBatch(partition, header, done)
     except KafkaError as error:
         return error
 
 
 def _key(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> str | UUID:
-    """What a request of this version calls its topic by."""
-    if ctx.header.api_version >= _TOPIC_IDS_SINCE:
+    """The name or the id of the topic, as this version has it."""
+    if ctx.version >= _TOPIC_IDS_SINCE:
         return UUID(str(topic_data.topic_id))
     return str(topic_data.name)
 
 
-def _topic(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> Topic:
-    key = _key(ctx, topic_data)
-    if isinstance(key, UUID):
-        by_id = ctx.broker.topics.by_id(key)
-        if by_id is None:
-            raise UnknownTopicId(f"there is no topic with id {key}")
-        return by_id
-    topic = ctx.broker.topics.get(key)
-    if topic is None:
-        raise UnknownTopicOrPartition(f"there is no topic {topic_data.name}")
-    return topic
-
-
 def _check_batch(records: bytes, topic: Topic, api_version: int) -> BatchHeader:
-    """The only batch in `records`, with everything checked that its header tells."""
+    """The header of the only batch in `records`, after all checks that need only the header."""
     try:
         headers = parse_headers(records)
     except UnsupportedForMessageFormat as error:
-        raise InvalidRecord(f"only record batches of format v2 are taken: {error}") from error
+        raise InvalidRecord(f"only record batches of format v2 are accepted: {error}") from error
     if len(headers) != 1:
-        raise InvalidRecord(f"a partition takes exactly one record batch, not {len(headers)}")
+        raise InvalidRecord(
+            f"a request has exactly one record batch per partition, not {len(headers)}"
+        )
     header = headers[0]
     size = header.end - header.start
     if size > topic.config.max_message_bytes:
         raise MessageTooLarge(
-            f"a record batch of {size} bytes; {topic.name} takes {topic.config.max_message_bytes}"
+            f"the record batch has {size} bytes; {topic.name} accepts "
+            f"{topic.config.max_message_bytes} (max.message.bytes)"
         )
     check_crc(records, header)
     if header.codec == _ZSTD and api_version < _ZSTD_SINCE:
         raise UnsupportedCompressionType("zstd needs Produce version 7 or newer")
     if header.control:
-        raise InvalidRecord("control batches are written by the broker alone")
+        raise InvalidRecord("only the broker writes control batches")
     if header.transactional:
         raise InvalidRecord("transactions are not served yet")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
@@ -175,12 +171,12 @@ def _check_batch(records: bytes, topic: Topic, api_version: int) -> BatchHeader:
 
 
 def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
-    """KIP-937. The header's first and largest timestamp stand for those of the records."""
+    """KIP-937, with the first and the largest timestamp of the batch, which the header has."""
     if topic.config.message_timestamp_type == "LogAppendTime":
         return
     if header.timestamp_type:
-        raise InvalidTimestamp("only the broker may stamp a batch with LogAppendTime")
-    now_ms = time.time_ns() // 1_000_000
+        raise InvalidTimestamp("only the broker may set the timestamp type LogAppendTime")
+    now_ms = wall_ms()
     if (
         header.max_timestamp != _NO_TIMESTAMP
         and header.max_timestamp - now_ms > topic.config.timestamp_after_max_ms
@@ -199,20 +195,20 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
 
 
-async def _answer(ctx: RequestContext, index: int, started: _Started) -> _Partition:
-    if isinstance(started, KafkaError):
-        return _failed(index, started)
-    partition = started.partition
+async def _answer(ctx: RequestContext, index: int, outcome: _Outcome) -> _PartitionResponse:
+    if isinstance(outcome, KafkaError):
+        return _failed(index, outcome)
+    partition = outcome.partition
     try:
-        appended = await started.done
+        appended = await outcome.done
     except RecordsWithoutKey as error:
         return _failed(index, error, _record_errors(partition, error))
     except OutOfOrderSequenceNumber as error:
-        before = ctx.broker.refused_batches.before(partition.topic_id, index, started.header)
+        before = ctx.broker.refused_batches.before(partition.topic_id, index, outcome.header)
         return _failed(index, before or error)
     except KafkaError as error:
         return _failed(index, error)
-    return _Partition(
+    return _PartitionResponse(
         index=index,
         error_code=0,
         base_offset=appended.base_offset,
@@ -224,15 +220,15 @@ async def _answer(ctx: RequestContext, index: int, started: _Started) -> _Partit
 
 
 def _record_errors(partition: PartitionLog, error: RecordsWithoutKey) -> list[_RecordError]:
-    """KIP-467. Kafka's words, because producers hand them on to their users."""
+    """KIP-467. The text is Kafka's, because producers show it to their users."""
     message = f"Compacted topic cannot accept message without key in topic partition {partition}"
     return [_RecordError(batch_index=at, batch_index_error_message=message) for at in error.indexes]
 
 
 def _failed(
     index: int, error: KafkaError, record_errors: Sequence[_RecordError] = ()
-) -> _Partition:
-    return _Partition(
+) -> _PartitionResponse:
+    return _PartitionResponse(
         index=index,
         error_code=error.code,
         base_offset=-1,
@@ -244,8 +240,18 @@ def _failed(
 
 
 def _close_if_failed(responses: list[ProduceResponse.TopicProduceResponse]) -> None:
-    """With acks=0 no answer can carry an error: the connection is closed, as Kafka does."""
+    """With acks=0 there is no answer to hold an error, so the connection is closed, as in Kafka."""
     for topic in responses:
         for partition in topic.partition_responses:
             if partition.error_code:
-                raise CloseConnection(f"acks=0 and {partition.error_message}")
+                raise CloseConnection(f"acks=0, and {partition.error_message}")
+
+
+API = Api(
+    key=ApiKey.Produce,
+    request=ProduceRequest,
+    response=ProduceResponse,
+    versions=(3, 13),
+    first_listed=0,
+    handler=produce,
+)

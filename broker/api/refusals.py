@@ -1,8 +1,8 @@
-"""What stops a change of topics or configs, as the answer that the client gets.
+"""The error that a client gets when a change of topics or configs fails.
 
-A change that ClickHouse refuses (a full disk, for one) is answered with UNKNOWN_SERVER_ERROR and
-ClickHouse's reason: admin clients show that to a person at once, while a code that stands for
-something passing would have them repeat the request until their time is up.
+If ClickHouse refuses a change (because of a full disk, for example), the client gets
+UNKNOWN_SERVER_ERROR with ClickHouse's reason. Admin clients show that error at once. With a
+retriable error they would repeat the request until their time is up.
 """
 
 import logging
@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 Refusal = KafkaError | EngineError
 REFUSALS = (KafkaError, EngineError)
-"""For `except`: what one topic or resource fails with while the rest of the request goes on."""
+"""For `except`: errors of one topic or resource, which do not stop the rest of the request."""
 
 
 def as_kafka_error(error: Refusal) -> KafkaError:
     """The error to answer with."""
     if isinstance(error, KafkaError):
         return error
-    log.error("a change to the topics was refused by ClickHouse: %s", error)
+    log.error("ClickHouse refused a change of topics or configs: %s", error)
     return UnknownServerError(f"ClickHouse refused the change: {error}")

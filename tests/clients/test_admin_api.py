@@ -15,7 +15,8 @@ from confluent_kafka.cimpl import KafkaException, NewPartitions, NewTopic
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.api_message import ApiMessage
 
-from protocol.versions import APIS, ApiKey
+from broker.api import APIS
+from protocol.versions import ApiKey
 from storage.topic_configs import TOPIC_CONFIGS
 from tests.conftest import OwnBrokers
 from tests.support.broker_process import BrokerProcess

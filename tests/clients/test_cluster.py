@@ -19,13 +19,14 @@ from kafka.protocol.admin import (
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import InitProducerIdRequest
 
+from broker.api import APIS
 from protocol.errors import (
     MessageTooLarge,
     NotCoordinator,
     NotLeaderOrFollower,
     TopicAlreadyExists,
 )
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.adapters import CLIENTS, GetClient
 from tests.support.cluster_processes import Cluster

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from kafka.protocol.producer import ProduceRequest
 
+from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.api.produce import produce
 from broker.log import refused
@@ -17,6 +18,8 @@ from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from broker.log.topic import Topic
+from broker.node import Broker
+from protocol.codec import RequestHeader
 from protocol.errors import (
     InvalidRecord,
     KafkaError,
@@ -25,6 +28,7 @@ from protocol.errors import (
     OutOfOrderSequenceNumber,
     RequestTimedOut,
 )
+from protocol.versions import ApiKey
 from storage.embedded import EmbeddedEngine
 from tests.support import messages
 from tests.support.log_parts import (
@@ -164,7 +168,6 @@ class Client:
         self._broker = SimpleNamespace(
             topics=self, appender=appender, refused_batches=RefusedBatches()
         )
-        self._header = SimpleNamespace(api_version=9)
 
     async def send(self, *sequences: int, epoch: int = 0) -> list[int]:
         """The error codes of batches that are sent at once."""
@@ -172,7 +175,8 @@ class Client:
         return await asyncio.gather(*map(self.send_batch, batches))
 
     async def send_batch(self, batch: bytes) -> int:
-        context = cast(RequestContext, SimpleNamespace(broker=self._broker, header=self._header))
+        header = RequestHeader(ApiKey.Produce, 9, 1, "test")
+        context = RequestContext(cast(Broker, self._broker), header, "test", APIS)
         request: ProduceRequest = messages.produce(
             Target(self._log.topic.name, self._log.topic_id), batch
         )

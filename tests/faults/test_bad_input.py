@@ -24,10 +24,11 @@ import zstandard
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
+from broker.api import APIS
 from protocol import errors
 from protocol.compression import compress
 from protocol.decoder import ELEMENTS_MAX
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples

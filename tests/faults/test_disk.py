@@ -26,8 +26,9 @@ import pytest
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
+from broker.api import APIS
 from protocol import errors
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples

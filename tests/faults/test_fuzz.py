@@ -27,9 +27,10 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
+from broker.api import APIS
 from protocol._batches import check_crc, parse_headers
 from protocol.compression import compress
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples

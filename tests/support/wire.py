@@ -16,7 +16,8 @@ from typing import Any, Protocol, Self
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import ProduceRequest
 
-from protocol.versions import APIS, ApiKey
+from broker.api import APIS
+from protocol.versions import ApiKey
 
 LIMIT_S = 30.0
 

@@ -8,14 +8,21 @@ from typing import Any, cast
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from broker.api import configs, coordinator, metadata, topics
+from broker.api import (
+    APIS,
+    create_topics,
+    find_coordinator,
+    incremental_alter_configs,
+    metadata,
+)
+from broker.api.config_resources import ResourceType
 from broker.api.context import RequestContext
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
 
 UNKNOWN_SERVER_ERROR = -1
@@ -56,7 +63,7 @@ def broker() -> Broker:
 
 def context(broker: Broker, key: ApiKey, version: int | None = None) -> RequestContext:
     version = APIS[key].max_version if version is None else version
-    return RequestContext(broker, RequestHeader(int(key), version, 1, "test"), "test")
+    return RequestContext(broker, RequestHeader(int(key), version, 1, "test"), "test", APIS)
 
 
 def new_topic(name: str) -> Any:
@@ -66,7 +73,7 @@ def new_topic(name: str) -> Any:
 
 
 async def test_a_topic_that_clickhouse_refuses_does_not_stop_the_others(broker: Broker) -> None:
-    answer = await topics.create_topics(
+    answer = await create_topics.create_topics(
         context(broker, ApiKey.CreateTopics),
         CreateTopics(
             topics=[new_topic("a"), new_topic("full"), new_topic("b")],
@@ -123,11 +130,11 @@ async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) ->
 
     async def set_one(name: str) -> int:
         resource = row(
-            resource_type=configs.ResourceType.TOPIC,
+            resource_type=ResourceType.TOPIC,
             resource_name="a",
             configs=[row.AlterableConfig(name=name, config_operation=0, value="5")],
         )
-        answer = await configs.incremental_alter_configs(
+        answer = await incremental_alter_configs.incremental_alter_configs(
             context(broker, ApiKey.IncrementalAlterConfigs),
             IncrementalAlterConfigs(resources=[resource], validate_only=False),
         )
@@ -144,13 +151,13 @@ async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) ->
 async def test_this_broker_coordinates_groups_and_nothing_else(
     broker: Broker, version: int
 ) -> None:
-    ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test")
+    ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test", APIS)
 
     async def code(key_type: int) -> int:
         fields: dict[str, Any] = ({"coordinator_keys": ["k"]} if version >= 4 else {"key": "k"}) | (
             {"key_type": key_type} if version >= 1 else {}
         )
-        answer = await coordinator.find_coordinator(
+        answer = await find_coordinator.find_coordinator(
             ctx, FindCoordinatorRequest(version=version, **fields)
         )
         return int(answer.coordinators[0].error_code if version >= 4 else answer.error_code)

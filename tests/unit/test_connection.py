@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -23,13 +23,14 @@ from kafka.protocol.producer import (
 
 from broker import connection as connection_module
 from broker import in_flight as in_flight_module
+from broker.api import APIS
 from broker.api.context import CloseConnection, RequestContext
 from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.in_flight import InFlight
 from broker.node import Broker
 from protocol.errors import KafkaError, KafkaStorageError
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 
 LIMIT_S = 30.0
 MIB = 1 << 20
@@ -206,7 +207,8 @@ async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
     """Makes connections; those of one broker share its budget."""
     handlers = Handlers()
     connections: list[Connection] = []
-    monkeypatch.setattr(connection_module, "HANDLERS", dict.fromkeys(APIS, handlers))
+    scripted = {key: replace(api, handler=handlers) for key, api in APIS.items()}
+    monkeypatch.setattr(connection_module, "APIS", scripted)
 
     def make(broker: FakeBroker | None = None) -> Client:
         broker = broker or FakeBroker()

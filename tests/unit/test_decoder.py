@@ -14,8 +14,9 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
+from broker.api import APIS
+from broker.api.context import Api
 from protocol.decoder import ELEMENTS_MAX, MalformedMessage, decoder, unsigned_varint
-from protocol.versions import APIS, Api
 
 VERSIONS = [
     pytest.param(api, version, id=f"{api.key.name}-{version}")

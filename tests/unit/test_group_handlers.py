@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 
-from broker.api import HANDLERS
+from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.config import Settings
 from broker.node import Broker
@@ -40,7 +40,7 @@ from coordinator.messages import (
 from protocol import errors
 from protocol.codec import RequestHeader, decode_request, encode_response
 from protocol.errors import KafkaError
-from protocol.versions import APIS, ApiKey
+from protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.wire import decode, request_body
@@ -140,12 +140,12 @@ class Asking:
     async def __call__(
         self, request: Any, version: int, *, peer: str = "192.0.2.7:50000", client_id: Any = "wire"
     ) -> Any:
-        decoded = decode_request(request_body(request, version))
+        decoded = decode_request(request_body(request, version), APIS)
         header = RequestHeader(decoded.header.api_key, version, 1, client_id)
-        context = RequestContext(self._broker, header, peer)
-        response = await HANDLERS[decoded.api.key](context, decoded.message)
+        context = RequestContext(self._broker, header, peer, APIS)
+        response = await decoded.api.handler(context, decoded.message)
         _, answer = decode(
-            decoded.api.response, version, bytes(encode_response(header, response))[4:]
+            decoded.api.response, version, bytes(encode_response(decoded, response))[4:]
         )
         return answer
 

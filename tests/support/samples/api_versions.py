@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from protocol.versions import APIS
+from broker.api import APIS
 from tests.support.messages import Target
 from tests.support.samples import Asked, Sample
 

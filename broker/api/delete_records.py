@@ -1,11 +1,14 @@
-"""DeleteRecords (21), versions 0-2: give up the beginning of a partition.
+"""DeleteRecords (21), versions 0 to 2: deletes the records of a partition before an offset.
 
-v1 may be throttled (KIP-219, never is); v2 flexible.
+    v1 may be throttled (KIP-219); this broker never throttles; v2 flexible
 
-Offset -1 means the high watermark. Nothing moves where the log starts beyond the offset already.
-The answer tells where the log starts then, which is stored, and it waits for that and not for
-`timeout_ms`. A topic that is only compacted keeps its records, as in Kafka: POLICY_VIOLATION. Rows
-go later (broker/log/sweep.py).
+Offset -1 means the high watermark. If the log starts at or after the offset already, nothing
+changes. The answer has the new log start, and comes when that is stored; `timeout_ms` is ignored.
+The rows are deleted later (broker/log/sweep.py).
+
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE,
+POLICY_VIOLATION (the topic is only compacted, as in Kafka), INVALID_REQUEST (named twice),
+KAFKA_STORAGE_ERROR (refused by ClickHouse).
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 
-from broker.api.context import RequestContext
+from broker.api.context import Api, RequestContext
+from broker.api.topic_lookup import find_topic
 from broker.log.partition import PartitionLog
 from protocol.errors import (
     InvalidRequest,
@@ -24,15 +28,17 @@ from protocol.errors import (
     KafkaStorageError,
     OffsetOutOfRange,
     PolicyViolation,
-    UnknownTopicOrPartition,
 )
+from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 _HIGH_WATERMARK = -1
 _NO_OFFSET = -1
 
-_Topic: TypeAlias = DeleteRecordsResponse.DeleteRecordsTopicResult
-_Partition: TypeAlias = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
+_TopicResult: TypeAlias = DeleteRecordsResponse.DeleteRecordsTopicResult
+_PartitionResult: TypeAlias = (
+    DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult
+)
 
 
 async def delete_records(
@@ -43,7 +49,7 @@ async def delete_records(
         for topic in request.topics
         for partition in topic.partitions
     )
-    # Side by side: what they store is one block then.
+    # At the same time: all their log starts are stored as one block.
     partitions = iter(
         await asyncio.gather(
             *(
@@ -54,7 +60,7 @@ async def delete_records(
         )
     )
     topics = [
-        _Topic(name=topic.name, partitions=[next(partitions) for _ in topic.partitions])
+        _TopicResult(name=topic.name, partitions=[next(partitions) for _ in topic.partitions])
         for topic in request.topics
     ]
     return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
@@ -62,28 +68,30 @@ async def delete_records(
 
 async def _delete(
     ctx: RequestContext, name: str, index: int, offset: int, times: Counter[tuple[str, int]]
-) -> _Partition:
+) -> _PartitionResult:
     try:
         if times[name, index] > 1:
-            raise InvalidRequest("a partition is named twice")
+            raise InvalidRequest("the request names a partition more than once")
         partition = _find(ctx, name, index)
-        await _raise(ctx, partition, offset)
+        await _raise_log_start(ctx, partition, offset)
     except KafkaError as error:
-        return _Partition(partition_index=index, low_watermark=_NO_OFFSET, error_code=error.code)
-    return _Partition(partition_index=index, low_watermark=partition.log_start_offset, error_code=0)
+        return _PartitionResult(
+            partition_index=index, low_watermark=_NO_OFFSET, error_code=error.code
+        )
+    return _PartitionResult(
+        partition_index=index, low_watermark=partition.log_start_offset, error_code=0
+    )
 
 
 def _find(ctx: RequestContext, name: str, index: int) -> PartitionLog:
-    topic = ctx.broker.topics.get(name)
-    if topic is None:
-        raise UnknownTopicOrPartition(f"there is no topic {name}")
+    topic = find_topic(ctx, name)
     partition = ctx.broker.topics.log(topic, index)
     if "delete" not in topic.config.cleanup_policy:
         raise PolicyViolation(f"{partition} is compacted: its records are not deleted by offset")
     return partition
 
 
-async def _raise(ctx: RequestContext, partition: PartitionLog, offset: int) -> None:
+async def _raise_log_start(ctx: RequestContext, partition: PartitionLog, offset: int) -> None:
     if partition.closed is not None:
         raise partition.closed
     if offset == _HIGH_WATERMARK:
@@ -93,6 +101,17 @@ async def _raise(ctx: RequestContext, partition: PartitionLog, offset: int) -> N
     try:
         await ctx.broker.log_starts.raise_to(partition, offset)
     except EngineError as error:
-        raise KafkaStorageError(f"cannot store where {partition} begins: {error}") from error
+        raise KafkaStorageError(
+            f"the log start of {partition} cannot be stored: {error}"
+        ) from error
     if partition.closed is not None:
         raise partition.closed
+
+
+API = Api(
+    key=ApiKey.DeleteRecords,
+    request=DeleteRecordsRequest,
+    response=DeleteRecordsResponse,
+    versions=(0, 2),
+    handler=delete_records,
+)

@@ -1,21 +1,24 @@
-"""FindCoordinator (10), versions 0-6: which broker looks after a group or a transactional id.
+"""FindCoordinator (10), versions 0 to 6: says which broker coordinates a group.
 
     v1 key type, throttle time, error message; v3 flexible; v4 several keys (KIP-699);
-    v6 share groups (KIP-932).
+    v6 share groups (KIP-932)
 
-An id belongs to a slot, and the owner of the slot coordinates it; while nobody owns it, the client
-is told to ask again. A broker that is alone coordinates everything. A transactional id is refused
-with an error that ends a producer at once rather than after a minute of retries.
+A group belongs to a slot, and the owner of the slot coordinates the group. While the slot has no
+owner, the client is told to ask again. A single broker coordinates every group.
+
+Errors of a key: COORDINATOR_NOT_AVAILABLE (ask again), INVALID_REQUEST (a key type that is not
+served), TRANSACTIONAL_ID_AUTHORIZATION_FAILED (transactions are not served; this error ends a
+producer at once, not after a minute of retries).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
+from broker.api.context import Api, RequestContext
 from broker.leadership import NO_NODE, BrokerEndpoint
 from protocol.errors import (
     CoordinatorNotAvailable,
@@ -23,9 +26,7 @@ from protocol.errors import (
     KafkaError,
     TransactionalIdAuthorizationFailed,
 )
-
-if TYPE_CHECKING:
-    from broker.api.context import RequestContext
+from protocol.versions import ApiKey
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)
 
@@ -41,9 +42,8 @@ class KeyType(IntEnum):
 async def find_coordinator(
     ctx: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    version = ctx.header.api_version
-    refusal = _refusal(KeyType.GROUP if version == 0 else request.key_type)
-    if version < 4:
+    refusal = _refusal(KeyType.GROUP if ctx.version == 0 else request.key_type)
+    if ctx.version < 4:
         found = _find(ctx, request.key, refusal)
         return FindCoordinatorResponse(
             throttle_time_ms=0,
@@ -71,7 +71,7 @@ async def find_coordinator(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _CoordinatorFound:
     node: BrokerEndpoint
     error: KafkaError | None = None
 
@@ -84,13 +84,14 @@ class _Found:
         return None if self.error is None else self.error.message
 
 
-def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Found:
+def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _CoordinatorFound:
     if refusal is not None:
-        return _Found(_NOBODY, refusal)
+        return _CoordinatorFound(_NOBODY, refusal)
     node = ctx.broker.leadership.coordinator(key)
     if node is None:
-        return _Found(_NOBODY, CoordinatorNotAvailable("Nobody looks after it just now."))
-    return _Found(node)
+        error = CoordinatorNotAvailable("No broker coordinates this group at the moment.")
+        return _CoordinatorFound(_NOBODY, error)
+    return _CoordinatorFound(node)
 
 
 def _refusal(key_type: int) -> KafkaError | None:
@@ -101,4 +102,13 @@ def _refusal(key_type: int) -> KafkaError | None:
             return TransactionalIdAuthorizationFailed(
                 "This broker does not serve transactions yet."
             )
-    return InvalidRequest(f"This broker coordinates nothing of type {key_type}.")
+    return InvalidRequest(f"This broker coordinates nothing of key type {key_type}.")
+
+
+API = Api(
+    key=ApiKey.FindCoordinator,
+    request=FindCoordinatorRequest,
+    response=FindCoordinatorResponse,
+    versions=(0, 6),
+    handler=find_coordinator,
+)

@@ -1,0 +1,37 @@
+"""AlterConfigs (33), versions 0 to 2: replaces all overrides of topics.
+
+    v2 flexible
+
+Rules and errors: `config_changes.py`.
+"""
+
+from __future__ import annotations
+
+from kafka.protocol.admin import AlterConfigsRequest, AlterConfigsResponse
+
+from broker.api.config_changes import ConfigChange, Operation, alter_all
+from broker.api.context import Api, RequestContext
+from protocol.versions import ApiKey
+
+
+async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    changes = [
+        ConfigChange(
+            resource.resource_type,
+            resource.resource_name,
+            [(config.name, Operation.SET, config.value) for config in resource.configs],
+            keeps_others=False,
+        )
+        for resource in request.resources
+    ]
+    validate_only = request.validate_only
+    return await alter_all(ctx, changes, AlterConfigsResponse, validate_only=validate_only)
+
+
+API = Api(
+    key=ApiKey.AlterConfigs,
+    request=AlterConfigsRequest,
+    response=AlterConfigsResponse,
+    versions=(0, 2),
+    handler=alter_configs,
+)

@@ -1,0 +1,61 @@
+"""ApiVersions (18), versions 0 to 4: which API keys and versions this broker serves.
+
+    v1 throttle time; v3 flexible, name and version of the client software
+    v4 the version range of a feature may begin at 0
+
+A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the list, so
+that the client can ask again (KIP-511). No features are listed: this broker has no quorum that
+finalizes them. A client that does not see `transaction.version` uses the first transaction
+protocol.
+
+Errors: INVALID_REQUEST (the name or version of the client software has characters that are not
+allowed), UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+
+from broker.api.context import Api, RequestContext
+from protocol.errors import InvalidRequest, UnsupportedVersion
+from protocol.versions import ApiKey
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", re.ASCII)
+
+
+async def api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    named = _SOFTWARE.fullmatch(request.client_software_name or "")
+    versioned = _SOFTWARE.fullmatch(request.client_software_version or "")
+    if ctx.version >= 3 and not (named and versioned):
+        return _answer(InvalidRequest.code, ())
+    return _answer(0, ctx.apis.values())
+
+
+def unsupported_api_versions(apis: Mapping[int, Api]) -> ApiVersionsResponse:
+    """The answer, to be encoded in version 0, to an ApiVersions request of an unknown version."""
+    return _answer(UnsupportedVersion.code, apis.values())
+
+
+def _answer(error_code: int, listed: Iterable[Api]) -> ApiVersionsResponse:
+    return ApiVersionsResponse(
+        error_code=error_code,
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(
+                api_key=int(api.key), min_version=api.advertised_min, max_version=api.max_version
+            )
+            for api in listed
+        ],
+        throttle_time_ms=0,
+    )
+
+
+API = Api(
+    key=ApiKey.ApiVersions,
+    request=ApiVersionsRequest,
+    response=ApiVersionsResponse,
+    versions=(0, 4),
+    handler=api_versions,
+)

@@ -1,0 +1,161 @@
+"""CreateTopics (19), versions 2 to 7: creates topics.
+
+    v4 partitions and replication factor may be -1, for the default (KIP-464)
+    v5 flexible; the answer has the topic's configs (KIP-525)
+    v6 may be throttled (KIP-599); this broker never throttles
+    v7 topic id in the answer
+
+Each topic of a request succeeds or fails by itself, as in Kafka. ClickHouse replicates the rows, so
+the only replication factor is 1, and an assignment names one broker per partition. That broker need
+not become the leader: slots decide that. The answer waits for the catalog and not for `timeout_ms`.
+It says what was created.
+
+Errors of a topic: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
+INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG, INVALID_REQUEST (named
+twice), POLICY_VIOLATION (more than 10,000 partitions in all), UNKNOWN_SERVER_ERROR (refused by
+ClickHouse).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
+
+from broker.api.config_entries import topic_entries
+from broker.api.context import Api, RequestContext
+from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_new_name, check_replicas
+from broker.api.refusals import REFUSALS, as_kafka_error
+from broker.api.topic_lookup import NO_ID
+from protocol.errors import (
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidRequest,
+    PolicyViolation,
+)
+from protocol.versions import ApiKey
+from storage import topic_configs
+
+
+async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    asked = Counter(item.name for item in request.topics)
+    too_many = _too_many_partitions(ctx, request)
+    results = []
+    for item in {item.name: item for item in request.topics}.values():
+        try:
+            if asked[item.name] > 1:
+                raise InvalidRequest(f"The topic {item.name!r} is in the request more than once.")
+            if too_many is not None:
+                raise too_many
+            results.append(await _create(ctx, item, validate_only=request.validate_only))
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
+            results.append(
+                CreateTopicsResponse.CreatableTopicResult(
+                    name=item.name,
+                    topic_id=NO_ID,
+                    error_code=error.code,
+                    error_message=error.message,
+                    configs=[],
+                )
+            )
+    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+
+
+def _too_many_partitions(
+    ctx: RequestContext, request: CreateTopicsRequest
+) -> PolicyViolation | None:
+    total = 0
+    for item in request.topics:
+        if item.assignments:
+            total += len(item.assignments)
+        elif item.num_partitions == -1:
+            total += ctx.broker.settings.num_partitions
+        else:
+            total += max(0, item.num_partitions)
+    if total <= PARTITIONS_PER_REQUEST:
+        return None
+    return PolicyViolation(
+        f"The request asks for {total} partitions; one request may create "
+        f"{PARTITIONS_PER_REQUEST} at most."
+    )
+
+
+async def _create(
+    ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic, *, validate_only: bool
+) -> CreateTopicsResponse.CreatableTopicResult:
+    check_new_name(ctx, item.name)
+    unset = [config.name for config in item.configs if config.value is None]
+    if unset:
+        raise InvalidConfig(f"A config cannot be set to null: {', '.join(unset)}.")
+    configs = {config.name: config.value for config in item.configs}
+    topic_configs.check(configs)
+    partitions = _partitions_asked(ctx, item)
+    topic_id = NO_ID
+    if not validate_only:
+        topic = await ctx.broker.topics.create(item.name, partitions, configs)
+        topic_id = topic.topic_id
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=item.name,
+        topic_id=topic_id,
+        error_code=0,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=1,
+        configs=[
+            CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.read_only,
+                config_source=int(entry.source),
+                is_sensitive=entry.sensitive,
+            )
+            for entry in topic_entries(configs, ctx.broker.settings)
+        ],
+    )
+
+
+def _partitions_asked(ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic) -> int:
+    if item.assignments:
+        return _partitions_assigned(ctx, item)
+    if item.replication_factor not in (-1, 1):
+        raise InvalidReplicationFactor(
+            "A replication factor must be positive, or -1 for the default."
+            if item.replication_factor < 1
+            else f"The replication factor {item.replication_factor} is not available: a partition "
+            "has one broker, and ClickHouse replicates the rows. Use 1, or -1 for the default."
+        )
+    if item.num_partitions == -1:
+        return int(ctx.broker.settings.num_partitions)
+    if item.num_partitions < 1:
+        raise InvalidPartitions("A topic has at least one partition; -1 means the default number.")
+    return int(item.num_partitions)
+
+
+def _partitions_assigned(ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic) -> int:
+    if item.replication_factor != -1 or item.num_partitions != -1:
+        raise InvalidRequest(
+            "With an assignment of partitions to brokers, num_partitions and "
+            "replication_factor must be -1."
+        )
+    indexes = [assignment.partition_index for assignment in item.assignments]
+    if len(set(indexes)) < len(indexes):
+        raise InvalidReplicaAssignment("The assignment has a partition more than once.")
+    for assignment in item.assignments:
+        check_replicas(ctx, assignment.broker_ids)
+    if sorted(indexes) != list(range(len(indexes))):
+        raise InvalidReplicaAssignment(
+            "The assignment's partitions must be numbered from 0 without gaps."
+        )
+    return len(indexes)
+
+
+API = Api(
+    key=ApiKey.CreateTopics,
+    request=CreateTopicsRequest,
+    response=CreateTopicsResponse,
+    versions=(2, 7),
+    handler=create_topics,
+)

@@ -1,0 +1,75 @@
+"""DeleteTopics (20), versions 1 to 6: deletes topics.
+
+    v4 flexible; v5 error message; v6 topics by name or by id
+
+Each topic of a request succeeds or fails by itself. The answer waits for the catalog and not for
+`timeout_ms`.
+
+Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INVALID_REQUEST (named twice, or by
+name and id at once), UNKNOWN_SERVER_ERROR (refused by ClickHouse).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from uuid import UUID
+
+from kafka.protocol.admin import DeleteTopicsRequest, DeleteTopicsResponse
+
+from broker.api.context import Api, RequestContext
+from broker.api.refusals import REFUSALS, as_kafka_error
+from broker.api.topic_lookup import NO_ID, find_topic
+from broker.log.topic import Topic
+from protocol.errors import InvalidRequest
+from protocol.versions import ApiKey
+
+_Named = tuple[str | None, UUID | None]
+"""A topic to delete: by name or by id."""
+
+
+async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    if ctx.version < 6:
+        times = Counter[_Named]((name, None) for name in request.topic_names)
+    else:
+        times = Counter[_Named](
+            (item.name, None if item.topic_id == NO_ID else item.topic_id)
+            for item in request.topics
+        )
+    results = []
+    for (name, topic_id), count in times.items():
+        answer_name, answer_id = name, topic_id or NO_ID
+        code, message = 0, None
+        try:
+            if count > 1:
+                raise InvalidRequest("The topic is in the request more than once.")
+            topic = _topic_to_delete(ctx, name, topic_id)
+            if (topic.name, None) in times and (None, topic.topic_id) in times:
+                raise InvalidRequest("The topic is in the request by name and by id.")
+            answer_name, answer_id = topic.name, topic.topic_id
+            await ctx.broker.topics.delete(topic)
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
+            code, message = error.code, error.message
+        results.append(
+            DeleteTopicsResponse.DeletableTopicResult(
+                name=answer_name, topic_id=answer_id, error_code=code, error_message=message
+            )
+        )
+    return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+
+
+def _topic_to_delete(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> Topic:
+    if name is not None and topic_id is not None:
+        raise InvalidRequest("Name the topic by its name or by its id, not by both.")
+    if name is None and topic_id is None:
+        raise InvalidRequest("The request has a topic with neither a name nor an id.")
+    return find_topic(ctx, topic_id if name is None else name)
+
+
+API = Api(
+    key=ApiKey.DeleteTopics,
+    request=DeleteTopicsRequest,
+    response=DeleteTopicsResponse,
+    versions=(1, 6),
+    handler=delete_topics,
+)

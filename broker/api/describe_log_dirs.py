@@ -1,0 +1,99 @@
+"""DescribeLogDirs (35), versions 1 to 5: the sizes of partitions and of the disk.
+
+    v2 flexible; v3 error code for the whole answer; v4 total and usable bytes (KIP-827)
+    v5 cordoned directories (KIP-1066): this broker has none
+
+A partition's size is that of its keys and values before ClickHouse compresses them. Each broker
+lists the partitions that it leads. In a cluster the only "directory" is the ClickHouse servers.
+
+Errors of a directory: KAFKA_STORAGE_ERROR (the disk or ClickHouse cannot be asked).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
+
+from broker.api.context import Api, RequestContext
+from broker.log.topic import Topic
+from protocol.errors import KafkaStorageError
+from protocol.versions import ApiKey
+from storage.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+_SHARDS = "clickhouse"
+_UNKNOWN_BYTES = -1
+
+
+async def describe_log_dirs(
+    ctx: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    directory = ctx.broker.data_dir
+    name = _SHARDS if directory is None else str(directory)
+    result = DescribeLogDirsResponse.DescribeLogDirsResult
+    total, usable = _UNKNOWN_BYTES, _UNKNOWN_BYTES
+    try:
+        if directory is not None:
+            # A disk may be slow to answer, so it is not asked on the event loop.
+            disk = await asyncio.to_thread(shutil.disk_usage, directory)
+            total, usable = disk.total, disk.free
+        sizes = await ctx.broker.topics.size_bytes()
+    except (OSError, EngineError) as error:
+        log.warning("DescribeLogDirs: %s cannot be described: %s", name, error)
+        offline = result(error_code=KafkaStorageError.code, log_dir=name, topics=[])
+        return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[offline])
+    described = result(
+        error_code=0,
+        log_dir=name,
+        topics=list(_topics(ctx, request, sizes)),
+        total_bytes=total,
+        usable_bytes=usable,
+        is_cordoned=False,
+    )
+    return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[described])
+
+
+def _topics(
+    ctx: RequestContext, request: DescribeLogDirsRequest, sizes: Mapping[tuple[UUID, int], int]
+) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic]:
+    """The topics that are asked for, with the partitions that this broker leads."""
+    row = DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
+    asked = (
+        None
+        if request.topics is None
+        else {(item.topic, partition) for item in request.topics for partition in item.partitions}
+    )
+    for topic in ctx.broker.topics.all():
+        partitions = [
+            row.DescribeLogDirsPartition(
+                partition_index=index,
+                partition_size=sizes.get((topic.topic_id, index), 0),
+                offset_lag=0,
+                is_future_key=False,
+            )
+            for index in range(topic.partitions)
+            if asked is None or (topic.name, index) in asked
+            if _leads(ctx, topic, index)
+        ]
+        if partitions:
+            yield row(name=topic.name, partitions=partitions)
+
+
+def _leads(ctx: RequestContext, topic: Topic, index: int) -> bool:
+    leader = ctx.broker.leadership.leader(topic.topic_id, index)
+    return leader.node_id == ctx.broker.node_id
+
+
+API = Api(
+    key=ApiKey.DescribeLogDirs,
+    request=DescribeLogDirsRequest,
+    response=DescribeLogDirsResponse,
+    versions=(1, 5),
+    handler=describe_log_dirs,
+)

@@ -1,0 +1,39 @@
+"""IncrementalAlterConfigs (44), versions 0 to 1: changes single configs of topics (KIP-339).
+
+    v1 flexible
+
+A config is set, deleted, appended to or subtracted from. Rules and errors: `config_changes.py`.
+"""
+
+from __future__ import annotations
+
+from kafka.protocol.admin import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+
+from broker.api.config_changes import ConfigChange, alter_all
+from broker.api.context import Api, RequestContext
+from protocol.versions import ApiKey
+
+
+async def incremental_alter_configs(
+    ctx: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    changes = [
+        ConfigChange(
+            resource.resource_type,
+            resource.resource_name,
+            [(config.name, config.config_operation, config.value) for config in resource.configs],
+            keeps_others=True,
+        )
+        for resource in request.resources
+    ]
+    response = IncrementalAlterConfigsResponse
+    return await alter_all(ctx, changes, response, validate_only=request.validate_only)
+
+
+API = Api(
+    key=ApiKey.IncrementalAlterConfigs,
+    request=IncrementalAlterConfigsRequest,
+    response=IncrementalAlterConfigsResponse,
+    versions=(0, 1),
+    handler=incremental_alter_configs,
+)

@@ -1,0 +1,61 @@
+"""LeaveGroup (13), versions 0 to 5: members leave a group.
+
+    v1 throttle time
+    v3 several members, each with an error of its own; a static member by its instance id alone
+    v4 flexible; v5 a reason, which is ignored
+
+Errors: UNKNOWN_MEMBER_ID (also if the group does not exist), FENCED_INSTANCE_ID, INVALID_GROUP_ID,
+NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+from kafka.protocol.consumer import LeaveGroupRequest, LeaveGroupResponse
+
+from broker.api.context import Api, RequestContext
+from coordinator.messages import LeavingMember
+from protocol.errors import KafkaError, UnknownMemberId
+from protocol.versions import ApiKey
+
+
+async def leave_group(ctx: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    if ctx.version < 3:
+        (error,) = await _leave(ctx, request.group_id, [LeavingMember(request.member_id, None)])
+        if error is not None:
+            raise error
+        return LeaveGroupResponse(throttle_time_ms=0, error_code=0)
+    leaving = [
+        LeavingMember(member.member_id, member.group_instance_id) for member in request.members
+    ]
+    return LeaveGroupResponse(
+        throttle_time_ms=0,
+        error_code=0,
+        members=[
+            LeaveGroupResponse.MemberResponse(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                error_code=0 if error is None else error.code,
+            )
+            for member, error in zip(
+                leaving, await _leave(ctx, request.group_id, leaving), strict=True
+            )
+        ],
+    )
+
+
+async def _leave(
+    ctx: RequestContext, group_id: str, members: list[LeavingMember]
+) -> list[KafkaError | None]:
+    try:
+        return await ctx.broker.groups.coordinator_of(group_id).leave(group_id, members)
+    except UnknownMemberId as error:  # the group does not exist, so it has none of these members
+        return [error] * len(members)
+
+
+API = Api(
+    key=ApiKey.LeaveGroup,
+    request=LeaveGroupRequest,
+    response=LeaveGroupResponse,
+    versions=(0, 5),
+    handler=leave_group,
+)

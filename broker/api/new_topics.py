@@ -1,0 +1,63 @@
+"""Rules for new topics and new partitions: names, numbers, assigned replicas.
+
+Used by CreateTopics, by CreatePartitions, and by Metadata, which creates a topic when a client asks
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from broker import topic_names
+from broker.api.context import RequestContext
+from broker.log.topic import Topic
+from protocol.errors import (
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    InvalidTopic,
+    TopicAlreadyExists,
+)
+
+PARTITIONS_PER_REQUEST = 10_000
+"""Kafka's limit of the partitions that one request may create."""
+
+
+async def create_topic(
+    ctx: RequestContext, name: str, partitions: int, configs: Mapping[str, str]
+) -> Topic:
+    """Create a topic. Raises the errors of `check_new_name` and of the catalog."""
+    check_new_name(ctx, name)
+    return await ctx.broker.topics.create(name, partitions, configs)
+
+
+def check_new_name(ctx: RequestContext, name: str) -> None:
+    """Raises `InvalidTopic`, `InvalidRequest` or `TopicAlreadyExists`."""
+    if name == "__cluster_metadata":
+        raise InvalidRequest("The name __cluster_metadata is reserved by Kafka.")
+    topic_names.check(name)
+    if ctx.broker.topics.get(name) is not None:
+        raise TopicAlreadyExists(f"The topic {name!r} exists already.")
+    key = topic_names.collision_key(name)
+    if key is None:
+        return
+    for other in ctx.broker.topics.all():
+        if topic_names.collision_key(other.name) == key:
+            raise InvalidTopic(
+                f"The topic name {name!r} collides with {other.name!r}: "
+                "names of metrics have '_' in place of '.'."
+            )
+
+
+def check_replicas(ctx: RequestContext, broker_ids: Iterable[int]) -> None:
+    """Raises `InvalidReplicaAssignment` unless one partition is assigned to one known broker."""
+    replicas = list(broker_ids)
+    if not replicas:
+        raise InvalidReplicaAssignment("The assignment has a partition without a broker.")
+    known = {node.node_id for node in ctx.broker.leadership.brokers()}
+    for broker_id in replicas:
+        if broker_id not in known:
+            raise InvalidReplicaAssignment(
+                f"The assignment names broker {broker_id}, which does not exist."
+            )
+    if len(replicas) > 1:
+        raise InvalidReplicaAssignment("The assignment names several brokers for one partition.")

@@ -1,0 +1,66 @@
+"""OffsetForLeaderEpoch (23), versions 2 to 4: where the records of a leader epoch end (KIP-320).
+
+    v3 asks as a replica or as a consumer; v4 flexible
+
+The answer is the largest epoch, up to the one that is asked for, that has records, and the offset
+behind its last record. Both are -1 if there is none.
+
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
+UNKNOWN_LEADER_EPOCH, KAFKA_STORAGE_ERROR (ClickHouse cannot be read).
+"""
+
+from __future__ import annotations
+
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+
+from broker.api.context import Api, RequestContext
+from broker.api.offset_queries import UNKNOWN, ask
+from broker.api.topic_lookup import find_partition
+from protocol.errors import KafkaError
+from protocol.versions import ApiKey
+
+
+async def offset_for_leader_epoch(
+    ctx: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    result = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    return OffsetForLeaderEpochResponse(
+        throttle_time_ms=0,
+        topics=[
+            result(
+                topic=topic.topic,
+                partitions=[await _epoch_end(ctx, topic.topic, one) for one in topic.partitions],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+async def _epoch_end(
+    ctx: RequestContext,
+    name: str,
+    asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition,
+) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
+    end = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
+    try:
+        partition = find_partition(ctx, name, asked.partition, asked.current_leader_epoch)
+        if asked.leader_epoch == partition.leader_epoch:
+            epoch, offset = partition.leader_epoch, partition.high_watermark
+        elif 0 <= asked.leader_epoch < partition.leader_epoch:
+            epoch, offset = await ask(
+                ctx, partition, "leader_epoch_end", best=max, epoch=asked.leader_epoch
+            )
+        else:
+            epoch, offset = UNKNOWN
+    except KafkaError as error:
+        return end(error_code=error.code, partition=asked.partition, leader_epoch=-1, end_offset=-1)
+    return end(error_code=0, partition=asked.partition, leader_epoch=epoch, end_offset=offset)
+
+
+API = Api(
+    key=ApiKey.OffsetForLeaderEpoch,
+    request=OffsetForLeaderEpochRequest,
+    response=OffsetForLeaderEpochResponse,
+    versions=(2, 4),
+    handler=offset_for_leader_epoch,
+)

@@ -1,0 +1,59 @@
+"""Finds the topic or the partition that a request names, or raises Kafka's error for it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from broker.api.context import RequestContext
+from broker.log.partition import PartitionLog
+from broker.log.topic import Topic
+from protocol.errors import (
+    FencedLeaderEpoch,
+    UnknownLeaderEpoch,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+NO_ID = UUID(int=0)
+"""The topic id that stands for none."""
+
+
+def find_topic(ctx: RequestContext, key: str | UUID | None) -> Topic:
+    """By name or by id. Raises `UnknownTopicOrPartition` or `UnknownTopicId`."""
+    if isinstance(key, UUID):
+        topic = ctx.broker.topics.by_id(key)
+        if topic is None:
+            raise UnknownTopicId(f"No topic has the id {key}.")
+        return topic
+    topic = None if key is None else ctx.broker.topics.get(key)
+    if topic is None:
+        raise UnknownTopicOrPartition(f"The topic {key!r} does not exist.")
+    return topic
+
+
+def check_partition(topic: Topic, index: int) -> None:
+    """Raises `UnknownTopicOrPartition` if the topic has no such partition."""
+    if not 0 <= index < topic.partitions:
+        raise UnknownTopicOrPartition(f"The topic {topic.name!r} has no partition {index}.")
+
+
+def find_partition(
+    ctx: RequestContext, name: str, index: int, current_leader_epoch: int
+) -> PartitionLog:
+    """The log of a partition, if the client knows its leader epoch (KIP-320).
+
+    Raises `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `FencedLeaderEpoch` or
+    `UnknownLeaderEpoch`.
+    """
+    partition = ctx.broker.topics.log(find_topic(ctx, name), index)
+    check_leader_epoch(partition, current_leader_epoch)
+    return partition
+
+
+def check_leader_epoch(partition: PartitionLog, current_leader_epoch: int) -> None:
+    """Raises `FencedLeaderEpoch` or `UnknownLeaderEpoch`. Epoch -1 asks for no check."""
+    if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
+        return
+    if current_leader_epoch < partition.leader_epoch:
+        raise FencedLeaderEpoch(f"the leader epoch of {partition} is {partition.leader_epoch}")
+    raise UnknownLeaderEpoch(f"the leader epoch of {partition} is {partition.leader_epoch}")

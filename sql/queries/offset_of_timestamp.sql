@@ -1,0 +1,13 @@
+-- The first record of a range of offsets of a partition whose timestamp is not before `timestamp`.
+-- topic String, topic_id UUID, partition Int32, first Int64 (included), end Int64 (excluded),
+-- timestamp Int64 (ms)
+SELECT timestamp_ms, offset
+FROM messages
+WHERE topic = {topic:String}
+    AND topic_id = {topic_id:UUID}
+    AND partition = {partition:Int32}
+    AND offset >= {first:Int64}
+    AND offset < {end:Int64}
+    AND timestamp_ms >= {timestamp:Int64}
+ORDER BY topic, partition, offset
+LIMIT 1;

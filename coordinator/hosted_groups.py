@@ -55,9 +55,6 @@ class HostedGroups:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._by_id
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def ids(self) -> list[str]:
         return list(self._by_id)
 
@@ -116,7 +113,7 @@ class HostedGroup:
         return not self.is_unloaded and self._host.duties.may_serve()
 
     def not_coordinator(self) -> NotCoordinator:
-        return NotCoordinator(f"another broker looks after group {self.group.group_id!r} now")
+        return NotCoordinator(f"another broker coordinates group {self.group.group_id!r} now")
 
     def not_stored(self, what: str, error: EngineError) -> KafkaError:
         """What a client is told that can do nothing but try again.

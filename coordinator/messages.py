@@ -1,7 +1,7 @@
-"""What members say to their group's coordinator, and what it answers: plain values.
+"""Requests to a group's coordinator, its answers, and what it stores: plain values.
 
-Requests and answers as the coordinator sees them, free of API versions and of the codec. An answer
-other than success is a `protocol.errors.KafkaError`."""
+They do not depend on API versions or on the codec. An answer other than success is a
+`protocol.errors.KafkaError`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request that waited is told; None where all there is to say is that it is done."""
+    """The answer to a request that waited. `outcome`: None if it only says that the work is
+    done."""
 
     waiter: Waiter
     outcome: JoinAnswer | SyncAnswer | KafkaError | None

@@ -107,7 +107,7 @@ class CommittedOffsets:
             self._apply(*_parse(row))
 
     async def settled(self) -> None:
-        """Returns when what was being stored is, or has failed."""
+        """Returns when everything that was being stored is stored, or has failed."""
         await self._rows.store()
 
     def get(self, group_id: str) -> Mapping[TopicPartition, CommittedOffset]:
@@ -122,7 +122,8 @@ class CommittedOffsets:
     async def commit(
         self, group_id: str, committer: Committer, commits: Sequence[OffsetCommit]
     ) -> None:
-        """Store offsets; the last one of a partition counts. Raises `EngineError`: none is."""
+        """Store offsets; the last one of a partition counts. Raises `EngineError`: none is
+        stored."""
         if not commits:
             return
         version, now_ms = self._next_version(), self._clock.wall_ms()
@@ -145,9 +146,9 @@ class CommittedOffsets:
         await asyncio.shield(stored)
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
-        """Remove offsets, also those that are just being committed; None: all of the group.
+        """Delete offsets, also those that are being committed now; None: all of the group.
 
-        Raises `EngineError`: those that are still there have not been removed.
+        Raises `EngineError`: the offsets that are still in memory have not been deleted.
         """
         wanted = None if partitions is None else frozenset(partitions)
         await self._remove(
@@ -159,11 +160,11 @@ class CommittedOffsets:
     async def forget_topic(
         self, topic: str, topic_id: UUID, groups: Collection[str] | None = None
     ) -> None:
-        """A topic was deleted: its offsets go. Raises `EngineError`.
+        """A topic was deleted: delete its offsets. Raises `EngineError`.
 
-        `groups`: those that this broker looks after, None for all. Offsets of others are only
-        forgotten here: a row of this broker could hide what their coordinator has stored since, for
-        a new topic of the name.
+        `groups`: those that this broker coordinates, None for all. The offsets of other groups are
+        only removed from memory: a row of this broker could hide what their coordinator has stored
+        since, for a new topic of the same name.
         """
         mine: list[tuple[str, TopicPartition, UUID]] = []
         for group_id in tuple(self._groups):
@@ -189,11 +190,12 @@ class CommittedOffsets:
         subscribed: Collection[str],
         retention_ms: int,
     ) -> list[TopicPartition]:
-        """Offsets whose time is over. `empty_since_ms`: None while the group has members.
+        """Offsets that have expired. `empty_since_ms`: None while the group has members.
 
-        As in Kafka: never those of a topic in `subscribed`; where the client gave an end, at that;
-        else `retention_ms` after the commit, and after the group's last member left. Never one that
-        is just being committed again.
+        As in Kafka: an offset of a topic in `subscribed` never expires. One that the client gave an
+        expiry time expires then; any other, `retention_ms` after its commit or after the group's
+        last member left, whichever is later. An offset that is being committed again does not
+        expire.
         """
         base_ms = 0 if empty_since_ms is None else empty_since_ms
         group = self._groups.get(group_id)
@@ -212,13 +214,13 @@ class CommittedOffsets:
         ]
 
     def is_used(self, group_id: str) -> bool:
-        """Whether the group has an offset, or is about to."""
+        """Whether the group has an offset, or one is being stored."""
         return group_id in self._groups
 
     async def rewrite_old(self) -> None:
-        """Store current offsets again whose row is a week old, before it expires.
+        """Store current offsets again whose row is a week old, before the table's TTL deletes it.
 
-        The row keeps its version, so it never hides a commit. Looks once a day, however often it is
+        The row keeps its version, so it never hides a commit. Works once a day, however often it is
         called. Raises `EngineError`.
         """
         now_ms = self._clock.wall_ms()

@@ -102,8 +102,7 @@ class JoinWait:
 
 
 class SyncWait:
-    """The members of a generation that have not asked for their assignment, and how long they may
-    take."""
+    """Which members of a generation have not synchronised yet, and until when they have to."""
 
     def __init__(self) -> None:
         self.deadline_ms: int | None = None

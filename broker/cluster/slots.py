@@ -172,7 +172,7 @@ class Slots:
         number = self._group(group_id)
         slot = self._mine.get(number)
         if slot is None or not self.may_serve():
-            raise NotCoordinator(f"another broker looks after group {group_id!r}")
+            raise NotCoordinator(f"another broker coordinates group {group_id!r}")
         if number not in self._serving:
             raise CoordinatorLoadInProgress(f"group {group_id!r} is being read")
         return self._hosts.of(slot.shards[0]).groups

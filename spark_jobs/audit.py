@@ -1,19 +1,19 @@
-"""The job `audit`: whether every offset is there once and in order, and whether commits make sense.
+"""The job `audit`: is every offset stored once and in order, and are commits consistent?
 
-The log of a partition is read as runs: offsets without a hole that came in one block (rows with one
-append_time and leader epoch). What has to hold, and the anomaly where it does not:
-* `gap`: from the start of the log to its end every offset has a row, or compaction took it
-  (`compaction_removals`). Below the start nothing is missing: retention and DeleteRecords move the
-  start before they delete. Nor is a commit beyond the end of the log accounted for.
-* `duplicate`: no offset twice in a block; `overlap`: nor in two blocks.
-* `backward`: what was written later has higher offsets. Later is a higher leader epoch; within one,
-  an append_time that is later by more than clocks are set back by. Of commits: one that goes
-  back by a member of an older generation, or by another member of the same one, which the
-  coordinator refuses.
-* `reset` is no anomaly: a commit that goes back otherwise. An administrator's and that of a
-  consumer without a group look alike, and a member may go back at will.
+The log of a partition is read as runs: consecutive offsets of one block (the rows with one
+append_time and leader epoch). What must hold, and the anomaly where it does not:
+* `gap`: between the start and the end of the log every offset has a row, or compaction removed it
+  (`compaction_removals`). Below the start no row is expected: retention and DeleteRecords move the
+  start before they delete. A commit beyond the end of the log is a gap too.
+* `duplicate`: an offset is twice in a block; `overlap`: an offset is in two blocks.
+* `backward`: rows that were written later have lower offsets. Later means a higher leader epoch, or
+  within an epoch an append_time that is later by more than a clock may be set back. Of commits: one
+  that goes back, by a member of an older generation, or by another member of the same generation;
+  the coordinator refuses those.
+* `reset`: any other commit that goes back. It is no anomaly: commits of an administrator and of a
+  consumer without a group look alike, and a member may go back whenever it wants to.
 
-The log may grow, and be cut at its start, meanwhile: ends are read before the rows, starts and
+The log may grow meanwhile, and its start may move: ends are read before the rows, starts and
 removals after them, commits before the ends that they are compared with.
 """
 
@@ -21,20 +21,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  its usual name
 
 from spark_jobs import job
-from spark_jobs.job import Report, Run
-from spark_jobs.sql import Question, frame
+from spark_jobs.job import JobReport, JobRun
+from spark_jobs.queries import Query, answers
+from sql.queries import query
+from storage.engine import Parameter
 
 SLICE_ROWS = 1_000_000
-"""Offsets of a partition that one question is about: what ClickHouse has to hold at once."""
-QUESTION_ROWS = 500_000
+"""Offsets of a partition that one query covers: what ClickHouse has to hold at once."""
+PART_ROWS = 500_000
+"""Commits that one query returns, about: a worker holds them in memory."""
 CLOCK_TOLERANCE_MS = 5 * 60_000
-"""The broker's own: how far append_time may stay ahead of a clock that was set back."""
+"""How far append_time may stay ahead of a clock that was set back: the broker's own limit."""
 SHOWN = 200
 
 PARTITION = ["topic", "topic_id", "partition"]
@@ -56,7 +60,7 @@ ANOMALIES = ("backward", "overlap", "duplicate", "gap")
 
 
 def _finding(frame: DataFrame, kind: str, of: str, detail: str) -> DataFrame:
-    """`detail` is a format of SQL's printf and its arguments. The rest has its name already."""
+    """`detail`: a SQL expression; the other columns have their names already."""
     group = F.col("group_id") if "group_id" in frame.columns else F.lit(None).cast("string")
     return frame.select(
         F.lit(kind).alias("kind"), F.lit(of).alias("of"), *PARTITION, group.alias("group_id"),
@@ -65,7 +69,7 @@ def _finding(frame: DataFrame, kind: str, of: str, detail: str) -> DataFrame:
 
 
 def duplicates(runs: DataFrame) -> DataFrame:
-    """Offsets that are in one block more than once."""
+    """Offsets that one block has more than once."""
     found = runs.where("times > 1")
     return _finding(
         found.withColumnRenamed("append_ms", "at_ms"), "duplicate", "log",
@@ -74,7 +78,7 @@ def duplicates(runs: DataFrame) -> DataFrame:
 
 
 def overlaps(runs: DataFrame) -> DataFrame:
-    """Offsets that two blocks have; the time is that of the later one in order of offsets."""
+    """Offsets that two blocks have; the time is that of the second block by offsets."""
     order = Window.partitionBy(PARTITION).orderBy("first", "last", "append_ms", "epoch")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     found = (
@@ -84,12 +88,12 @@ def overlaps(runs: DataFrame) -> DataFrame:
     )
     return _finding(
         found.withColumnRenamed("append_ms", "at_ms"), "overlap", "log",
-        "format_string('in a block of epoch %d and in one before', epoch)",
+        "format_string('in a block of epoch %d and in an earlier one', epoch)",
     )  # fmt: skip
 
 
 def backward(runs: DataFrame) -> DataFrame:
-    """Runs that lie before one that was written earlier."""
+    """Runs whose offsets are lower than those of a run that was written earlier."""
     by_epoch = (
         Window.partitionBy(PARTITION).orderBy("epoch").rangeBetween(Window.unboundedPreceding, -1)
     )
@@ -107,7 +111,7 @@ def backward(runs: DataFrame) -> DataFrame:
 
 
 def gaps(runs: DataFrame, removed: DataFrame, ends: DataFrame) -> DataFrame:
-    """Offsets between the start and the end of the log that neither a row nor a removal has.
+    """Offsets between the start and the end of the log without a row and without a removal.
 
     The time is that of the block before the gap.
     """
@@ -144,9 +148,9 @@ def gaps(runs: DataFrame, removed: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def commits_back(commits: DataFrame) -> DataFrame:
-    """Commits below the one before: `backward` where the coordinator should have refused it.
+    """Commits lower than the one before: `backward` where the coordinator should have refused it.
 
-    An offset that was deleted, or expired, is no commit before: what follows begins anew.
+    After an offset was deleted or expired, the next commit counts as the first one.
     """
     order = Window.partitionBy(KEY).orderBy("version")
     lives = commits.withColumn("life", F.sum(F.col("deleted").cast("int")).over(order)).where(
@@ -168,14 +172,14 @@ def commits_back(commits: DataFrame) -> DataFrame:
         F.col("member_id") != F.col("member_before")
     )
     refusable = (F.col("generation") >= 0) & ((F.col("generation") < F.col("newest")) | another)
-    told = "format_string('generation %d, member %s', generation, member_id)"
-    return _finding(back.where(refusable), "backward", "commits", told).unionByName(
-        _finding(back.where(~refusable), "reset", "commits", told)
+    detail = "format_string('generation %d, member %s', generation, member_id)"
+    return _finding(back.where(refusable), "backward", "commits", detail).unionByName(
+        _finding(back.where(~refusable), "reset", "commits", detail)
     )
 
 
 def commits_beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    """Committed offsets past the end of the log: a row per group and partition."""
+    """Committed offsets beyond the end of the log: a row per group and partition."""
     found = (
         commits.where(~F.col("deleted"))
         .join(ends.select("topic_id", "partition", "end_offset"), ["topic_id", "partition"])
@@ -186,89 +190,24 @@ def commits_beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
             *KEY, F.col("end_offset").alias("first"), (F.col("offset") - 1).alias("last"), "at_ms"
         )
     )
-    return _finding(found, "gap", "commits", "'committed, and beyond the end of the log'")
+    return _finding(found, "gap", "commits", "'committed, but beyond the end of the log'")
 
 
-# --- questions
+# --- what to read
 
-_ENDS = """
-    SELECT
-        topic, toString(topic_id) AS topic_id, partition,
-        log_start_offset AS log_start, end_offset
-    FROM partition_stats
-    WHERE match(topic, {topics:String})
-"""
-_FIRST_ROWS = """
-    SELECT toString(topic_id), partition, min(offset) AS first, max(offset) AS last
-    FROM messages
-    WHERE match(topic, {topics:String}) AND topic != ''
-    GROUP BY topic_id, partition
-"""
-# arraySplit cuts before an offset that does not follow, or is there more or less often.
-_RUNS = """
-    SELECT
-        topic, toString(topic_id) AS topic_id, partition, append_ms, epoch,
-        run[1].1 AS first, run[-1].1 AS last, run[1].2 AS times
-    FROM
-    (
-        SELECT
-            topic, topic_id, partition, append_ms, epoch,
-            arraySort(groupArray((offset, times))) AS offsets,
-            arraySplit(
-                (one, step, more) -> step > 1 OR more != 0,
-                offsets, arrayDifference(offsets.1), arrayDifference(offsets.2)) AS runs
-        FROM
-        (
-            SELECT
-                topic, topic_id, partition, toUnixTimestamp64Milli(append_time) AS append_ms,
-                leader_epoch AS epoch, offset, toInt64(count()) AS times
-            FROM messages
-            WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}
-                AND partition = {partition:Int32}
-                AND offset >= {from:Int64} AND offset < {to:Int64}
-            GROUP BY topic, topic_id, partition, append_ms, epoch, offset
-        )
-        GROUP BY topic, topic_id, partition, append_ms, epoch
-    )
-    ARRAY JOIN runs AS run
-"""
-_REMOVED = """
-    SELECT
-        topic, toString(topic_id) AS topic_id, partition, range.1 AS first, range.2 AS last
-    FROM compaction_removals
-    ARRAY JOIN ranges AS range
-    WHERE match(topic, {topics:String})
-"""
-_IS_THERE = (
-    "SELECT count() FROM system.tables"
+_HAS_REMOVALS = (
+    "SELECT toInt64(count()) FROM system.tables"
     " WHERE database = 'brokerhouse' AND name = 'compaction_removals'"
 )
-_WEEKS = """
-    SELECT toString(toMonday(stored_at)) AS week, count() AS commits
-    FROM consumer_offsets
-    WHERE match(group_id, {groups:String}) AND match(topic, {topics:String})
-    GROUP BY week
-"""
-_COMMITS = """
-    SELECT
-        group_id, topic, toString(topic_id) AS topic_id, partition, toInt64(version) AS version,
-        offset, generation, member_id, deleted, toUnixTimestamp64Milli(commit_time) AS commit_ms
-    FROM consumer_offsets
-    WHERE match(group_id, {groups:String}) AND match(topic, {topics:String})
-        AND toMonday(stored_at) = toDate({week:String})
-        AND topic_id GLOBAL IN (SELECT topic_id FROM topics)
-        AND cityHash64(group_id) % {parts:UInt64} = {part:UInt64}
-"""
 
 
-def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -> list[Question]:
-    """What to ask about the log: a question per partition and SLICE_ROWS offsets.
+def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -> list[Query]:
+    """The queries that read the log: one per partition and SLICE_ROWS offsets.
 
-    `partitions`: as _ENDS gives them. `rows`: the first and last offset that has a row, which may
-    be below the start of the log.
+    `partitions`: the rows of audit_partitions. `rows`: those of audit_stored_offsets.
     """
     reach = {(topic_id, partition): (first, last) for topic_id, partition, first, last in rows}
-    asked = []
+    queries = []
     for topic, topic_id, partition, _, end in partitions:
         first, last = reach.get((topic_id, partition), (0, -1))
         for start in range(first, min(last + 1, end), SLICE_ROWS):
@@ -276,54 +215,55 @@ def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -
                 "topic": topic, "topic_id": topic_id, "partition": partition,
                 "from": start, "to": min(start + SLICE_ROWS, end),
             }  # fmt: skip
-            asked.append(Question(_RUNS, parameters))
-    return asked
+            queries.append(Query(query("audit_runs"), parameters))
+    return queries
 
 
-def _commit_questions(run: Run) -> list[Question]:
-    selected = {"groups": run.groups, "topics": run.topics}
+def _commit_queries(run: JobRun) -> list[Query]:
+    selected: dict[str, Parameter] = {"groups": run.groups, "topics": run.topics}
     return [
-        Question(_COMMITS, {**selected, "week": week, "parts": parts, "part": part})
-        for week, commits in run.endpoint.rows(_WEEKS, selected)
-        for parts in [commits // QUESTION_ROWS + 1]
+        Query(query("audit_commits"), {**selected, "week": week, "parts": parts, "part": part})
+        for week, commits in run.servers.rows(query("audit_commit_weeks"), selected)
+        for parts in [commits // PART_ROWS + 1]
         for part in range(parts)
     ]
 
 
-def _log_findings(run: Run) -> DataFrame:
+def _log_findings(run: JobRun) -> DataFrame:
     spark, topics = run.spark(), {"topics": run.topics}
-    partitions = run.endpoint.rows(_ENDS, topics)
-    questions = slices(partitions, run.endpoint.rows(_FIRST_ROWS, topics))
-    run.say(f"reading the blocks of {len(partitions)} partitions, in {len(questions)} slices")
-    runs = frame(spark, run.endpoint, questions, RUNS).cache()
+    ask = partial(answers, spark, run.servers)
+    partitions = run.servers.rows(query("audit_partitions"), topics)
+    queries = slices(partitions, run.servers.rows(query("audit_stored_offsets"), topics))
+    run.say(f"reading the blocks of {len(partitions)} partitions, in {len(queries)} slices")
+    runs = ask(queries, RUNS).cache()
     runs.count()
-    known = bool(run.endpoint.rows(_IS_THERE)[0][0])
-    removed = frame(
-        spark, run.endpoint, [Question(_REMOVED, topics)] if known else [], RANGES
-    ).cache()
-    starts = {tuple(row[1:3]): row[3] for row in run.endpoint.rows(_ENDS, topics)}
-    # A topic that was deleted meanwhile has no start any more, and is left out.
+    ((has_removals,),) = run.servers.rows(_HAS_REMOVALS)
+    removed = ask([Query(query("audit_removed"), topics)] if has_removals else [], RANGES).cache()
+    now = run.servers.rows(query("audit_partitions"), topics)
+    starts = {(topic_id, partition): start for _, topic_id, partition, start, _ in now}
+    # A topic that was deleted meanwhile is left out.
     bounds = [
         (topic, topic_id, partition, starts[topic_id, partition], end)
         for topic, topic_id, partition, _, end in partitions
         if (topic_id, partition) in starts
     ]
     ends = spark.createDataFrame(bounds, ENDS)
-    there = runs.join(F.broadcast(ends.drop("topic", "end_offset")), ["topic_id", "partition"])
-    live = there.where(F.col("last") >= F.col("log_start")).drop("log_start")
+    existing = runs.join(F.broadcast(ends.drop("topic", "end_offset")), ["topic_id", "partition"])
+    live = existing.where(F.col("last") >= F.col("log_start")).drop("log_start")
     missing = gaps(live, removed.join(ends.select(PARTITION), PARTITION, "left_semi"), ends)
     return (
         missing.unionByName(overlaps(live))
         .unionByName(duplicates(live))
-        .unionByName(backward(there.drop("log_start")))
+        .unionByName(backward(existing.drop("log_start")))
     )
 
 
-def _commit_findings(run: Run) -> DataFrame:
+def _commit_findings(run: JobRun) -> DataFrame:
     spark = run.spark()
-    commits = frame(spark, run.endpoint, _commit_questions(run), COMMITS).cache()
+    commits = answers(spark, run.servers, _commit_queries(run), COMMITS).cache()
     commits.count()
-    ends = frame(spark, run.endpoint, [Question(_ENDS, {"topics": run.topics})], ENDS)
+    of_topics = Query(query("audit_partitions"), {"topics": run.topics})
+    ends = answers(spark, run.servers, [of_topics], ENDS)
     return commits_back(commits).unionByName(commits_beyond(commits, ends))
 
 
@@ -331,11 +271,11 @@ def _commit_findings(run: Run) -> DataFrame:
 
 
 @job.command("audit")
-def command(run: Run, /) -> Report:
+def command(run: JobRun, /) -> JobReport:
     """Look for offsets that are missing, doubled or out of order, and for commits that go back.
 
-    Prints a row for each and ends with exit code 1 if there is any; `reset` is no anomaly. Nothing
-    is written. --group concerns commits alone.
+    Prints a row for each, and ends with exit code 1 if there is an anomaly; a `reset` is none.
+    Writes nothing. --group selects commits only.
     """
     run.say("reading commits")
     commits = _commit_findings(run)
@@ -345,11 +285,11 @@ def command(run: Run, /) -> Report:
     worst = found.orderBy(F.col("kind") == "reset", *FINDINGS).limit(SHOWN)
     rows = [_row(row) for row in worst.collect()]
     anomalies = sum(counts.get(kind, 0) for kind in ANOMALIES)
-    told = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ANOMALIES)
-    summary = f"{anomalies} anomalies ({told}); {counts.get('reset', 0)} resets of offsets"
+    each = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ANOMALIES)
+    summary = f"{anomalies} anomalies ({each}); {counts.get('reset', 0)} resets of offsets"
     if sum(counts.values()) > SHOWN:
         summary += f"; the first {SHOWN} are shown"
-    return Report(COLUMNS, rows, summary, ok=anomalies == 0)
+    return JobReport(COLUMNS, rows, summary, ok=anomalies == 0)
 
 
 COLUMNS = ("kind", "of", "topic", "partition", "group", "first", "last", "at", "detail")

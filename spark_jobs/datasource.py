@@ -1,13 +1,13 @@
 """`spark.read.format("brokerhouse")`, and streams: the log, as Spark's Kafka source shows it.
 
-`BrokerhouseDataSource` is what Spark makes from options; the readers run on its driver and, to read
-a slice each, in its tasks. What must hold:
+Spark makes a `BrokerhouseDataSource` from options. Its readers plan on Spark's driver, and read a
+slice each in its tasks. What must hold:
 
-* A slice is read in the order of offsets. So a task that loses its server goes on behind the last
-  record that it has handed to Spark, at another server, and no record comes twice.
-* A stream's offsets are all that it knows, and they mean the same whenever they are read:
+* A slice is read in the order of offsets. So a task that loses its server continues at another one
+  after the last record that it gave to Spark, and no record comes twice.
+* A stream's offsets are its only state, and they mean the same whenever they are read:
   `{"topic": {"0": 23}}`, the next offset of each partition.
-* Records that are gone before they could be read are an error, unless failOnDataLoss is false.
+* Records that were deleted before they could be read are an error, unless failOnDataLoss is false.
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_jobs.filters import FITS, Filters
-from spark_jobs.log import (
-    WHERE,
+from spark_jobs.options import ReadOptions, TopicPartition, check_schema, schema, shown
+from spark_jobs.slices import (
+    OF_SLICE,
     DataLoss,
-    Log,
+    LogSnapshot,
+    OffsetRange,
     Offsets,
-    Partition,
-    Range,
+    PartitionOffsets,
     Slice,
-    shown,
-    slice_params,
-    source,
+    rows_to_read,
 )
-from spark_jobs.options import Login, ReadOptions, TopicPartition, check_schema, schema
-from spark_jobs.servers import Failures, Unreachable, arrow, rows_of_any
+from spark_jobs.sql_client import Attempts, SqlUnavailable
+from sql.queries import query
 
 JsonOffsets = dict[str, dict[str, int]]
 
 BATCH_MAX_BYTES = 64 * 1024 * 1024
-"""Larger ones, of large records, are cut before they go to the JVM."""
+"""Larger batches, of large records, are cut before they go to the JVM."""
 
-# Topic and partition are the same for a whole slice, and are put in here.
+# Topic and partition are the same for a whole slice: they are added here and not selected.
 _SELECTED = {
     "key": "key",
     "value": "value",
@@ -64,7 +63,7 @@ _SELECTED = {
 
 
 class BrokerhouseDataSource(DataSource):
-    """Give it to `spark.dataSource.register`; the options are in docs/spark.md."""
+    """Pass it to `spark.dataSource.register`; its options are in docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +82,7 @@ class BrokerhouseDataSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """From the starting to the ending offsets, as they are when the query is planned."""
+    """Reads from the starting to the ending offsets, as of when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -91,36 +90,36 @@ class BatchReader(DataSourceReader):
         self._filters = Filters()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        return list(self._filters.take(filters))
+        return list(self._filters.push_down(filters))
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        log = Log(options)
-        log.look()
-        starts = log.resolve(options.starting, starting=True)
-        ends = log.resolve(options.ending, starting=False)
-        ranges = _available(log, starts, ends, options.fail_on_data_loss)
-        return list(log.slices(ranges, self._filters))
+        snapshot = LogSnapshot(options)
+        snapshot.refresh()
+        starts = snapshot.resolve(options.starting, starting=True)
+        ends = snapshot.resolve(options.ending, starting=False)
+        ranges = _available(snapshot, starts, ends, options.fail_on_data_loss)
+        return list(snapshot.slices(ranges, self._filters))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema, self._filters)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Batch after batch, each from where the one before it ended."""
+    """Reads batch after batch, each from where the one before it ended."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._log = Log(options)
-        self._seen: dict[TopicPartition, Partition] = {}
+        self._snapshot = LogSnapshot(options)
+        self._seen: dict[TopicPartition, PartitionOffsets] = {}
         self._moving_start: JsonOffsets | None = None
-        self._last: dict[TopicPartition, Partition] | None = None
+        self._last: dict[TopicPartition, PartitionOffsets] | None = None
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802
-        self._look()
+        self._refresh()
         starting = self._options.starting
-        initial = to_json(self._log.resolve(starting, starting=True))
+        initial = to_json(self._snapshot.resolve(starting, starting=True))
         if starting.by_time or starting.is_latest_somewhere:
             self._moving_start = initial
         return initial
@@ -129,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._begins_here(start):
             return start
         if self._last is None:
-            self._look()
+            self._refresh()
         there = self._known() if self._last is None else self._last
         begin = from_json(start)
         ends = {key: found.end for key, found in there.items()}
@@ -143,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._look()
+        self._refresh()
         self._last = self._known()
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802
@@ -152,51 +151,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if start == end or self._begins_here(start):
             return []
-        self._look()
+        self._refresh()
         starts, ends = from_json(start), from_json(end)
         fail = self._options.fail_on_data_loss
         for key in ends.keys() - starts.keys():
-            found = self._log.partitions.get(key)
+            found = self._snapshot.partitions.get(key)
             starts[key] = found.start if found else 0
             if fail and starts[key]:
                 raise DataLoss(f"partition {shown([key])} is new and begins at {starts[key]}")
         if fail:
-            _check_still_there(self._log, starts, ends)
-        ranges = _available(self._log, starts, ends, fail)
-        return list(self._log.slices(ranges, Filters()))
+            _check_still_there(self._snapshot, starts, ends)
+        ranges = _available(self._snapshot, starts, ends, fail)
+        return list(self._snapshot.slices(ranges, Filters()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._options, self._schema, Filters())
 
     def _begins_here(self, start: JsonOffsets) -> bool:
-        """Whether this is the first batch of a stream whose start is another one when asked again.
+        """Whether this is the first batch of a stream whose start would be another one later.
 
-        Spark stores where a batch ends, and not where the first one began: after a crash it would
-        begin at what is the latest offset then. So that first batch is empty, and its end is what
-        is stored.
+        Spark stores where a batch ends, but not where the first one began: after a crash it would
+        begin at the latest offset of that time. So the first batch is empty, and Spark stores its
+        end.
         """
         begins = start == self._moving_start
         self._moving_start = None
         return begins
 
-    def _known(self) -> dict[TopicPartition, Partition]:
-        """What there was at the last look."""
-        return {key: self._seen[key] for key in self._log.partitions}
+    def _known(self) -> dict[TopicPartition, PartitionOffsets]:
+        """The partitions of the last refresh, none with an end that went back."""
+        return {key: self._seen[key] for key in self._snapshot.partitions}
 
-    def _look(self) -> None:
-        self._log.look()
-        for key, found in self._log.partitions.items():
+    def _refresh(self) -> None:
+        self._snapshot.refresh()
+        for key, found in self._snapshot.partitions.items():
             before = self._seen.get(key, found)
             if before.topic_id == found.topic_id:
-                # The end of a log never goes back: who says so has not heard of the rest.
+                # The end of a log never goes back: a replica that says so is behind the others.
                 found = max(before, found, key=lambda one: one.end)
             elif self._options.fail_on_data_loss:
-                raise DataLoss(f"topic {key[0]} was deleted and made again")
+                raise DataLoss(f"topic {key[0]} was deleted and created again")
             self._seen[key] = found
 
 
 def rate_limited(limit: int, begin: Offsets, ends: Offsets) -> Offsets:
-    """At most about `limit` records, spread in proportion, and at least one where there are any."""
+    """Ends of a batch of about `limit` records, shared in proportion, at least one each."""
     sizes = {key: end - begin[key] for key, end in ends.items() if end > begin[key]}
     total = sum(sizes.values())
     return {
@@ -206,7 +205,7 @@ def rate_limited(limit: int, begin: Offsets, ends: Offsets) -> Offsets:
 
 
 def to_json(offsets: Offsets) -> JsonOffsets:
-    """In the order of topics and partitions, so that the same offsets are the same text."""
+    """In the order of topics and partitions, so that equal offsets are equal text."""
     found: JsonOffsets = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
@@ -221,27 +220,29 @@ def from_json(found: JsonOffsets) -> Offsets:
     }
 
 
-def _check_still_there(log: Log, starts: Offsets, ends: Offsets) -> None:
-    """Raises DataLoss for what a stream has read from and is no longer, or is shorter now."""
-    if gone := (starts.keys() - ends.keys()) | (ends.keys() - log.partitions.keys()):
-        raise DataLoss(f"partitions are gone: {shown(gone)}")
+def _check_still_there(snapshot: LogSnapshot, starts: Offsets, ends: Offsets) -> None:
+    """Raises DataLoss where a partition no longer exists, or ends before what a stream has read."""
+    if gone := (starts.keys() - ends.keys()) | (ends.keys() - snapshot.partitions.keys()):
+        raise DataLoss(f"partitions no longer exist: {shown(gone)}")
     for key, until in ends.items():
         if until < starts[key]:
             raise DataLoss(f"{shown([key])} ends at {until} and was read up to {starts[key]}")
 
 
-def _available(log: Log, starts: Offsets, ends: Offsets, fail: bool) -> Iterator[Range]:
-    """What is there of what is asked for. Raises DataLoss if that is less."""
+def _available(
+    snapshot: LogSnapshot, starts: Offsets, ends: Offsets, fail: bool
+) -> Iterator[OffsetRange]:
+    """The part of the wanted ranges that exists. If it is not all, raises DataLoss with `fail`."""
     for key, until in ends.items():
-        found, start = log.partitions.get(key), starts[key]
+        found, start = snapshot.partitions.get(key), starts[key]
         if found is None or start >= until:
             continue
         if fail and not found.start <= start < until <= found.end:
             raise DataLoss(
                 f"{shown([key])} has offsets {found.start} to {found.end},"
-                f" and {start} to {until} were asked for"
+                f" but {start} to {until} were asked for"
             )
-        yield Range(*key, found, max(start, found.start), min(until, found.end))
+        yield OffsetRange(*key, found, max(start, found.start), min(until, found.end))
 
 
 def _read(
@@ -251,63 +252,58 @@ def _read(
     if not isinstance(one, Slice):  # Spark's own, where there is nothing to read
         return
     to_spark = _Converter(one, schema)
-    table, condition = source(options)
-    place = one.places[one.place]
+    table, condition = rows_to_read(options)
     selected = ", ".join(["offset", *(_SELECTED[name] for name in to_spark.selected)])
     sql = (
-        f"SELECT {selected} FROM {place.database}.{table} WHERE {WHERE}{condition}{filters.sql}"
+        f"SELECT {selected} FROM {table} WHERE {OF_SLICE}{condition}{filters.sql}"
         " ORDER BY topic, partition, offset"
     )
-    position, failures, told = one.start, Failures(place.urls), False
-    while not told:
-        params = slice_params(one, position) | filters.params
-        answer = arrow(failures.next_url, options.login, sql, params)
+    servers = one.shards[one.shard]
+    position, attempts, complete = one.start, Attempts(servers.urls), False
+    while not complete:
+        parameters = one.parameters(position) | filters.params
+        answer = servers.stream(attempts.url, sql, parameters)
         begun = False
         while True:
             try:
                 batch = next(answer, None)
-            except Unreachable as error:
-                failures.add(error)
+            except SqlUnavailable as error:
+                attempts.failed(error)
                 break
             if batch is not None and batch.num_rows == 0:
                 continue
             first = None if batch is None else batch.column(0)[0].as_py()
             if not begun and first != position and options.fail_on_data_loss:
-                _check_not_lost(one, position, options.login)
+                _check_not_lost(one, position)
             if batch is None:
-                told = True
+                complete = True
                 break
             yield from to_spark(batch)
             begun, position = True, batch.column(0)[-1].as_py() + 1
-            failures.forget()
+            attempts.succeeded()
 
 
-def _check_not_lost(one: Slice, position: int, login: Login) -> None:
-    """Raises DataLoss if the log begins behind `position` by now.
+def _check_not_lost(one: Slice, position: int) -> None:
+    """Raises DataLoss if the log now begins after `position`.
 
-    Asked only where the record at `position` is not the first that comes: it may be a control
-    record, compacted away, or somewhere else, and nothing is wrong then.
+    Called only where the record at `position` is not the first that comes. That alone is no error:
+    the offset may be a control record, compacted away, or on another shard.
     """
     name = shown([(one.topic, one.partition)])
-    params = slice_params(one, position)
     start = 0
-    for place in one.places:
-        sql = (
-            f"SELECT (SELECT count() FROM {place.database}.topics"
-            " WHERE topic_id = {topic_id:UUID}),"
-            f" (SELECT max(log_start_offset) FROM {place.database}.partition_checkpoints"
-            " WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32})"
+    for servers in one.shards:
+        ((topics, log_start),) = servers.rows(
+            query("topic_and_log_start"), {"topic_id": one.topic_id, "partition": one.partition}
         )
-        ((topics, place_start),) = rows_of_any(place.urls, login, sql, params)
-        if not int(topics):
+        if not topics:
             raise DataLoss(f"the topic of {name} was deleted while it was read")
-        start = max(start, int(place_start))
+        start = max(start, log_start or 0)
     if start > position:
-        raise DataLoss(f"{name} begins at {start}, and {position} was to be read")
+        raise DataLoss(f"{name} begins at {start}, but {position} was to be read")
 
 
 class _Converter:
-    """What ClickHouse sends, as Spark wants it. Nothing is copied that can be looked at anew."""
+    """Makes Spark's columns of ClickHouse's, by views instead of copies where possible."""
 
     def __init__(self, one: Slice, schema: StructType) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -337,13 +333,13 @@ def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _headers(column: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
-    """Null where there are none, as in Spark's Kafka source."""
+    """Null where a record has no headers, as in Spark's Kafka source."""
     empty = pc.equal(pc.list_value_length(column), 0)
     if pc.all(empty).as_py():
         return pa.nulls(len(column), wanted)
     entry = wanted.value_type
     keys, values = column.values.flatten()
-    # Valid text, whatever the type says: ClickHouse has seen to it.
+    # The type may be binary; the text is valid, because the query used toValidUTF8.
     keys = keys.cast(pa.binary()).view(entry.field(0).type)
     entries = pa.StructArray.from_arrays(
         [keys, values.cast(entry.field(1).type)], fields=[entry.field(0), entry.field(1)]

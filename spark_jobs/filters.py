@@ -1,7 +1,7 @@
-"""Filters that Spark hands down: which of them can be kept here exactly, and how. Pure.
+"""Filters that Spark pushes down: which of them are applied here exactly, and how. Pure.
 
-Topic and partition decide which partitions are read at all; offset and timestamp become conditions
-in SQL. A filter that is not understood to the letter stays with Spark.
+Filters on topic and partition decide which partitions are read at all; those on offset and
+timestamp become conditions in SQL. A filter that cannot be applied exactly stays with Spark.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pyspark.sql.datasource import (
 )
 
 MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
-"""Kafka's timestamps are any int64 in milliseconds, Spark's in microseconds: what is beyond
-this on either side does not fit, and is null."""
+"""Kafka's timestamps are any int64 in milliseconds, Spark's in microseconds: a timestamp beyond
+this, before or after 1970, does not fit and is null."""
 FITS = f"timestamp_ms BETWEEN -{MAX_TIMESTAMP_MS} AND {MAX_TIMESTAMP_MS}"
 
 _TYPES: Mapping[str, type] = {"topic": str, "partition": int, "offset": int, "timestamp": datetime}
@@ -57,14 +57,14 @@ _OPERATORS: Mapping[type[Filter], str] = {
 
 @dataclass(slots=True)
 class Filters:
-    """Those that are kept here; all of them have to hold. Travels to tasks."""
+    """The filters that are applied here; a record must pass all of them. Travels to tasks."""
 
     of_partitions: list[Filter] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
     params: dict[str, int] = field(default_factory=dict)
 
-    def take(self, filters: Iterable[Filter]) -> Iterable[Filter]:
-        """Keeps what it can, and gives the rest back."""
+    def push_down(self, filters: Iterable[Filter]) -> Iterable[Filter]:
+        """Keep the filters that can be applied here; return the others."""
         for one in filters:
             plain, negated = (one.child, True) if isinstance(one, Not) else (one, False)
             column = _column(plain)
@@ -82,7 +82,7 @@ class Filters:
 
     @property
     def sql(self) -> str:
-        """To be put behind other conditions of a WHERE."""
+        """To be added after other conditions of a WHERE."""
         return "".join(f" AND {condition}" for condition in self.conditions)
 
     def _add(self, plain: Filter, column: str, negated: bool) -> None:
@@ -126,7 +126,7 @@ class Filters:
 
 
 def _column(plain: Filter) -> str | None:
-    """The column of a filter that can be kept; None for others."""
+    """The column of a filter that can be applied here; None for other filters."""
     column = ".".join(getattr(plain, "attribute", ()))
     kind = _TYPES.get(column)
     if kind is None:

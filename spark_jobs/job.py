@@ -1,9 +1,9 @@
-"""The frame of a job: its command line, how it tells what it does, and its last word, a table.
+"""What jobs share: the command line, progress messages, errors, and the report at the end.
 
-A job is a function from a `Run` and its own options to a `Report`. `command` makes a click command
-of it, which is both `brokerhouse jobs run NAME` and what spark-submit starts. Whatever goes wrong
-is one sentence on stderr and exit code 1; wrong options are exit code 2. The report goes to stdout,
-everything else to stderr.
+A job is a function from a `JobRun` and its own options to a `JobReport`. `command` makes a click
+command of it: `brokerhouse jobs run NAME`, and what spark-submit starts. A failure is one sentence
+on stderr and exit code 1; wrong options are exit code 2. The report goes to stdout, everything else
+to stderr.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsed
 from common.console import console, new_table, printable
 from common.environment import ENV_PREFIX
 from spark_jobs.session import SparkMissing, session
-from spark_jobs.sql import Endpoint, SqlFailure, glob_pattern
+from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +39,8 @@ class JobFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The last word of a job. `ok`: false makes the exit code 1. Numbers stand to the right."""
+class JobReport:
+    """What a job found, as a table and a sentence. If not `ok`, the exit code is 1."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -47,14 +48,28 @@ class Report:
     ok: bool = True
 
 
-@dataclass(slots=True)
-class Run:
-    """One run of a job: whom it asks, what it looks at, how it tells what it does.
+def glob_pattern(globs: Sequence[str]) -> str:
+    """One regular expression (RE2) for all of these: `*` is any text and `?` any character.
 
-    `groups` and `topics` are regular expressions (RE2) that fit what was selected.
+    Without globs it matches everything.
+    """
+    special = {"*": ".*", "?": "."}
+    one_by_one = (
+        "".join(special.get(character, re.escape(character)) for character in glob)
+        for glob in globs or ["*"]
+    )
+    return f"(?s)^(?:{'|'.join(one_by_one)})$"
+
+
+@dataclass(slots=True)
+class JobRun:
+    """One run of a job: the servers it asks, what it is about, and where its messages go.
+
+    `groups` and `topics`: regular expressions (RE2) of the names that were selected.
+    `say`: shows a message while the job runs.
     """
 
-    endpoint: Endpoint
+    servers: SqlServers
     dry_run: bool = False
     groups: str = field(default_factory=lambda: glob_pattern(()))
     topics: str = field(default_factory=lambda: glob_pattern(()))
@@ -63,47 +78,70 @@ class Run:
     name: str = "brokerhouse"
 
     def spark(self) -> SparkSession:
-        """Raises SparkMissing. What goes wrong in a worker is told once, as the job's error."""
+        """Raises SparkMissing. Spark's own log is off: a worker's error becomes the job's error."""
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         made = session(f"brokerhouse {self.name}", self.master)
         made.sparkContext.setLogLevel("OFF")
         return made
 
 
-def _to_endpoint_urls(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+# --- options
+
+
+def _check_servers(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     try:
-        Endpoint.parse(text)
+        SqlServers.parse(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     return text
 
 
-_OPTIONS = (
+_DURATION = re.compile(r"(\d+)([smhd]?)", re.ASCII)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Duration(click.ParamType[int]):
+    """`90s`, `5m`, `6h`, `1d`, or a number of seconds; the value is in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            self.fail(f"write a time such as 90s, 5m, 6h or 1d, not {value!r}", param, ctx)
+        return int(match[1]) * _UNITS[match[2]]
+
+
+_COMMON_OPTIONS = (
     click.option(
         "--servers",
         metavar="URL[,URL]",
         default="http://127.0.0.1:8123",
         envvar=ENV_PREFIX + "HTTP",
-        callback=_to_endpoint_urls,
+        callback=_check_servers,
         show_default=True,
         show_envvar=True,
-        help="The broker's SQL interface, or ClickHouse servers of its cluster.",
+        help="The broker's SQL interface, or the ClickHouse servers of a cluster.",
     ),
-    click.option("--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="The sql_user."),
+    click.option(
+        "--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="The broker's sql_user."
+    ),
     click.option("--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True),
     click.option(
         "--master",
         metavar="MASTER",
         help=f"Where Spark runs.  [default: {LOCAL}, or what spark-submit says]",
     ),
-    click.option("--dry-run", is_flag=True, help="Write nothing; say what would be written."),
+    click.option("--dry-run", is_flag=True, help="Write nothing; report what would be written."),
     click.option(
         "--group", "groups", metavar="PATTERN", multiple=True,
-        help="Only these groups, * for any text; may be repeated.",
+        help="Only these groups; * is any text, ? any character. May be repeated.",
     ),
     click.option(
         "--topic", "topics", metavar="PATTERN", multiple=True,
-        help="Only these topics, * for any text; may be repeated.",
+        help="Only these topics; * is any text, ? any character. May be repeated.",
     ),
     click.option(
         "--format", "output", type=click.Choice(["table", "json"]), default="table",
@@ -112,10 +150,13 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def command(name: str) -> Callable[[Callable[..., Report]], click.Command]:
-    """Makes a command of a job: of a `Run` and its own options, which click.option gave it."""
+# --- the command
 
-    def make(work: Callable[..., Report]) -> click.Command:
+
+def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
+    """Makes a click command of a job, which declares its own options with click.option."""
+
+    def make(work: Callable[..., JobReport]) -> click.Command:
         @click.pass_context
         @functools.wraps(work)
         def invoke(
@@ -123,9 +164,9 @@ def command(name: str) -> Callable[[Callable[..., Report]], click.Command]:
             master: str | None, dry_run: bool, groups: tuple[str, ...], topics: tuple[str, ...],
             output: str, **own: Any,
         ) -> None:  # fmt: skip
-            with _telling(name) as say, _one_sentence():
-                run = Run(
-                    Endpoint.parse(servers, user, password),
+            with _progress_messages(name) as say, _failures_in_one_sentence():
+                run = JobRun(
+                    SqlServers.parse(servers, user, password),
                     dry_run,
                     glob_pattern(groups),
                     glob_pattern(topics),
@@ -138,7 +179,7 @@ def command(name: str) -> Callable[[Callable[..., Report]], click.Command]:
             context.exit(0 if report.ok else 1)
 
         wrapped: Any = invoke
-        for option in reversed(_OPTIONS):
+        for option in reversed(_COMMON_OPTIONS):
             wrapped = option(wrapped)
         made: click.Command = click.command(name, context_settings={"max_content_width": 110})(
             wrapped
@@ -149,38 +190,42 @@ def command(name: str) -> Callable[[Callable[..., Report]], click.Command]:
 
 
 def _submitted() -> bool:
-    """Whether spark-submit started this process, which then has its own word on the master."""
+    """Whether spark-submit started this process: then it chooses the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
-def _one_sentence() -> Iterator[None]:
+def _failures_in_one_sentence() -> Iterator[None]:
     try:
         yield
+    except SqlUnavailable as error:
+        hint = "start the server, or name another one with --servers"
+        raise click.ClickException(f"{error}: {hint}") from error
     except (JobFailure, SqlFailure, SparkMissing) as error:
         raise click.ClickException(str(error)) from error
     except Exception as error:
-        told = _told_by_a_worker(error)
-        if told is None:
+        message = _message_of_a_worker(error)
+        if message is None:
             raise
-        raise click.ClickException(told) from error
+        raise click.ClickException(message) from error
 
 
-def _told_by_a_worker(error: Exception) -> str | None:
-    """The sentence of a SqlFailure that Spark brought back from one of its workers."""
+def _message_of_a_worker(error: Exception) -> str | None:
+    """The message of a SqlFailure that Spark brought back from one of its workers."""
     from pyspark.errors import PySparkException
 
     if not isinstance(error, PySparkException):
         return None
-    _, found, rest = str(error).partition(f"{SqlFailure.__module__}.{SqlFailure.__name__}: ")
-    return rest.splitlines()[0] if found else None
+    module = re.escape(SqlFailure.__module__)
+    found = re.search(rf"{module}\.Sql[A-Z]\w+: (.+)", str(error))
+    return found[1] if found else None
 
 
 @contextmanager
-def _telling(name: str) -> Iterator[Callable[[str], None]]:
-    """What a job says while it works: a line that changes on a terminal, else a line for each."""
-    told = Console(stderr=True)
-    if not told.is_terminal:
+def _progress_messages(name: str) -> Iterator[Callable[[str], None]]:
+    """Shows messages on stderr: on a terminal as one line that changes, else a line for each."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
         yield lambda text: click.echo(f"{name}: {text}", err=True)
         return
     with Progress(
@@ -188,7 +233,7 @@ def _telling(name: str) -> Iterator[Callable[[str], None]]:
         TextColumn("{task.description}", markup=False),
         _SparkTasks(""),
         TimeElapsedColumn(),
-        console=told,
+        console=stderr,
         transient=True,
     ) as progress:
         line = progress.add_task(name, total=None)
@@ -196,7 +241,7 @@ def _telling(name: str) -> Iterator[Callable[[str], None]]:
 
 
 class _SparkTasks(TextColumn):
-    """How many tasks of the stage that runs are done."""
+    """How many tasks of the running Spark stages are done."""
 
     def render(self, task: Task) -> Any:
         del task
@@ -213,7 +258,7 @@ class _SparkTasks(TextColumn):
         return Text(f"{done}/{tasks} tasks" if tasks else "")
 
 
-def show(report: Report, output: str) -> None:
+def show(report: JobReport, output: str) -> None:
     if output == "json":
         rows = [dict(zip(report.columns, row, strict=True)) for row in report.rows]
         click.echo(json.dumps({"summary": report.summary, "ok": report.ok, "rows": rows},

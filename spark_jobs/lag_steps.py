@@ -1,7 +1,7 @@
 """The steps of the job `lag` over DataFrames, without IO.
 
-Windows have numbers, 0 for the first one; what was before it has number -1. Seconds and
-milliseconds count from 1970.
+Windows are numbered from 0; all time before window 0 has number -1. Seconds and milliseconds count
+from 1970.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812  (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812  its usual name
 
 KEY = ["group_id", "topic", "topic_id", "partition"]
 PARTITION = ["topic_id", "partition"]
@@ -21,7 +21,7 @@ PARTITION = ["topic_id", "partition"]
 class Windows:
     """`count` windows of `seconds` each; number 0 begins at `origin` (seconds since 1970).
 
-    Those before number `first` are only looked back at.
+    Windows before number `first` are only needed to compute later ones.
     """
 
     seconds: int
@@ -36,7 +36,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What is an alert; None is not looked for. `growing` and `stalled` count windows in a row."""
+    """When to alert; None is never. `growing` and `stalled` are numbers of windows in a row."""
 
     records: int | None = None
     seconds: float | None = None
@@ -50,9 +50,9 @@ class Thresholds:
 
 
 def positions(commits: DataFrame, windows: Windows) -> DataFrame:
-    """A row per key and window: what was committed by its end (`offset`, null if nothing was).
+    """A row per key and window: the offset committed at its end, null if there was none.
 
-    `commits`: the last one of each window that has any; that before the first window is in -1.
+    `commits`: the last commit of each window that has any; window -1 has the last one before.
     """
     every = commits.select(KEY).distinct().withColumn(
         "w", F.explode(F.sequence(F.lit(-1), F.lit(windows.count - 1)))
@@ -69,9 +69,9 @@ def positions(commits: DataFrame, windows: Windows) -> DataFrame:
 
 
 def ends(minutes: DataFrame, before: DataFrame, windows: Windows) -> DataFrame:
-    """A row per partition and window: the offset of the next record at its end.
+    """A row per partition and window: the end of the log (next offset) at its end.
 
-    `before`: that at the beginning of window 0, and where the log starts by now.
+    `before`: the end of the log when window 0 began, and where the log starts now.
     """
     number = F.floor((F.col("minute") - windows.origin) / windows.seconds).cast("int")
     in_window = (
@@ -92,10 +92,10 @@ def ends(minutes: DataFrame, before: DataFrame, windows: Windows) -> DataFrame:
 
 
 def ages(wanted: DataFrame, minutes: DataFrame) -> DataFrame:
-    """When the record at each (topic_id, partition, position) came in: `oldest_ms`.
+    """When the record at each (topic_id, partition, position) was appended: `oldest_ms`.
 
-    Told from its place in its minute; of a record that is gone, the next one's. A position that no
-    counted minute reaches has none.
+    Interpolated from its offset among those of its minute; for a deleted record, the time of the
+    next one. Null for a position that no counted minute reaches.
     """
     asked = wanted.select(*PARTITION, "position").distinct()
     both = minutes.select(
@@ -103,7 +103,7 @@ def ages(wanted: DataFrame, minutes: DataFrame) -> DataFrame:
         F.col("max_offset").alias("position"),
         F.struct("min_offset", "max_offset", "first_ms", "last_ms").alias("minute"),
     ).unionByName(asked, allowMissingColumns=True)
-    # Downwards, so that the last minute seen is the first one that reaches the position.
+    # In descending order, the last minute seen is the first one that reaches the position.
     downwards = Window.partitionBy(PARTITION).orderBy(
         F.col("position").desc(), F.col("minute").isNull()
     )
@@ -125,16 +125,16 @@ def ages(wanted: DataFrame, minutes: DataFrame) -> DataFrame:
 def measures(
     committed: DataFrame, ended: DataFrame, minutes: DataFrame, windows: Windows, trend: int
 ) -> DataFrame:
-    """A row per key and window from 0 on, with every column of lag_history from `lag` on.
+    """A row per key and window from 0 on, with the columns of lag_history from `lag` on.
 
-    All of them are null where nothing was committed. `trend`: windows that the trend is over.
+    They are null where nothing was committed. `trend`: the number of windows of the trend.
     """
     in_order = Window.partitionBy(KEY).orderBy("w")
     at_end = committed.join(ended, [*PARTITION, "w"], "left").withColumn(
         "end_offset", F.coalesce("end_offset", F.lit(0))
     )
     next_offset = F.greatest("offset", F.lit(0))
-    # Where the log starts is known of today only: of an earlier window it cannot be beyond its end.
+    # Only today's log start is known: in an earlier window it cannot have been beyond the end.
     exists = F.when(F.col("log_start") < F.col("end_offset"), F.col("log_start")).otherwise(0)
     lagging = (
         at_end.withColumn("lag", F.greatest(F.col("end_offset") - next_offset, F.lit(0)))
@@ -168,7 +168,7 @@ def measures(
 
 
 def conditions(measured: DataFrame, thresholds: Thresholds) -> DataFrame:
-    """A row per key, window and kind of alert that is asked for: whether it holds (`on`)."""
+    """A row per key, window and wanted kind of alert: whether its condition holds (`on`)."""
     in_order = Window.partitionBy(KEY).orderBy("w")
 
     def in_a_row(condition: Column, count: int) -> Column:
@@ -197,10 +197,10 @@ def conditions(measured: DataFrame, thresholds: Thresholds) -> DataFrame:
 
 
 def alerts(held: DataFrame, stored: DataFrame, windows: Windows) -> DataFrame:
-    """The rows of lag_alerts that are news: alerts that began, and alerts that are over.
+    """The rows to add to lag_alerts: alerts that began, and alerts that ended.
 
-    `held`: as `conditions` gives them, looked at from the first window of a key that is `new`.
-    `stored`: what lag_alerts has of these kinds.
+    `held`: the result of `conditions`; of each key, windows from the first `new` one on count.
+    `stored`: the alerts of these kinds that lag_alerts has.
     """
     each = [*KEY, "kind"]
     in_order = Window.partitionBy(each).orderBy("w")
@@ -208,7 +208,7 @@ def alerts(held: DataFrame, stored: DataFrame, windows: Windows) -> DataFrame:
     first = F.min(F.when(F.col("new"), F.col("w"))).over(all_of_it)
     looked_at = held.withColumn("first", first).where(F.col("w") >= F.col("first"))
     first_end = F.lit(windows.origin) + (F.col("first") + 1) * windows.seconds
-    # One that is there already and reaches into the first window goes on.
+    # A stored alert that reaches into the first window continues.
     known = stored.select(
         *each, *(F.col(name).alias(f"old_{name}")
                  for name in ("began_at", "ended_at", "threshold", "value", "peak")),

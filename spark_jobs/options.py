@@ -1,8 +1,8 @@
 """The options of the data source: the names, the JSON and the rules of Spark's Kafka source.
 
-Whatever is wrong with an option is said here, in one sentence, before any server is asked. Options
-for Kafka's clients (`kafka.*` and the like) mean nothing to SQL and are passed over, so that a job
-moves over by changing the format; anything else that is not known is an error.
+A wrong option is an error in one sentence, raised here before any server is asked. Options for
+Kafka's clients (`kafka.*` and the like) mean nothing to SQL and are ignored, so that a job can be
+moved over by changing the format. Any other unknown option is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -25,6 +25,9 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
+
+from common.environment import ENV_PREFIX
+from spark_jobs.sql_client import Login
 
 TopicPartition = tuple[str, int]
 
@@ -80,14 +83,14 @@ _TIMES_EXAMPLE = '{"topicA":{"0":1700000000000},"topicB":{"0":1700000000000}}'
 
 
 class OptionError(ValueError):
-    """An option that cannot be followed; the message is one sentence."""
+    """An option has a wrong value; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """Where reading begins or ends: the same everywhere, or told for each partition.
+class OffsetLimits:
+    """Where reading begins or ends: the same for every partition, or one number for each.
 
-    Offsets may be LATEST or EARLIEST; with `by_time` the numbers are milliseconds.
+    Offsets may be LATEST or EARLIEST; with `by_time` the numbers are milliseconds since 1970.
     """
 
     everywhere: int | None
@@ -96,29 +99,21 @@ class Limit:
 
     @property
     def is_latest_somewhere(self) -> bool:
-        """Whether it means another offset when it is asked again later."""
+        """Whether it means another offset when it is resolved again later."""
         return not self.by_time and LATEST in (self.everywhere, *self.each.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """Whom to log in as; nobody where `user` is None."""
-
-    user: str | None = None
-    password: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What one read was asked for, checked."""
+    """The checked options of one read."""
 
     servers: tuple[str, ...]
     login: Login
     topics: tuple[str, ...] | None
     pattern: str | None
     assigned: frozenset[TopicPartition] | None
-    starting: Limit
-    ending: Limit
+    starting: OffsetLimits
+    ending: OffsetLimits
     latest_if_no_time: bool
     committed: bool
     max_offsets_per_trigger: int | None
@@ -136,7 +131,7 @@ class ReadOptions:
                     raise OptionError(f"{name} is not valid in streaming queries")
         which = [name for name in _WHICH if name in options]
         if len(which) != 1:
-            raise OptionError("give one of the options subscribe, subscribePattern, assign")
+            raise OptionError("give one of the options subscribe, subscribePattern and assign")
         starting = options.limit("starting", LATEST if streaming else EARLIEST)
         ending = options.limit("ending", LATEST)
         if not streaming:
@@ -159,13 +154,18 @@ class ReadOptions:
         )
 
 
+def shown(partitions: Iterable[TopicPartition]) -> str:
+    """For messages: `topic-partition`, separated by commas."""
+    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions)) or "none"
+
+
 def known_options() -> tuple[str, ...]:
-    """The names of all options, as the documentation has them."""
+    """The names of all options, spelled as in the documentation."""
     return tuple(_KNOWN.values())
 
 
 def schema(given: Mapping[str, str]) -> StructType:
-    """The columns that are asked for: all of them, or `columns`, or without headers."""
+    """The columns to read: all of them, those of `columns`, or all without headers."""
     options = _Given(given)
     names = options.names("columns")
     if names is None:
@@ -173,14 +173,16 @@ def schema(given: Mapping[str, str]) -> StructType:
         names = tuple(name for name in COLUMNS if headers or name != "headers")
     for name in names:
         if name not in COLUMNS:
-            raise OptionError(f"there is no column {name!r}: columns are {', '.join(COLUMNS)}")
+            raise OptionError(
+                f"column {name!r} does not exist: the columns are {', '.join(COLUMNS)}"
+            )
     if len(set(names)) < len(names):
-        raise OptionError(f"columns names one twice: {','.join(names)}")
+        raise OptionError(f"columns names a column twice: {','.join(names)}")
     return StructType([StructField(name, COLUMNS[name]) for name in names])
 
 
 def check_schema(wanted: StructType) -> None:
-    """A schema given by hand may leave columns out, and change nothing."""
+    """A schema given by hand may leave columns out, but not change a column."""
     for one in wanted.fields:
         if COLUMNS.get(one.name) != one.dataType:
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
@@ -190,13 +192,15 @@ def check_schema(wanted: StructType) -> None:
 
 
 class _Given:
-    """The options as text, and how each kind is read."""
+    """The options as text, and how each kind of option is parsed."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._texts = {name.lower(): text for name, text in given.items()}
         for name in self._texts:
             if name not in _KNOWN and not _OF_KAFKA_CLIENTS.match(name):
-                raise OptionError(f"there is no option {name}: {', '.join(_KNOWN.values())}")
+                raise OptionError(
+                    f"option {name} does not exist: the options are {', '.join(_KNOWN.values())}"
+                )
 
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._texts
@@ -209,7 +213,7 @@ class _Given:
         example = "servers should be like http://host:8123,http://other:8123"
         found = self.names("servers")
         if found is None:
-            raise OptionError(f"{example}, and is not given")
+            raise OptionError(f"{example}, but is missing")
         for url in found:
             try:
                 parts = urlsplit(url)
@@ -221,10 +225,10 @@ class _Given:
         return tuple(url.rstrip("/") for url in found)
 
     def login(self) -> Login:
-        user = self.text("user") or os.environ.get("BROKERHOUSE_SQL_USER")
+        user = self.text("user") or os.environ.get(ENV_PREFIX + "SQL_USER")
         password = self._texts.get("password")
         if password is None:
-            password = os.environ.get("BROKERHOUSE_SQL_PASSWORD", "")
+            password = os.environ.get(ENV_PREFIX + "SQL_PASSWORD", "")
         if user is None and "password" in self:
             raise OptionError("password is given without user")
         if ":" in (user or ""):
@@ -237,7 +241,7 @@ class _Given:
             return None
         found = tuple(part.strip() for part in text.split(",") if part.strip())
         if not found:
-            raise OptionError(f"{name} names nothing: {text!r}")
+            raise OptionError(f"{name} is empty: {text!r}")
         return found
 
     def pattern(self) -> str | None:
@@ -247,7 +251,9 @@ class _Given:
         try:
             re.compile(text or "")
         except re.error as error:
-            raise OptionError(f"subscribePattern {text!r} is no pattern: {error}") from error
+            raise OptionError(
+                f"subscribePattern {text!r} is not a regular expression: {error}"
+            ) from error
         return text
 
     def assigned(self) -> frozenset[TopicPartition] | None:
@@ -261,28 +267,28 @@ class _Given:
                 raise OptionError(f"{example}, not {text!r}")
             found |= {(topic, number) for number in numbers}
         if not found:
-            raise OptionError(f"assign names nothing: {text!r}")
+            raise OptionError(f"assign is empty: {text!r}")
         return frozenset(found)
 
-    def limit(self, which: str, default: int) -> Limit:
-        """The first that is given of: one time, times, offsets."""
+    def limit(self, which: str, default: int) -> OffsetLimits:
+        """One time for all, else a time for each, else offsets; else the default."""
         name = f"{which}Timestamp"
         text = self.text(name)
         if text is not None:
-            return Limit(_int64(name, text), by_time=True)
+            return OffsetLimits(_int64(name, text), by_time=True)
         name = f"{which}OffsetsByTimestamp"
         text = self.text(name)
         if text is not None:
             example = f"{name} should be like {_TIMES_EXAMPLE}"
-            return Limit(None, _numbers(text, example, -_MAX_INT64 - 1), by_time=True)
+            return OffsetLimits(None, _numbers(text, example, -_MAX_INT64 - 1), by_time=True)
         name = f"{which}Offsets"
         text = self.text(name)
         if text is None:
-            return Limit(default)
+            return OffsetLimits(default)
         if text.lower() in ("earliest", "latest"):
-            return Limit(EARLIEST if text.lower() == "earliest" else LATEST)
+            return OffsetLimits(EARLIEST if text.lower() == "earliest" else LATEST)
         example = f"{name} should be earliest, latest or like {_OFFSETS_EXAMPLE}"
-        return Limit(None, _numbers(text, example, EARLIEST))
+        return OffsetLimits(None, _numbers(text, example, EARLIEST))
 
     def committed(self) -> bool:
         name = "isolation" if "isolation" in self else "kafka.isolation.level"
@@ -307,8 +313,8 @@ class _Given:
         return number
 
 
-def _check_batch(starting: Limit, ending: Limit) -> None:
-    """What Spark's Kafka source asks of batch reads."""
+def _check_batch(starting: OffsetLimits, ending: OffsetLimits) -> None:
+    """The rules of Spark's Kafka source for batches."""
     if starting.is_latest_somewhere:
         raise OptionError("startingOffsets cannot be latest in batch queries")
     if not ending.by_time and EARLIEST in (ending.everywhere, *ending.each.values()):
@@ -318,13 +324,13 @@ def _check_batch(starting: Limit, ending: Limit) -> None:
     if starting.each.keys() != ending.each.keys():
         raise OptionError(
             "startingOffsets and endingOffsets should name the same partitions, not"
-            f" {_shown(starting.each)} and {_shown(ending.each)}"
+            f" {shown(starting.each)} and {shown(ending.each)}"
         )
     for (topic, partition), start in starting.each.items():
         end = ending.each[topic, partition]
         if start > end >= 0:
             raise OptionError(
-                f"partition {partition} of topic {topic} starts at {start}, beyond its end {end}"
+                f"partition {partition} of topic {topic} starts at {start}, after its end {end}"
             )
 
 
@@ -359,7 +365,3 @@ def _int64(name: str, text: str) -> int:
 
 def _is_partition(number: object) -> bool:
     return type(number) is int and 0 <= number < 2**31
-
-
-def _shown(partitions: Mapping[TopicPartition, int]) -> str:
-    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions)) or "none"

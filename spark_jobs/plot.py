@@ -18,7 +18,7 @@ _PAGE = Template(
 
 
 def draw(series: Mapping[str, tuple[Sequence[datetime], Sequence[int]]], path: Path) -> None:
-    """One line per name, of records behind over time (UTC). Raises OSError."""
+    """Draw one line per name: records behind over time (UTC). Raises OSError."""
     png = _png(series)
     if path.suffix.lower() == ".html":
         path.write_text(_PAGE.substitute(png=base64.b64encode(png).decode()), encoding="utf-8")
@@ -27,14 +27,14 @@ def draw(series: Mapping[str, tuple[Sequence[datetime], Sequence[int]]], path: P
 
 
 def _png(series: Mapping[str, tuple[Sequence[datetime], Sequence[int]]]) -> bytes:
-    # Not pyplot: it looks for a display, and keeps what it drew.
+    # Not pyplot: it looks for a display, and keeps every figure in memory.
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for name, (times, values) in series.items():
-        # In names that people chose, $ would begin a formula, and a leading _ hides a line.
+        # In names that people chose, $ would start a formula, and a leading _ would hide the line.
         label = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
         axes.plot(times, values, label=" " + label.replace("$", r"\$"), linewidth=1.5)  # type: ignore[arg-type]
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Spark sessions for jobs, docs and tests: quiet, and with the data source registered.
 
-Nothing here imports pyspark before it is asked for a session, so that what is missing is said in
-one sentence, whoever asks.
+pyspark is imported only when a session is made, so that a missing package is reported in one
+sentence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 2)
-"""The first whose streams can be told how much to read."""
+"""The first version whose streams accept a limit of records per batch."""
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 QUIET = {
@@ -28,21 +28,21 @@ QUIET = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Without it Spark refuses every data source that takes filters.
+    # Without it Spark refuses every data source that accepts filters.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 
 class SparkMissing(Exception):
-    """What Spark needs is not there; the message is one sentence that says what to install."""
+    """Something that Spark needs is missing; the message says in one sentence what to install."""
 
 
 def session(
     app_name: str, master: str | None = "local[*]", **conf: str | int | bool
 ) -> SparkSession:
-    """A session in which `spark.read.format("brokerhouse")` works, or the one there is already.
+    """A session in which `spark.read.format("brokerhouse")` works; an existing one is reused.
 
-    `master=None` leaves it to spark-submit. In `conf`, `__` stands for the dots of Spark's names:
+    `master=None` leaves the master to spark-submit. In `conf`, `__` stands for a dot in a name:
     `spark__sql__shuffle__partitions=4`. Raises SparkMissing.
     """
     check_installed()
@@ -50,7 +50,7 @@ def session(
 
     from spark_jobs.datasource import BrokerhouseDataSource
 
-    # Python workers are otherwise whatever `python3` is on the PATH.
+    # Without it, Python workers run the first `python3` of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -59,7 +59,7 @@ def session(
     for name, value in {**QUIET, **given}.items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
-        # It does not yet know pandas 3, which nothing here hands it.
+        # pyspark does not support pandas 3 yet; no pandas data is passed to it here.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
@@ -68,7 +68,7 @@ def session(
 
 
 def check_installed() -> None:
-    """Raises SparkMissing unless pyspark with all it needs, and a Java that runs it, are there."""
+    """Raises SparkMissing unless pyspark, what it needs, and a Java that can run it are there."""
     try:
         import pandas
         import pyarrow
@@ -80,7 +80,7 @@ def check_installed() -> None:
     del pandas, pyarrow
     if tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2]) < OLDEST_PYSPARK:
         raise SparkMissing(
-            f"pyspark is {pyspark.__version__}, and 4.2 is the oldest that will do:"
+            f"pyspark is {pyspark.__version__}, but 4.2 is the oldest that works:"
             " pip install --upgrade 'brokerhouse[spark]'"
         )
     version = java_version()
@@ -88,11 +88,11 @@ def check_installed() -> None:
     if version is None:
         raise SparkMissing(f"Spark needs Java: {wanted}")
     if version < OLDEST_JAVA:
-        raise SparkMissing(f"Spark needs Java {OLDEST_JAVA} and this is Java {version}: {wanted}")
+        raise SparkMissing(f"Spark needs Java {OLDEST_JAVA}, but this is Java {version}: {wanted}")
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark would start; None where there is none."""
+    """The major version of the Java that Spark would start; None if Java is not installed."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from broker.cli.jobs import JOBS
 from broker.cli.main import main
-from spark_jobs import job, sql
-from spark_jobs.job import JobFailure, Report, Run
-from spark_jobs.sql import Endpoint, SqlFailure, glob_pattern
+from spark_jobs import job, sql_client
+from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from spark_jobs.sql_client import SqlFailure, SqlServers
 from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT
 
@@ -95,23 +95,23 @@ def test_a_pattern_is_a_name_with_stars(
 
 
 def test_servers_are_urls_or_addresses() -> None:
-    assert Endpoint.parse("a:1, https://b/ch").urls == ("http://a:1", "https://b/ch")
+    assert SqlServers.parse("a:1, https://b/ch").urls == ("http://a:1", "https://b:8443/ch")
 
 
 @pytest.mark.parametrize("text", ["", " , ", "ftp://x", "http://", "http://u:p@x", "x:port"])
 def test_what_is_no_server_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write a URL|port|Port"):
-        Endpoint.parse(text)
+        SqlServers.parse(text)
 
 
 def test_a_password_is_not_shown() -> None:
-    assert "secret" not in repr(Endpoint.parse("a", "u", "secret"))
+    assert "secret" not in repr(SqlServers.parse("a", "u", "secret"))
 
 
 def test_a_server_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "PAUSE_S", 0)
-    with pytest.raises(SqlFailure, match=r"no SQL server at http://127.0.0.1:1 \(Connection ref"):
-        Endpoint.parse("127.0.0.1:1").rows("SELECT 1")
+    monkeypatch.setattr(sql_client, "FIRST_PAUSE_S", 0)
+    with pytest.raises(SqlFailure, match=r"http://127.0.0.1:1 does not answer \(.*refused"):
+        SqlServers.parse("127.0.0.1:1").rows("SELECT 1")
 
 
 # --- an engine without a broker
@@ -137,29 +137,29 @@ def stopped(engine: EngineProcess) -> object:
 
 def test_what_people_chose_is_bound(engine: EngineProcess) -> None:
     text = "o'dd \\ {g:String}\t\n\"`%\N{SNOWMAN}"
-    assert Endpoint.parse(engine.http).rows("SELECT {x:String}", {"x": text}) == [(text,)]
+    assert SqlServers.parse(engine.http).rows("SELECT {x:String}", {"x": text}) == [[text]]
 
 
 def test_the_next_server_is_asked_when_one_is_away(engine: EngineProcess) -> None:
-    assert Endpoint.parse(f"127.0.0.1:1,{engine.http}").rows("SELECT 7") == [(7,)]
+    assert SqlServers.parse(f"127.0.0.1:1,{engine.http}").rows("SELECT 7") == [[7]]
 
 
 def test_an_insert_that_is_repeated_is_stored_once(
     engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql, "BLOCK_ROWS", 2)
-    endpoint = Endpoint.parse(engine.http)
+    monkeypatch.setattr(sql_client, "BLOCK_ROWS", 2)
+    servers = SqlServers.parse(engine.http)
     rows = pa.table({"a": [1, 2, 3], "b": ["x", "\0", "\N{SNOWMAN}"]})
     for _ in range(2):
-        assert endpoint.insert("t", rows, "once") == 3
-    assert endpoint.rows("SELECT a, b FROM t ORDER BY a") == [(1, "x"), (2, "\0"), (3, "☃")]
-    endpoint.insert("t", rows, "another")
-    assert endpoint.rows("SELECT count() FROM t") == [(6,)]
+        assert servers.insert("t", rows, "once") == 3
+    assert servers.rows("SELECT a, b FROM t ORDER BY a") == [[1, "x"], [2, "\0"], [3, "☃"]]
+    servers.insert("t", rows, "another")
+    assert servers.rows("SELECT count() FROM t") == [[6]]
 
 
 def test_a_table_that_is_missing_is_a_sentence(engine: EngineProcess) -> None:
-    with pytest.raises(SqlFailure, match=r"lacks a table, so its brokerhouse is older than this"):
-        Endpoint.parse(engine.http).rows("SELECT * FROM lag_history")
+    with pytest.raises(SqlFailure, match=r"lacks a table: its brokerhouse is older than this"):
+        SqlServers.parse(engine.http).rows("SELECT * FROM lag_history")
 
 
 # --- reports
@@ -172,13 +172,13 @@ def run_command(work: click.Command, *arguments: str) -> tuple[int, str, str]:
 
 @job.command("try")
 @click.option("--what")
-def try_it(run: Run, /, what: str | None) -> Report:
+def try_it(run: JobRun, /, what: str | None) -> JobReport:
     """For these tests."""
     run.say("working")
     if what == "fails":
         raise JobFailure("it cannot")
     rows = [("o\x1bdd", 1, 2.5, None)]
-    return Report(("name", "n", "x", "none"), rows, "done", ok=what != "bad")
+    return JobReport(("name", "n", "x", "none"), rows, "done", ok=what != "bad")
 
 
 def test_the_last_word_is_a_table() -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter
 
 from spark_jobs.datasource import BrokerhouseDataSource
-from spark_jobs.log import Slice
+from spark_jobs.slices import Slice
 from tests.support.records import Record
 
 FORMAT = "brokerhouse"

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.log import find_places
-from spark_jobs.options import Login
-from spark_jobs.servers import Refused, Unreachable
+from spark_jobs.shards import find_shards
+from spark_jobs.sql_client import Login, SqlRefused, SqlUnavailable
 from storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
@@ -74,15 +73,15 @@ def urls(cluster: Cluster, listener: int | None = None) -> str:
 
 def test_slices_are_read_where_the_rows_are(shards: Cluster) -> None:
     reading = Reading(urls(shards), (), subscribe=TOPIC, **WHO)
-    places = reading.slices[0].places
-    assert [(set(place.urls), place.database) for place in places] == [
+    servers = reading.slices[0].shards
+    assert [(set(one.urls), one.database) for one in servers] == [
         (set(engine.urls), SHARD_DATABASE) for engine in shards.engines
     ]
     found: Counter[tuple[int, int]] = Counter()
     of_shard = Counter[int]()
     for one in reading.slices:
         rows = reading.rows_of(one)
-        of_shard[one.place] += len(rows)
+        of_shard[one.shard] += len(rows)
         found.update((row["partition"], row["offset"]) for row in rows)
     assert found == Counter((p, n) for p in range(PARTITIONS) for n in range(2 * EACH))
     counted = [
@@ -103,7 +102,7 @@ def test_a_partition_that_is_on_two_shards_is_whole(shards: Cluster) -> None:
     assert moved
     assigned = json.dumps({TOPIC: moved})
     reading = Reading(urls(shards, 1), (), assign=assigned, **WHO)
-    assert {one.place for one in reading.slices} == {0, 1}
+    assert {one.shard for one in reading.slices} == {0, 1}
     offsets = json.dumps({TOPIC: {str(p): EACH - 2 for p in moved}})
     ends = json.dumps({TOPIC: {str(p): EACH + 3 for p in moved}})
     some = Reading(
@@ -113,7 +112,7 @@ def test_a_partition_that_is_on_two_shards_is_whole(shards: Cluster) -> None:
         (p, n) for p in sorted(moved) for n in range(EACH - 2, EACH + 3)
     ]
     new = Reading(urls(shards), (), assign=assigned, startingOffsets=ends, **WHO)
-    assert {one.place for one in new.slices} == {1}
+    assert {one.shard for one in new.slices} == {1}
     by_time = Reading(
         urls(shards), (), assign=assigned, startingTimestamp=str(1_700_000_000_000 + EACH), **WHO
     )
@@ -135,14 +134,14 @@ def test_replicas_that_are_away_are_passed_over(shards: Cluster) -> None:
 def test_a_shard_that_is_not_reached_is_an_error_not_a_gap(shards: Cluster) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     message = "the servers reach 1 of the cluster's 2 shards: name one of each"
-    with pytest.raises(Unreachable, match=message):
+    with pytest.raises(SqlUnavailable, match=message):
         Reading(shards.engines[1].urls[0], (), subscribe=TOPIC, **WHO)
-    with pytest.raises(Unreachable, match=rf"{message} \({nobody} does not answer"):
+    with pytest.raises(SqlUnavailable, match=rf"{message} \({nobody} does not answer"):
         Reading(f"{shards.engines[0].urls[0]},{nobody}", (), subscribe=TOPIC, **WHO)
 
 
 def test_who_asks_is_told_when_a_server_refuses(shards: Cluster) -> None:
-    with pytest.raises(Refused, match="refuses user cluster"):
+    with pytest.raises(SqlRefused, match="refuses user cluster"):
         Reading(urls(shards), (), subscribe=TOPIC, user=SQL_USER, password="wrong")
 
 
@@ -167,8 +166,8 @@ def test_where_not_every_shard_is_named_clickhouse_asks_the_others(tmp_path: Pat
             f" append_time, control) SELECT 'orders', '{topic_id}', 0, number, toString(number),"
             " now64(3), number = 7 FROM numbers(20)"
         )
-        (place,) = find_places(engine.urls, Login())
-        assert place.database == DATABASE
+        (servers_of_all,) = find_shards(engine.urls, Login())
+        assert servers_of_all.database == DATABASE
         reading = Reading(engine.urls[0], (), subscribe="orders", maxRecordsPerPartition="6")
         assert [row["offset"] for row in reading.rows()] == [n for n in range(20) if n != 7]
         assert len(reading.slices) >= 4

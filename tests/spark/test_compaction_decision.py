@@ -12,7 +12,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.compaction import LOGS, PRODUCERS, RECORDS, Log, Writer, decide, ranges_of
+from spark_jobs.compaction_batches import RemovalWriter, ranges_of
+from spark_jobs.compaction_decision import PRODUCERS, RECORDS, TARGETS, decide
+from spark_jobs.compaction_targets import CompactionTarget
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def random_history(seed: int) -> tuple[History, Rules]:
 
 
 def records_of(number: int, history: History, rules: Rules) -> list[tuple[object, ...]]:
-    """As the job reads them: what stays for its age is told beside each."""
+    """As the job reads them, with whether each stays for its age."""
     return [
         (
             number,
@@ -71,7 +73,7 @@ def producers_of(number: int, history: History, rules: Rules) -> list[tuple[int,
 def test_spark_decides_as_the_model_does(spark: SparkSession) -> None:
     records: list[tuple[object, ...]] = []
     producers: list[tuple[int, int]] = []
-    logs = []
+    targets = []
     expected = {}
     for number in range(HISTORIES):
         history, rules = random_history(number)
@@ -79,33 +81,33 @@ def test_spark_decides_as_the_model_does(spark: SparkSession) -> None:
         records += records_of(number, history, rules)
         producers += producers_of(number, history, rules)
         due = [end for at_ms, end in history.marks if at_ms <= rules.now_ms - rules.retention_ms]
-        logs.append((number, expected[number].bound, max(due, default=0), 10))
+        targets.append((number, expected[number].bound, max(due, default=0), 10))
     spark.conf.set("spark.sql.shuffle.partitions", 2)
 
     rows = decide(
         spark.createDataFrame(records, RECORDS),
         spark.createDataFrame(producers, PRODUCERS),
-        spark.createDataFrame(logs, LOGS),
+        spark.createDataFrame(targets, TARGETS),
     ).collect()
 
     goes: dict[int, set[int]] = {number: set() for number in expected}
     blocked: dict[int, list[int]] = {number: [] for number in expected}
     for row in rows:
         if row["blocked"]:
-            blocked[row["log"]].append(row["offset"])
+            blocked[row["target"]].append(row["offset"])
         else:
-            goes[row["log"]].add(row["offset"])
+            goes[row["target"]].add(row["offset"])
     assert goes == {number: set(one.goes) for number, one in expected.items()}
     assert {
         number: min(found, default=expected[number].bound) for number, found in blocked.items()
     } == {number: one.tombstones_end for number, one in expected.items()}
-    # The histories say something.
+    # The histories are not trivial.
     assert sum(map(len, goes.values())) > 1000
     assert sum(map(len, blocked.values())) > 20
 
 
 class Writings:
-    """In place of the endpoint: keeps what is inserted."""
+    """Stands in for the servers: keeps what is inserted."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, object]] = {}
@@ -119,7 +121,7 @@ class Writings:
 
 ROWS = pa.schema(
     [
-        ("log", pa.int32()),
+        ("target", pa.int32()),
         ("offset", pa.int64()),
         ("size", pa.int64()),
         ("tombstone", pa.bool_()),
@@ -137,13 +139,18 @@ ROWS = pa.schema(
 def test_batches_have_every_row_once_and_a_task_that_is_run_again_writes_the_same(
     rows: list[tuple[int, int, bool]], chunk_rows: int
 ) -> None:
-    unique = {(log, offset): blocked for log, offset, blocked in rows}
-    ordered = [(log, offset, blocked) for (log, offset), blocked in sorted(unique.items())]
-    logs = tuple(Log(f"t{n}", str(uuid.uuid4()), n, 0, 300, 300) for n in range(3))
+    unique = {(target, offset): blocked for target, offset, blocked in rows}
+    ordered = [(target, offset, blocked) for (target, offset), blocked in sorted(unique.items())]
+    targets = tuple(CompactionTarget(f"t{n}", str(uuid.uuid4()), n, 0, 300, 300) for n in range(3))
     writings = Writings()
-    write = Writer(str(uuid.uuid4()), logs, writings)  # type: ignore[arg-type]  # only insert
-    columns = zip(*[(log, offset, 3, offset % 2 == 0, offset % 3 == 0, blocked, offset // 50)
-                    for log, offset, blocked in ordered], strict=True)  # fmt: skip
+    write = RemovalWriter(str(uuid.uuid4()), targets, writings)  # type: ignore[arg-type]  # only insert
+    columns = zip(
+        *[
+            (target, offset, 3, offset % 2 == 0, offset % 3 == 0, blocked, offset // 50)
+            for target, offset, blocked in ordered
+        ],
+        strict=True,
+    )
     arrays = [list(column) for column in columns] or [[] for _ in ROWS]
     table = pa.table(arrays, schema=ROWS)
     told = [row for one in write(iter(table.to_batches(max_chunksize=chunk_rows)))
@@ -156,15 +163,15 @@ def test_batches_have_every_row_once_and_a_task_that_is_run_again_writes_the_sam
         for one in row["ranges"]  # type: ignore[attr-defined]
         for offset in range(one["first"], one["last"] + 1)
     ]
-    goes = [(log, offset) for log, offset, blocked in ordered if not blocked]
+    goes = [(target, offset) for target, offset, blocked in ordered if not blocked]
     assert sorted(found) == goes
     assert sum(one["superseded"] for one in told) == sum(offset % 3 == 0 for _, offset in goes)
     assert sum(one["tombstones"] for one in told) == sum(offset % 3 != 0 for _, offset in goes)
     assert sum(one["bytes"] for one in told) == 3 * len(goes)
     for number in range(3):
         first = [one["first_blocked"] for one in told
-                 if one["log"] == number and one["first_blocked"] is not None]  # fmt: skip
-        blocked = [offset for log, offset, blocked in ordered if blocked and log == number]
+                 if one["target"] == number and one["first_blocked"] is not None]  # fmt: skip
+        blocked = [offset for target, offset, blocked in ordered if blocked and target == number]
         assert min(first, default=None) == min(blocked, default=None)
 
 

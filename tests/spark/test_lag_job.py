@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import lag
-from spark_jobs.job import Run
+from spark_jobs.job import JobRun, glob_pattern
 from spark_jobs.lag_steps import Windows
-from spark_jobs.sql import Endpoint, glob_pattern
+from spark_jobs.sql_client import SqlServers
 from tests.spark.history import MINUTE, History, run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.server_process import PROJECT
@@ -118,10 +118,10 @@ def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) ->
     assert {row["topic"] for row in rows} == {"gone"}
     assert [row["start"] for row in rows] == [start + n * MINUTE for n in range(5)]
     assert [row["lag"] for row in rows] == [5] * 5
-    run = Run(Endpoint.parse(history.broker.http), topics=glob_pattern(["gone"]))
-    end = lag.closed_until(run.endpoint, MINUTE)
+    run = JobRun(SqlServers.parse(history.broker.http), topics=glob_pattern(["gone"]))
+    end = lag.closed_until(run.servers, MINUTE)
     assert end is not None
-    assert lag.missing(run, MINUTE, 86_400, end) == end - MINUTE
+    assert lag.first_missing(run, MINUTE, 86_400, end) == end - MINUTE
 
 
 @pytest.mark.slow
@@ -146,14 +146,14 @@ def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(
 
 def test_runs_that_meet_store_each_row_once(history: History, spark: SparkSession) -> None:
     """Both have looked at what is missing before either writes."""
-    endpoint = Endpoint.parse(history.broker.http, USER, PASSWORD)
-    run = Run(endpoint, groups=glob_pattern(["keeps*"]))
-    end = lag.closed_until(endpoint, MINUTE)
+    servers = SqlServers.parse(history.broker.http, USER, PASSWORD)
+    run = JobRun(servers, groups=glob_pattern(["keeps*"]))
+    end = lag.closed_until(servers, MINUTE)
     assert end is not None
     windows = Windows(MINUTE, end - 8 * MINUTE, 8, 3)
     both = [lag.measured(run, windows, 3).cache() for _ in range(2)]
     assert both[0].count() == both[1].count()
-    written = [sorted(lag._write_windows(found, endpoint, MINUTE)) for found in both]
+    written = [sorted(lag._write_windows(found, servers, MINUTE)) for found in both]
     assert written[0] == written[1]
     assert len(_rows(history.broker)) == sum(count for _, count in written[0]) == 5
 
@@ -196,17 +196,17 @@ def test_a_plot_is_a_picture(history: History, tmp_path: Path, name: str) -> Non
 def test_without_credentials_it_says_who_may_write(history: History) -> None:
     ended = run_job(lag.command, history.broker.http, "--backfill", "2m", user=None)
     assert ended.code == 1
-    assert "Error: only the sql_user of" in ended.stderr
+    assert "allows only its sql_user to do this: give user and password" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--window", "90s"], "a window is whole minutes"),
-        (["--window", "7m"], "a day is a number of windows"),
+        (["--window", "90s"], "a window must be whole minutes"),
+        (["--window", "7m"], "a day must be a whole number of windows"),
         (["--window", "soon"], "write a time such as 90s"),
-        (["--plot", "lag.gif"], "the name ends with .png or .html"),
+        (["--plot", "lag.gif"], "the name must end with .png or .html"),
         (["--alert-growing", "0"], "range"),
         (["--servers", "ftp://x"], "write a URL or HOST:PORT"),
     ],

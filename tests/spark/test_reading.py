@@ -20,9 +20,9 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, 
 from spark_jobs import datasource
 from spark_jobs.datasource import BrokerhouseDataSource, rate_limited
 from spark_jobs.filters import Filters
-from spark_jobs.log import DataLoss, LogError, Slice
-from spark_jobs.options import Login, OptionError, ReadOptions
-from spark_jobs.servers import Refused, Unreachable, arrow, rows
+from spark_jobs.options import OptionError, ReadOptions
+from spark_jobs.slices import DataLoss, LogError, Slice
+from spark_jobs.sql_client import SqlRefused, SqlServers, SqlUnavailable
 from tests.spark.reading import Reading
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
@@ -36,23 +36,26 @@ MANY = 30_000
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "servers should be like http://host:8123,http://other:8123, and is not given"),
+        ({}, "servers should be like http://host:8123,http://other:8123, but is missing"),
         ({"servers": "localhost:8123"}, "servers should be like .*, not 'localhost:8123'"),
         ({"servers": "ftp://a"}, "servers should be like"),
         ({"servers": "http://"}, "servers should be like"),
         ({"servers": "http://a:99999"}, "servers should be like"),
         ({"servers": "http://me:secret@a"}, "servers should be like"),
         ({"servers": "http://a/?query=DROP"}, "servers should be like"),
-        ({"servers": " , "}, "servers names nothing: ','"),
+        ({"servers": " , "}, "servers is empty: ','"),
         ({"subscribe": None}, "give one of the options subscribe, subscribePattern, assign"),
         ({"assign": '{"t":[0]}'}, "give one of the options subscribe, subscribePattern, assign"),
-        ({"subscribe": " ,"}, "subscribe names nothing"),
+        ({"subscribe": " ,"}, "subscribe is empty"),
         ({"subscribe": None, "subscribePattern": " "}, "subscribePattern is empty"),
-        ({"subscribe": None, "subscribePattern": "("}, "subscribePattern '\\(' is no pattern"),
+        (
+            {"subscribe": None, "subscribePattern": "("},
+            "subscribePattern '\\(' is not a regular expression",
+        ),
         ({"subscribe": None, "assign": "t"}, 'assign should be like {"topicA":\\[0,1\\]'),
         ({"subscribe": None, "assign": '{"t":[-1]}'}, "assign should be like"),
         ({"subscribe": None, "assign": '{"t":[true]}'}, "assign should be like"),
-        ({"subscribe": None, "assign": "{}"}, "assign names nothing"),
+        ({"subscribe": None, "assign": "{}"}, "assign is empty"),
         ({"startingOffsets": "latest"}, "startingOffsets cannot be latest in batch queries"),
         ({"startingOffsets": '{"t":{"0":-1}}'}, "startingOffsets cannot be latest in batch"),
         ({"endingOffsets": "earliest"}, "endingOffsets cannot be earliest in batch queries"),
@@ -69,9 +72,9 @@ MANY = 30_000
         ({"startingOffsetsByTimestamp": "7"}, "startingOffsetsByTimestamp should be like"),
         ({"startingOffsetsByTimestampStrategy": "x"}, "Strategy should be one of error, latest"),
         ({"isolation": "serializable"}, "isolation should be one of committed, read_committed"),
-        ({"columns": "value,size"}, "there is no column 'size': columns are key, value"),
-        ({"columns": "value,value"}, "columns names one twice: value,value"),
-        ({"columns": ","}, "columns names nothing"),
+        ({"columns": "value,size"}, "column 'size' does not exist: the columns are key, value"),
+        ({"columns": "value,value"}, "columns names a column twice: value,value"),
+        ({"columns": ","}, "columns is empty"),
         ({"includeHeaders": "yes"}, "includeHeaders should be one of true, false, not 'yes'"),
         ({"failOnDataLoss": "0"}, "failOnDataLoss should be one of true, false, not '0'"),
         ({"minPartitions": "0"}, "minPartitions should be positive, not 0"),
@@ -79,11 +82,14 @@ MANY = 30_000
         ({"maxRecordsPerPartition": "1e6"}, "maxRecordsPerPartition should be a number"),
         ({"password": "x"}, "password is given without user"),
         ({"user": "a:b"}, "user cannot have a colon"),
-        ({"maxOffsetPerTrigger": "5"}, "there is no option maxoffsetpertrigger: subscribe, "),
-        ({"path": "/x"}, "there is no option path"),
+        (
+            {"maxOffsetPerTrigger": "5"},
+            "option maxoffsetpertrigger does not exist: the options are ",
+        ),
+        ({"path": "/x"}, "option path does not exist"),
         (
             {"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"0":4}}'},
-            "partition 0 of topic t starts at 5, beyond its end 4",
+            "partition 0 of topic t starts at 5, after its end 4",
         ),
         (
             {"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"1":7}}'},
@@ -150,7 +156,7 @@ def test_who_asks_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_filters_that_are_not_understood_stay_with_spark(one: Filter) -> None:
     filters = Filters()
-    assert list(filters.take([one])) == [one]
+    assert list(filters.push_down([one])) == [one]
     assert (filters.sql, filters.of_partitions) == ("", [])
 
 
@@ -158,7 +164,7 @@ def test_values_in_filters_are_bound() -> None:
     filters = Filters()
     when = datetime(2026, 1, 1, tzinfo=UTC)
     taken = [GreaterThan(("offset",), 7), Not(In(("timestamp",), (when,))), IsNotNull(("offset",))]
-    assert list(filters.take(taken)) == []
+    assert list(filters.push_down(taken)) == []
     assert "7" not in filters.sql.replace("9223372036854775", "")
     assert filters.params == {"filter0": 7, "filter1": 1_767_225_600_000}
 
@@ -213,22 +219,22 @@ def test_topics_and_partitions_that_no_filter_wants_are_not_read(
 
 def test_offsets_have_to_be_given_for_all_partitions(broker: BrokerProcess, many: str) -> None:
     few = json.dumps({many: {"0": 5}})
-    with pytest.raises(LogError, match="given are spark-many-0, and there are spark-many-0, spark"):
+    with pytest.raises(LogError, match="given are spark-many-0, but there are spark-many-0, spark"):
         Reading(broker.http_url, subscribe=many, startingOffsets=few)
 
 
 def test_what_is_named_has_to_be_there(broker: BrokerProcess, many: str) -> None:
-    with pytest.raises(LogError, match="there is no topic not-there"):
+    with pytest.raises(LogError, match="topic not-there does not exist"):
         Reading(broker.http_url, subscribe=f"{many},not-there")
-    with pytest.raises(LogError, match="there is no topic '; DROP"):
+    with pytest.raises(LogError, match="topic '; DROP TABLE"):
         Reading(broker.http_url, subscribe="'; DROP TABLE messages; --\t\\")
-    with pytest.raises(LogError, match="there is no partition 3 of topic spark-many"):
+    with pytest.raises(LogError, match="partition 3 of topic spark-many does not exist"):
         Reading(broker.http_url, assign=json.dumps({many: [0, 3]}))
 
 
 def test_what_is_not_there_is_loss_unless_it_is_allowed(broker: BrokerProcess, many: str) -> None:
     beyond = json.dumps({many: {"0": MANY + 5, "1": 12, "2": 0}})
-    with pytest.raises(DataLoss, match=r"has offsets 0 to 10, and 0 to 12 were asked for"):
+    with pytest.raises(DataLoss, match=r"has offsets 0 to 10, but 0 to 12 were asked for"):
         Reading(
             broker.http_url,
             assign=json.dumps({many: [1]}),
@@ -267,7 +273,7 @@ def test_a_log_that_begins_later_is_read_from_there(broker: BrokerProcess, topic
     assert [(row["partition"], row["offset"]) for row in rows] == [(0, n) for n in range(20, 50)]
 
     starts = json.dumps({topic: {"0": 5, "1": 5}})
-    with pytest.raises(DataLoss, match="-0 has offsets 20 to 50, and 5 to 50 were asked for"):
+    with pytest.raises(DataLoss, match="-0 has offsets 20 to 50, but 5 to 50 were asked for"):
         Reading(broker.http_url, subscribe=topic, startingOffsets=starts)
     options = {"subscribe": topic, "failOnDataLoss": "false"}
     careless = Reading(broker.http_url, (), **options, startingOffsets=starts)
@@ -276,7 +282,7 @@ def test_a_log_that_begins_later_is_read_from_there(broker: BrokerProcess, topic
     # A task that comes too late: its first records are not there any more.
     (one, _) = planned.slices
     gone = replace(one, start=-5)
-    with pytest.raises(DataLoss, match="-0 begins at 20, and -5 was to be read"):
+    with pytest.raises(DataLoss, match="-0 begins at 20, but -5 was to be read"):
         planned.rows_of(gone)
 
 
@@ -296,13 +302,15 @@ async def test_a_server_that_is_lost_midway_is_followed_by_another(
     """The task goes on where it was, and no record comes twice."""
     begun: list[int] = []
 
-    def noted(url: str, login: Login, sql: str, params: dict[str, Any]) -> Any:
-        begun.append(params["start"])
-        return arrow(url, login, sql, params)
+    stream = SqlServers.stream
 
-    monkeypatch.setattr(datasource, "arrow", noted)
+    def noted(servers: SqlServers, url: str, sql: str, parameters: dict[str, Any]) -> Any:
+        begun.append(parameters["start"])
+        return stream(servers, url, sql, parameters)
+
     servers = f"{proxy.url},{broker.http_url}"
     reading = await reading_through(servers, subscribe=many, maxRecordsPerPartition=str(MANY))
+    monkeypatch.setattr(SqlServers, "stream", noted)
     for cut in (0, 300, *range(1_400_000, 2_800_000, 200_000)):
         proxy.cut(to_client=cut)
         found = await asyncio.to_thread(reading.rows)
@@ -315,7 +323,7 @@ async def test_a_server_that_is_lost_midway_is_followed_by_another(
 async def test_a_server_that_comes_back_is_asked_again(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.servers.PAUSE_S", 0.05)
+    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.05)
     reading = await reading_through(proxy.url, subscribe=many, maxRecordsPerPartition=str(MANY))
     await proxy.refuse()
     found = asyncio.create_task(asyncio.to_thread(reading.rows))
@@ -326,33 +334,34 @@ async def test_a_server_that_comes_back_is_asked_again(
 async def test_servers_that_do_not_answer_are_named(
     many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.servers.PAUSE_S", 0.0)
+    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
     reading = await reading_through(proxy.url, subscribe=many)
     await proxy.refuse()
-    with pytest.raises(Unreachable, match=rf"{proxy.url} does not answer \(.*refused"):
+    with pytest.raises(SqlUnavailable, match=rf"{proxy.url} does not answer \(.*refused"):
         await asyncio.to_thread(reading.rows)
-    with pytest.raises(Unreachable, match=rf"{proxy.url} does not answer \(.*refused"):
+    with pytest.raises(SqlUnavailable, match=rf"{proxy.url} does not answer \(.*refused"):
         await reading_through(proxy.url, subscribe=many)
 
 
 async def test_an_answer_that_ends_too_early_is_never_taken_for_the_end(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.servers.PAUSE_S", 0.0)
-    monkeypatch.setattr("spark_jobs.servers.ATTEMPTS", 1)
+    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("spark_jobs.sql_client.ROUNDS", 1)
     reading = await reading_through(proxy.url, subscribe=many, maxRecordsPerPartition=str(MANY))
     (one, _) = reading.slices
     size = 0
     for cut in range(0, 20_000, 997):
         proxy.cut(to_client=cut)
-        with pytest.raises(Unreachable):
+        with pytest.raises(SqlUnavailable):
             size = len(await asyncio.to_thread(reading.rows_of, one))
     assert size == 0
 
 
 def test_a_wrong_statement_is_not_asked_twice(broker: BrokerProcess, many: str) -> None:
-    with pytest.raises(Refused, match=r"answers with status 404: Code: 60\. DB::Exc"):
-        rows(broker.http_url, Login(), "SELECT * FROM no_such_table")
+    servers = SqlServers((broker.http_url,))
+    with pytest.raises(SqlRefused, match=r"lacks a table: .* \(Code: 60\. DB::Exc"):
+        servers.rows("SELECT * FROM no_such_table")
 
 
 def test_large_batches_are_cut(

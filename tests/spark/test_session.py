@@ -48,7 +48,7 @@ def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java(tmp_path, 'openjdk version "11.0.2"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(SparkMissing, match="Spark needs Java 17 and this is Java 11: install"):
+    with pytest.raises(SparkMissing, match="Spark needs Java 17, but this is Java 11: install"):
         check_installed()
 
 
@@ -61,5 +61,5 @@ def test_without_what_pip_installs(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_with_an_old_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
-    with pytest.raises(SparkMissing, match=r"pyspark is 4\.1\.0, and 4\.2 is the oldest"):
+    with pytest.raises(SparkMissing, match=r"pyspark is 4\.1\.0, but 4\.2 is the oldest"):
         check_installed()

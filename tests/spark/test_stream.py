@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
-from spark_jobs.log import DataLoss, Log, Slice
+from spark_jobs.slices import DataLoss, LogSnapshot, Slice
 from tests.spark.reading import FORMAT
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
@@ -244,7 +244,7 @@ def test_what_a_stream_says_of_offsets(
     assert made.latestOffset(start, ReadAllAvailable()) == {topic: {"0": 20}}
     admin.delete_topics([topic])
     admin.create_topics([NewTopic(topic, 1, 1)])
-    with pytest.raises(DataLoss, match="was deleted and made again"):
+    with pytest.raises(DataLoss, match="was deleted and created again"):
         made.latestOffset({topic: {"0": 20}}, ReadAllAvailable())
     assert reader(broker.http_url, **options).getDefaultReadLimit() == ReadAllAvailable()
 
@@ -257,16 +257,16 @@ def test_an_end_never_goes_back(
     produce(broker, topic, range(10))
     made = reader(broker.http_url, subscribe=topic, startingOffsets="earliest")
     end = made.latestOffset(made.initialOffset(), ReadAllAvailable())
-    look = Log.look
+    refresh = LogSnapshot.refresh
 
-    def behind(log: Log) -> None:
-        look(log)
-        for key, found in log.partitions.items():
-            log.partitions[key] = replace(found, end=8, ends=(8,))
+    def behind(snapshot: LogSnapshot) -> None:
+        refresh(snapshot)
+        for key, found in snapshot.partitions.items():
+            snapshot.partitions[key] = replace(found, end=8, ends=(8,))
 
-    monkeypatch.setattr(Log, "look", behind)
+    monkeypatch.setattr(LogSnapshot, "refresh", behind)
     assert made.latestOffset(end, ReadAllAvailable()) == end == {topic: {"0": 10}}
-    with pytest.raises(DataLoss, match="has offsets 0 to 8, and 7 to 10 were asked for"):
+    with pytest.raises(DataLoss, match="has offsets 0 to 8, but 7 to 10 were asked for"):
         made.partitions({topic: {"0": 7}}, end)
 
 
@@ -282,7 +282,7 @@ def test_partitions_that_are_gone_or_begin_late_are_loss(
         ({topic: {"0": 0}, "other": {"0": 5}}, {topic: {"0": 4}}, "other-0", [0, 1, 2, 3]),
         ({topic: {"0": 0}}, {topic: {"0": 4, "1": 4}}, f"{topic}-1", [0, 1, 2, 3]),
         ({topic: {"0": 5}}, {topic: {"0": 4}}, "ends at 4 and was read up to 5", []),
-        ({topic: {"0": 1}}, {topic: {"0": 9}}, "has offsets 0 to 4, and 1 to 9", [1, 2, 3]),
+        ({topic: {"0": 1}}, {topic: {"0": 9}}, "has offsets 0 to 4, but 1 to 9", [1, 2, 3]),
     ]
     for start, end, message, found in gone:
         with pytest.raises(DataLoss, match=message):

@@ -1,0 +1,6 @@
+-- How many commits are stored of each week, which is a ClickHouse partition of consumer_offsets.
+-- Parameters: groups and topics, regular expressions.
+SELECT toString(toMonday(stored_at)) AS week, toInt64(count()) AS commits
+FROM consumer_offsets
+WHERE match(group_id, {groups:String}) AND match(topic, {topics:String})
+GROUP BY week;

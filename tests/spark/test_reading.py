@@ -44,8 +44,8 @@ MANY = 30_000
         ({"servers": "http://me:secret@a"}, "servers should be like"),
         ({"servers": "http://a/?query=DROP"}, "servers should be like"),
         ({"servers": " , "}, "servers is empty: ','"),
-        ({"subscribe": None}, "give one of the options subscribe, subscribePattern, assign"),
-        ({"assign": '{"t":[0]}'}, "give one of the options subscribe, subscribePattern, assign"),
+        ({"subscribe": None}, "give one of the options subscribe, subscribePattern and assign"),
+        ({"assign": '{"t":[0]}'}, "give one of the options subscribe, subscribePattern and assign"),
         ({"subscribe": " ,"}, "subscribe is empty"),
         ({"subscribe": None, "subscribePattern": " "}, "subscribePattern is empty"),
         (

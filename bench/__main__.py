@@ -1,9 +1,9 @@
-"""`make bench`: what the broker costs beside the bare engine, in one run on one machine.
+"""`make bench`: throughput and latency of the broker, compared with the engine alone.
 
-For 100-byte and 1-KB records: produce and consume throughput and produce latency with a client in
-C on librdkafka (`client.c`), and the very rows that the broker stored, inserted into a fresh
-embedded engine directly. Client and broker share the machine's cores, so the client's own cost is
-part of every figure. Prints Markdown tables; asserts nothing.
+For records of 100 bytes and 1 KB: produce and consume throughput and produce latency, with a client
+in C on librdkafka (`client.c`); then the rows that the broker stored are inserted directly into an
+empty embedded engine. Client and broker share the machine's cores, so every figure includes the
+client's own cost. Prints Markdown tables; asserts nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,17 +20,16 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from bench.machine import cpu_seconds, machine, running_broker
+from bench.machine import compiled_client, cpu_seconds, machine, running_broker
 from protocol._decode_batches import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.broker_process import BrokerProcess
 
-_HERE = Path(__file__).parent
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 _PRODUCER = ("acks=all", "linger.ms=5", "batch.num.messages=10000", "batch.size=1000000")
 _CONSUMER = ("fetch.message.max.bytes=4000000", "queued.max.messages.kbytes=262144")
-_DIRECT_BLOCK_BYTES = 4 << 20  # what the broker's blocks come to under this load
+_DIRECT_BLOCK_BYTES = 4 << 20  # the size of the broker's blocks under this load
 _TOPIC = "bench"
 _HEAVY = "SELECT sum(sipHash64(number)) FROM system.numbers"
 
@@ -62,7 +60,9 @@ class Load:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--records", type=int, default=5_000_000, help="of 100 bytes")
+    parser.add_argument(
+        "--records", type=int, default=5_000_000, help="how many records of 100 bytes"
+    )
     parser.add_argument("--latency-records", type=int, default=5_000)
     options = parser.parse_args()
     loads = (Load("100 B", 100, options.records), Load("1 KB", 1000, options.records // 5))
@@ -70,7 +70,7 @@ def main() -> None:
     print("\n| record | what | records/s | MB/s | CPU s per million records |")
     print("|---|---|---:|---:|---:|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        client = _compile(Path(folder))
+        client = compiled_client(Path(folder))
         for load in loads:
             with tempfile.TemporaryDirectory(dir=folder) as work:
                 for row in _throughputs(client, Path(work), load):
@@ -90,14 +90,6 @@ def main() -> None:
                     f" {got.p50_ms:.1f} | {got.p99_ms:.1f} | {got.max_ms:.1f} |",
                     flush=True,
                 )
-
-
-def _compile(folder: Path) -> Path:
-    client = folder / "client"
-    command = ["cc", "-O2", "-o", str(client), str(_HERE / "client.c"), "-lrdkafka"]
-    if subprocess.run(command, check=False).returncode:
-        sys.exit("bench: needs a C compiler and librdkafka's headers (Debian: librdkafka-dev)")
-    return client
 
 
 def _broker(data_dir: Path) -> AbstractContextManager[BrokerProcess]:
@@ -143,7 +135,7 @@ def _run(
 
 
 async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
-    """The same rows, block by block from the broker's table into an empty one; inserts timed."""
+    """Insert the broker's rows, block by block, into an empty table; only the inserts are timed."""
     source = EmbeddedEngine(source_dir, 1, fsync=False)
     blocks: list[bytes] = []
     rows = load.count
@@ -178,7 +170,7 @@ async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
 
 
 def _latency(client: Path, work: Path, size: int, count: int, beside: str | None) -> Latency:
-    """`beside`: a query that runs all the while, from a client that then leaves."""
+    """`beside`: a query that runs meanwhile, until its client disconnects."""
     with _broker(work / "data") as broker, closing(HTTPConnection(broker.http)) as sql:
         if beside is not None:
             sql.request("POST", "/", beside)

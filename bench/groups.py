@@ -1,9 +1,10 @@
 """`make bench-groups`: what consumer groups cost, with a client that speaks plain Kafka requests.
 
-Joining: one group of many members over a topic of many partitions, from the first JoinGroup until
-the last member has its partitions, and again when one more member comes. Committing: many groups
-of one member each, every one of which commits all its partitions once a second. The client runs in
-one process of its own beside the broker on the same cores. Prints Markdown tables; asserts nothing.
+Joining: one group with many members and a topic of many partitions; the time from the first
+JoinGroup until the last member has its partitions, and the same when one more member joins.
+Committing: many groups of one member each; each commits all its partitions once a second. The
+client is a process of its own, on the same cores as the broker. Prints Markdown tables; asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TOPIC = "bench"
 
 
 class _Connection:
-    """One connection; requests are asked one after the other."""
+    """One connection; one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -73,7 +74,7 @@ async def _connect(kafka: str) -> _Connection:
 
 @dataclass
 class _Member:
-    """A consumer of one group. The leader deals the partitions out in ranges."""
+    """A consumer of one group. The leader assigns partitions in ranges."""
 
     connection: _Connection
     group_id: str
@@ -85,7 +86,7 @@ class _Member:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def join(self) -> None:
-        """Until it has its partitions; follows every rebalance that comes between."""
+        """Join until the member has its partitions, through every rebalance meanwhile."""
         while True:
             joined = await self._join_once()
             if joined.error_code in (_MEMBER_ID_REQUIRED, _REBALANCE_IN_PROGRESS):
@@ -103,7 +104,7 @@ class _Member:
             assert synced.error_code == _REBALANCE_IN_PROGRESS, synced
 
     async def reaches(self, generation: int) -> None:
-        """Until it has its partitions in this generation."""
+        """Wait until the member has its partitions in this generation."""
         while generation not in self.generation_settled:
             self.settled.clear()
             await self.settled.wait()
@@ -136,7 +137,7 @@ class _Member:
         return await self.connection.ask(request, _SYNC)
 
     async def stay(self) -> None:
-        """Heartbeats, and joins again when told to, until cancelled."""
+        """Send heartbeats, and join again on a rebalance, until cancelled."""
         while True:
             await asyncio.sleep(_HEARTBEAT_EVERY_S)
             request = HeartbeatRequest(
@@ -243,7 +244,7 @@ async def _join_many(kafka: str, members: int, partitions: int) -> Joined:
 async def _commit_many(
     kafka: str, groups: int, partitions: int, seconds: int, started: Any
 ) -> list[float]:
-    """Latencies in seconds. `started` is set when every group is there and commits begin."""
+    """Latencies in seconds. `started` is set when every group has joined and commits begin."""
     await _create_topic(kafka, partitions)
     members = [_Member(await _connect(kafka), f"group-{n}", partitions) for n in range(groups)]
     await asyncio.gather(*(member.join() for member in members))

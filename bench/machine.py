@@ -1,9 +1,11 @@
-"""What every benchmark needs: the machine in words, a broker process, and its CPU seconds."""
+"""What benchmarks share: the machine in words, the C client, a broker process, CPU seconds."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -38,5 +40,26 @@ def running_broker(data_dir: Path, settings: Mapping[str, str]) -> Iterator[Brok
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return stat_seconds(Path(f"/proc/{pid}"))
+
+
+def stat_seconds(task: Path) -> float:
+    """User and system time so far, of a process or a thread by its folder in /proc."""
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compiled_client(folder: Path) -> Path:
+    """`client.c`, compiled into the folder."""
+    client = folder / "client"
+    command = [
+        "cc",
+        "-O2",
+        "-o",
+        str(client),
+        str(Path(__file__).with_name("client.c")),
+        "-lrdkafka",
+    ]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("bench: needs a C compiler and librdkafka's headers (Debian: librdkafka-dev)")
+    return client

@@ -1,10 +1,10 @@
-"""`python -m bench.scaling_inputs`: what the model in bench/scaling.py is fed with, measured here.
+"""`python -m bench.scaling_inputs`: measures the costs that the model of bench/scaling.py needs.
 
 Starts a Keeper, two engines as shards and one broker on this machine, and prints `scaling.toml`:
-blocks inserted over HTTP by size, records produced with small and large batches, the registry, and
-how fast the whole was. CPU is told by process, and for the broker by thread: its main thread runs
-the event loop, of which there is one, the others do what leaves the interpreter's lock alone.
-CPU seconds suffer less from other load than times do; how much of the machine was left is printed.
+blocks of several sizes inserted over HTTP, records produced in small and large batches, the
+registry, and the speed of it all. CPU seconds are counted by process, and for the broker by thread:
+its main thread runs the event loop, the others do work that does not need the interpreter's lock.
+Other load changes CPU seconds less than times; the output says how much of the machine was left.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from bench.__main__ import _compile
-from bench.machine import cpu_seconds, machine
+from bench.machine import compiled_client, cpu_seconds, machine, stat_seconds
 from protocol._batches import parse_headers
 from protocol._decode_batches import BlockBuilder
 from storage.clickhouse import ClickHouseServer
@@ -50,7 +49,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 _SAMPLE = "scaling_inputs"
 _TOPICS = 24
-"""Enough that one of them is on each lane of each shard, nearly always."""
+"""Enough that each lane of each shard nearly always has one of them."""
 
 _MERGING = ("MergeMutate", "BgSchPool")
 _IDLE_S = 8.0
@@ -59,7 +58,7 @@ _MERGED_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """CPU seconds so far."""
+    """CPU seconds used so far, and `wall`, the time of the clock."""
 
     loop: float
     threads: float
@@ -72,7 +71,7 @@ class Seconds:
         return Seconds(*(getattr(self, name) - getattr(before, name) for name in Seconds.__slots__))
 
     def less(self, idle: Seconds) -> Seconds:
-        """Without what the processes took while idle, for as long as this was."""
+        """Without what idle processes use in the same time."""
         share = self.wall / idle.wall
         return Seconds(
             self.loop - idle.loop * share,
@@ -86,11 +85,10 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """CPU seconds are without those of a cluster that idles for as long.
+    """Records produced through the broker. CPU seconds exclude what an idle cluster uses.
 
-    `engine_s` includes `merge_s`, what the engines' threads for merges took until all was merged.
-
-    `cores_left`: what other load left of this machine, on average.
+    `engine_s` includes `merge_s`, which the engines' merge threads used until all was merged.
+    `cores_left`: the cores that other load left of this machine, on average.
     """
 
     what: str
@@ -111,7 +109,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """One size of block, straight into an engine; what one insert took, merges included."""
+    """Blocks of one size, inserted directly into an engine; figures of one insert."""
 
     record_bytes: int
     rows: int
@@ -127,11 +125,15 @@ class Inserted:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling_inputs", description=__doc__)
-    parser.add_argument("--records", type=int, default=1_000_000, help="of 100 bytes, each run")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each kind; the median")
+    parser.add_argument(
+        "--records", type=int, default=1_000_000, help="how many records of 100 bytes, per run"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="how many runs of each kind; the median counts"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        client = _compile(Path(folder))
+        client = compiled_client(Path(folder))
         cluster = Cluster(
             Path(folder),
             settings={"lanes": str(LANES), "broker_session_timeout_ms": "9000"},
@@ -287,7 +289,7 @@ def _client(
 
 
 def _blocks(engines: Iterable[Engine], topics: Sequence[str]) -> int:
-    """Every block has an append_time of its own on its lane."""
+    """How many blocks there are: each has an append_time of its own."""
     return sum(
         row["blocks"]
         for engine in engines
@@ -300,7 +302,7 @@ def _blocks(engines: Iterable[Engine], topics: Sequence[str]) -> int:
 
 
 def _idle(cluster: Cluster) -> Seconds:
-    """What a cluster costs that has nothing to do: renewals, polls, pings, housekeeping."""
+    """What an idle cluster uses: renewals, polls, pings, housekeeping."""
     broker = cluster.brokers[0]
     before, asked = _seconds(broker, cluster.engines), _keeper_requests(cluster.engines[0])
     time.sleep(_IDLE_S)
@@ -337,21 +339,16 @@ def _seconds(broker: Broker, engines: Iterable[Engine]) -> Seconds:
 
 
 def _main_thread_seconds(pid: int) -> float:
-    return _stat_seconds(Path(f"/proc/{pid}/task/{pid}"))
+    return stat_seconds(Path(f"/proc/{pid}/task/{pid}"))
 
 
 def _merge_seconds(pid: int) -> float:
-    """Of the threads that merge, by the names that ClickHouse gives them."""
+    """CPU of the merge threads, known by the names that ClickHouse gives them."""
     return sum(
-        _stat_seconds(task)
+        stat_seconds(task)
         for task in Path(f"/proc/{pid}/task").iterdir()
         if (task / "comm").read_text().startswith(_MERGING)
     )
-
-
-def _stat_seconds(task: Path) -> float:
-    fields = (task / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def _children_seconds() -> float:
@@ -360,12 +357,12 @@ def _children_seconds() -> float:
 
 
 def _machine_seconds() -> float:
-    """Of all processors, not idle."""
+    """CPU time of all processors that was not idle."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / _TICK
 
 
-# Blocks straight into an engine
+# Blocks inserted directly into an engine
 
 
 async def _inserts(engine: Engine, repeat: int) -> list[Inserted]:
@@ -426,7 +423,7 @@ async def _insert_size(
 
 
 def _block(record_bytes: int, rows: int, number: int) -> bytes:
-    """What a lane would send: values as those of bench/client.c."""
+    """A block as a lane sends it, with values like those of bench/client.c."""
     builder = BlockBuilder(time.time_ns() // 1_000_000)
     random = os.urandom(record_bytes * rows)
     letters = random.translate(bytes(97 + code % 16 for code in range(256)))

@@ -1,9 +1,9 @@
 """`make bench-spark`: rows per second into Spark, by the data source and by Spark's Kafka source.
 
-One topic, written once by librdkafka, is read in turn: by ClickHouse itself, with nothing sent; as
-Arrow over HTTP, with nothing but Python behind it; and by Spark in local mode, into nothing (format
-`noop`). Broker, ClickHouse and Spark share the cores. Each is run several times in turn, and the
-median shown. Prints a Markdown table; asserts nothing.
+One topic, written once with librdkafka, is read by ClickHouse itself, which sends nothing; as Arrow
+over HTTP by Python alone; and by Spark in local mode, which discards the rows (format `noop`).
+Broker, ClickHouse and Spark share the cores. The readers run in turn, several times each; the
+median is shown. Prints a Markdown table; asserts nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = "key, value, topic, partition, offset, timestamp_ms, timestamp_type, 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench.spark", description=__doc__)
     parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--bytes", type=int, default=100, help="of each value")
+    parser.add_argument("--bytes", type=int, default=100, help="the size of each value")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     spark = session(
@@ -125,7 +125,7 @@ def _compare(
 
     last = records - late * _PARTITIONS
     ways: dict[str, Callable[[], int]] = {
-        "ClickHouse's own scan, nothing sent": scan,
+        "ClickHouse scans, and sends nothing": scan,
         "Arrow over HTTP into Python, one core": arrow,
         "Spark, `brokerhouse`, all columns": into_nothing(ours, records),
         "Spark, `brokerhouse`, `columns` = value": into_nothing(
@@ -150,7 +150,7 @@ def _compare(
             counted[name] = way()
             took[name].append(time.perf_counter() - began)
     print(f"{records:,} records of {size} bytes in {_PARTITIONS} partitions, median of {rounds}:\n")
-    print("| what reads | s | rows/s |\n|---|---:|---:|")
+    print("| reader | s | rows/s |\n|---|---:|---:|")
     for name, all_of_them in took.items():
         seconds = statistics.median(all_of_them[1:])  # the first one warms up
         print(f"| {name} | {seconds:.2f} | {counted[name] / seconds:,.0f} |")

@@ -8,7 +8,8 @@ from typing import Any
 
 from spark_jobs.sql_client import Login, SqlFailure, SqlRefused, SqlServers, SqlUnavailable
 from sql.queries import query
-from storage.cluster_sql import DATABASE, SHARD_DATABASE
+from storage.cluster_sql import SHARD_DATABASE
+from storage.engine import DATABASE
 from storage.registry_values import MalformedState
 from storage.slot_map import SlotMap
 

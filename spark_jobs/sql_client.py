@@ -26,8 +26,7 @@ import pyarrow as pa
 import urllib3
 
 from common.tasks import Backoff
-from storage.cluster_sql import DATABASE
-from storage.engine import Parameter
+from storage.engine import DATABASE, Parameter
 from storage.parameters import parameter_texts
 
 ROUNDS = 5

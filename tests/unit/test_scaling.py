@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from bench.scaling import (
+from bench.scaling_costs import costs_of, read_inputs
+from bench.scaling_limits import TooManyLanes, lane_seconds, limits, on_paper, size_for
+from bench.scaling_model import (
     KEEPER,
     LANES,
     LOOP,
@@ -16,14 +18,7 @@ from bench.scaling import (
     Costs,
     Linear,
     Load,
-    TooManyLanes,
-    costs_of,
-    lane_seconds,
-    limits,
-    on_paper,
-    read_inputs,
     simulate,
-    size_for,
 )
 
 COSTS = Costs(

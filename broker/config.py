@@ -1,10 +1,10 @@
 """Settings: what they are, where they come from, and what is wrong with them.
 
-A value is taken from a command line flag, else from an environment variable
-`BROKERHOUSE_<NAME>`, else from a TOML file, else it is the default. `load` reads all four,
-remembers which one it was, and raises `ConfigError` with one sentence that says what to change.
+A value comes from a command line flag, else from an environment variable `BROKERHOUSE_<NAME>`, else
+from a TOML file, else it is the default. `load` reads all four, remembers where each value came
+from, and raises `ConfigError` with one sentence that says what to change.
 
-Every field carries its unit and one line for a reader: `brokerhouse config`, the flags of
+Every field has its unit and one line of description: `brokerhouse config`, the flags of
 `brokerhouse serve` and docs/configuration.md are made from them. What a user has no reason to
 change does not belong here.
 """
@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -37,18 +38,20 @@ from common.environment import ENV_PREFIX
 from sql.http.settings import SqlSettings
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
-"""Names the TOML file where no `--config` flag does."""
+"""Names the TOML file when there is no flag `--config`."""
 
 CLICKHOUSE_PASSWORD_ENV = ENV_PREFIX + "CLICKHOUSE_PASSWORD"
-"""Holds the password for a cluster's servers where the file names none."""
+"""The password for a cluster's servers when the file has none."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_ENV, CLICKHOUSE_PASSWORD_ENV})
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. The message is one sentence for the person who wrote them."""
+    """The settings cannot be used. The message is one sentence for whoever wrote them."""
 
 
 def _address_text(text: str) -> str:
@@ -57,7 +60,7 @@ def _address_text(text: str) -> str:
 
 def _advertised_text(text: str) -> str:
     if parse_address(text).port == 0:
-        raise ValueError("clients cannot connect to port 0: write the port that they are to use")
+        raise ValueError("clients cannot connect to port 0: write the port that they should use")
     return _address_text(text)
 
 
@@ -68,6 +71,14 @@ AdvertisedText = Annotated[str, AfterValidator(_advertised_text)]
 def _setting(default: Any, unit: str, description: str, **limits: Any) -> Any:
     """A field with the unit that its value is counted in; `limits` are pydantic's (`ge`, `le`)."""
     return Field(default, description=description, json_schema_extra={"unit": unit}, **limits)
+
+
+def _bytes(default: int, description: str, **limits: int) -> Any:
+    return _setting(default, "bytes", description, **limits)
+
+
+def _ms(default: int, description: str, **limits: int) -> Any:
+    return _setting(default, "ms", description, **limits)
 
 
 class Settings(BaseSettings):
@@ -87,111 +98,110 @@ class Settings(BaseSettings):
     advertised: AdvertisedText | None = _setting(
         None, "host:port", "Address that clients are told to connect to, if not the one listened on"
     )
-    node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=2**31 - 1)
+    node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=_INT32_MAX)
     rack: str | None = _setting(None, "name", "Rack of this broker, told to clients", min_length=1)
-    broker_session_timeout_ms: int = _setting(
+    broker_session_timeout_ms: int = _ms(
         9_000,
-        "ms",
-        "In a cluster: a broker not heard of for this long loses its partitions to others",
+        "In a cluster: a broker that is silent for this long loses its partitions to others",
         ge=500,
         le=600_000,
     )
     auto_create_topics: bool = _setting(
-        True, "true/false", "Make a topic when a client first asks for it"
+        True, "true/false", "Create a topic when a client first asks for it"
     )
     num_partitions: int = _setting(
-        1, "partitions", "Partitions of a topic whose maker does not say", ge=1, le=10_000
-    )
-    message_max_bytes: int = _setting(
-        1_048_588,
-        "bytes",
-        "Largest record batch taken, compressed, unless a topic says otherwise",
+        1,
+        "partitions",
+        "Partitions of a new topic, unless its creator says otherwise",
         ge=1,
-        le=2**31 - 1,
+        le=10_000,
     )
-    request_max_bytes: int = _setting(
+    message_max_bytes: int = _bytes(
+        1_048_588,
+        "Largest record batch accepted, compressed, unless a topic says otherwise",
+        ge=1,
+        le=_INT32_MAX,
+    )
+    request_max_bytes: int = _bytes(
         104_857_600,
-        "bytes",
         "Largest request read; a client that claims more is disconnected",
         ge=1024,
-        le=2**31 - 1,
+        le=_INT32_MAX,
     )
-    in_flight_max_bytes: int = _setting(
+    in_flight_max_bytes: int = _bytes(
         256 * _MIB,
-        "bytes",
-        "Requests not yet answered, all connections together; past it no more is read",
+        "Requests not yet answered, all connections together; at the limit no more is read",
         ge=1024,
     )
     max_connections: int = _setting(
         10_000, "connections", "Kafka connections open at once; further ones are closed", ge=1
     )
-    connections_max_idle_ms: int = _setting(
-        600_000, "ms", "A connection without a request for this long is closed", ge=1000
+    connections_max_idle_ms: int = _ms(
+        600_000, "A connection without a request for this long is closed", ge=1000
     )
     lanes: int = _setting(
         2,
         "lanes",
-        "Inserts that run side by side; a partition always uses the same one",
+        "Inserts that run in parallel; a partition always uses the same lane",
         ge=1,
         le=64,
     )
-    linger_ms: int = _setting(
-        0, "ms", "Wait this long for more records before an insert starts", ge=0, le=60_000
+    linger_ms: int = _ms(
+        0, "Wait this long for more records before an insert starts", ge=0, le=60_000
     )
-    block_max_bytes: int = _setting(
-        16 * _MIB, "bytes", "An insert takes no further batch once it holds this much", ge=1024
+    block_max_bytes: int = _bytes(
+        16 * _MIB, "No further batch is added to an insert of this size", ge=1024
     )
     block_max_rows: int = _setting(
-        65_536, "records", "An insert takes no further batch once it holds this many", ge=1
+        65_536, "records", "No further batch is added to an insert of this many records", ge=1
     )
-    decompressed_max_bytes: int = _setting(
-        128 * _MIB, "bytes", "Largest record batch once decompressed", ge=1024, le=2**31 - 1
+    decompressed_max_bytes: int = _bytes(
+        128 * _MIB, "Largest record batch once decompressed", ge=1024, le=_INT32_MAX
     )
-    tail_cache_bytes: int = _setting(
-        128 * _MIB, "bytes", "Latest batches kept in memory for consumers that keep up", ge=0
+    tail_cache_bytes: int = _bytes(
+        128 * _MIB, "Memory for the latest batches, for consumers that keep up", ge=0
     )
-    cold_cache_bytes: int = _setting(
-        64 * _MIB, "bytes", "Batches read ahead from the table for consumers further back", ge=0
+    cold_cache_bytes: int = _bytes(
+        64 * _MIB, "Memory for batches read ahead from the table for consumers further behind", ge=0
     )
-    fetch_max_bytes: int = _setting(
-        57_671_680, "bytes", "Largest answer to one fetch; one batch is always sent", ge=1024
+    fetch_max_bytes: int = _bytes(
+        57_671_680, "Largest answer to one fetch; one batch is always sent", ge=1024
     )
     fetch_sessions_max: int = _setting(
-        1000, "sessions", "Incremental fetch sessions kept (KIP-227)", ge=0
+        1000, "sessions", "Incremental fetch sessions remembered (KIP-227)", ge=0
     )
     fsync: bool = _setting(
         False, "true/false", "Flush every insert to the disk before it is acknowledged"
     )
-    producer_id_expiration_ms: int = _setting(
-        86_400_000, "ms", "An idempotent producer silent for this long is forgotten", ge=1000
+    producer_id_expiration_ms: int = _ms(
+        86_400_000, "An idempotent producer silent for this long is forgotten", ge=1000
     )
-    group_min_session_timeout_ms: int = _setting(
-        6_000, "ms", "Shortest session time-out that a consumer group member may ask for", ge=1
+    group_min_session_timeout_ms: int = _ms(
+        6_000, "Shortest session time-out that a consumer group member may ask for", ge=1
     )
-    group_max_session_timeout_ms: int = _setting(
-        1_800_000, "ms", "Longest session time-out that a consumer group member may ask for", ge=1
+    group_max_session_timeout_ms: int = _ms(
+        1_800_000, "Longest session time-out that a consumer group member may ask for", ge=1
     )
-    group_initial_rebalance_delay_ms: int = _setting(
-        3_000, "ms", "An empty group waits this long for more members before it starts", ge=0
+    group_initial_rebalance_delay_ms: int = _ms(
+        3_000, "An empty group waits this long for more members before it starts", ge=0
     )
-    group_max_size: int = _setting(1000, "members", "Members that one consumer group takes", ge=1)
-    groups_max_bytes: int = _setting(
+    group_max_size: int = _setting(
+        1000, "members", "Largest number of members in one consumer group", ge=1
+    )
+    groups_max_bytes: int = _bytes(
         256 * _MIB,
-        "bytes",
-        "Subscriptions and assignments of all groups; past it no member is taken",
+        "Subscriptions and assignments of all groups; at the limit no new member is accepted",
         ge=1024,
     )
-    retention_ms: int = _setting(
+    retention_ms: int = _ms(
         604_800_000,
-        "ms",
         "Age at which records are deleted, unless a topic says otherwise; -1 for never",
         ge=-1,
-        le=2**63 - 1,
+        le=_INT64_MAX,
     )
-    retention_check_interval_ms: int = _setting(
+    retention_check_interval_ms: int = _ms(
         300_000,
-        "ms",
-        "How often topics are looked at for records to delete (retention.ms, retention.bytes)",
+        "How often topics are checked for records to delete (retention.ms, retention.bytes)",
         ge=1,
     )
     offsets_retention_minutes: int = _setting(
@@ -199,10 +209,10 @@ class Settings(BaseSettings):
         "minutes",
         "Committed offsets of a group without members are kept this long",
         ge=1,
-        le=2**31 - 1,
+        le=_INT32_MAX,
     )
-    offset_metadata_max_bytes: int = _setting(
-        4096, "bytes", "Largest metadata that a consumer may commit with an offset", ge=0
+    offset_metadata_max_bytes: int = _bytes(
+        4096, "Largest metadata that a consumer may commit with an offset", ge=0
     )
     sql_user: str | None = _setting(
         None, "name", "User who may also write through SQL", min_length=1
@@ -216,21 +226,17 @@ class Settings(BaseSettings):
         "Who may read by SQL without credentials: clients on this machine, all, or nobody",
     )
     sql_max_queries: int = _setting(8, "queries", "SQL queries that run at once", ge=1, le=1000)
-    sql_max_memory_bytes: int = _setting(
-        4 * _GIB, "bytes", "Memory that one SQL query may use", ge=16 * _MIB
-    )
+    sql_max_memory_bytes: int = _bytes(4 * _GIB, "Memory that one SQL query may use", ge=16 * _MIB)
     sql_max_threads: int = _setting(
         1, "threads", "Threads that one SQL query may use", ge=1, le=1024
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", "debug/info/warning/error", "Least severe log line that is written"
+        "info", "debug/info/warning/error", "Lowest severity of the log lines that are written"
     )
     log_format: Literal["console", "json"] = _setting(
         "console", "console/json", "Log lines for a person or for a machine"
     )
-    shutdown_timeout_ms: int = _setting(
-        30_000, "ms", "A stop waits this long for requests under way", ge=0
-    )
+    shutdown_timeout_ms: int = _ms(30_000, "A stop waits this long for requests in progress", ge=0)
 
     @classmethod
     def settings_customise_sources(
@@ -241,7 +247,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments alone: `load` layers the sources, so that it knows each value's origin."""
+        """Only arguments: `load` combines the sources, to know where each value comes from."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -264,17 +270,17 @@ class Settings(BaseSettings):
 
     @property
     def kafka_address(self) -> Address:
-        """`kafka` taken apart."""
+        """`kafka` as host and port."""
         return parse_address(self.kafka)
 
     @property
     def http_address(self) -> Address:
-        """`http` taken apart."""
+        """`http` as host and port."""
         return parse_address(self.http)
 
     @property
     def advertised_address(self) -> Address | None:
-        """`advertised` taken apart; None where clients are told the address listened on."""
+        """`advertised` as host and port; None if clients are told the address listened on."""
         return None if self.advertised is None else parse_address(self.advertised)
 
     @property
@@ -294,7 +300,7 @@ class Settings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and per name the source: `flag`, `env`, the path of the file, or `default`."""
+    """Settings, and the source of each: `flag`, `env`, the path of the file, or `default`."""
 
     settings: Settings
     sources: Mapping[str, str]
@@ -340,13 +346,13 @@ def load(
 
 
 def config_file_of_environment(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The file that the environment names, where no flag does."""
+    """The file that the environment names."""
     name = (os.environ if environ is None else environ).get(CONFIG_FILE_ENV)
     return Path(name) if name else None
 
 
 def prepare_data_dir(settings: Settings) -> Path:
-    """Makes the data directory where it is missing. ConfigError unless it can be written to."""
+    """Creates the data directory if it does not exist. ConfigError unless it can be written to."""
     path = settings.data_dir.resolve()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -388,13 +394,13 @@ def as_text(value: object) -> str:
 
 
 def unit(field: FieldInfo) -> str:
-    """What the value of a setting is counted in."""
+    """The unit of a setting's value."""
     assert isinstance(field.json_schema_extra, dict), "every setting is made by _setting"
     return str(field.json_schema_extra["unit"])
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """The BROKERHOUSE_* variables. An empty one counts as not set, as Compose files write it."""
+    """The BROKERHOUSE_* variables. An empty one counts as not set: Compose files have such."""
     values: dict[str, object] = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _NO_SETTINGS:
@@ -410,16 +416,21 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     return values
 
 
-def _from_file(path: Path) -> dict[str, object]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says. Raises ConfigError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 text") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    values.pop("cluster", None)  # a table of its own, read by broker/cluster/config.py
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    values = read_toml(path)
+    values.pop("cluster", None)  # a separate table, read by broker/cluster/config.py
     for name in values:
         if name not in Settings.model_fields:
             raise ConfigError(f"{path} has the unknown key {name!r}: {_suggestion(name, str)}")
@@ -427,38 +438,42 @@ def _from_file(path: Path) -> dict[str, object]:
 
 
 def _suggestion(name: str, spelling: Callable[[str], str]) -> str:
-    """What to do about a name that is no setting, with the nearest as the user would write it."""
+    """What to do about a name that is not a setting; `spelling` is how the user writes a name."""
     nearest = difflib.get_close_matches(name.lower(), Settings.model_fields, n=1)
     if nearest:
         return f"did you mean {spelling(nearest[0])}?"
-    return "remove it, or see `brokerhouse config` for the names there are"
+    return "remove it; `brokerhouse config` prints the names of all settings"
+
+
+def advice(error: ErrorDetails) -> str:
+    """What would be right where pydantic found this error."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "it must be a whole number"
+        case "bool_parsing" | "bool_type":
+            return "it must be true or false"
+        case "greater_than_equal":
+            return f"it must be at least {context['ge']}"
+        case "less_than_equal":
+            return f"it must be at most {context['le']}"
+        case "literal_error":
+            return f"it must be {context['expected']}"
+        case _:
+            return error["msg"][:1].lower() + error["msg"][1:]
 
 
 def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
     """The first thing that is wrong, where it was written, and what would be right."""
     first = error.errors(include_url=False)[0]
-    context = first.get("ctx", {})
-    match first["type"]:
-        case "value_error":
-            advice = str(context["error"])
-        case "int_parsing" | "int_type" | "int_from_float":
-            advice = "it must be a whole number"
-        case "bool_parsing" | "bool_type":
-            advice = "it must be true or false"
-        case "greater_than_equal":
-            advice = f"it must be at least {context['ge']}"
-        case "less_than_equal":
-            advice = f"it must be at most {context['le']}"
-        case "literal_error":
-            advice = f"it must be {context['expected']}"
-        case _:
-            advice = first["msg"][:1].lower() + first["msg"][1:]
     if not first["loc"]:
-        return advice
+        return advice(first)
     name = str(first["loc"][0])
     secret = Settings.model_fields[name].annotation == SecretStr | None
     shown = "" if secret else f" = {first['input']!r}"
-    return f"{name}{shown} ({_origin(name, sources[name])}) cannot be used: {advice}"
+    return f"{name}{shown} ({_origin(name, sources[name])}) cannot be used: {advice(first)}"
 
 
 def _origin(name: str, source: str) -> str:

@@ -11,10 +11,9 @@ in the registry is what counts, so a shard that is added later has no `slots`.
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -28,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from broker.config import CLICKHOUSE_PASSWORD_ENV, ConfigError
+from broker.config import CLICKHOUSE_PASSWORD_ENV, ConfigError, advice, read_toml
 
 MAX_SLOTS = 4096
 MAX_PASSWORD_FILE_BYTES = 65_536
@@ -166,7 +165,7 @@ class ClusterConfig(_Table):
 def load_cluster(path: Path, environ: Mapping[str, str] | None = None) -> ClusterConfig | None:
     """The cluster that a file describes; None where it has no `[cluster]`. Raises ConfigError."""
     environ = os.environ if environ is None else environ
-    table = _read(path).get("cluster")
+    table = read_toml(path).get("cluster")
     if table is None:
         return None
     if not isinstance(table, dict):
@@ -181,17 +180,6 @@ def load_cluster(path: Path, environ: Mapping[str, str] | None = None) -> Cluste
         raise ConfigError(_sentence(error, path)) from None
     password = _password(config, path, environ)
     return config.model_copy(update={"password": SecretStr(password)})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: it is not UTF-8 text") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _password(config: ClusterConfig, path: Path, environ: Mapping[str, str]) -> str:
@@ -252,7 +240,7 @@ def _sentence(error: ValidationError, path: Path) -> str:
     errors = error.errors(include_url=False)
     # A misspelt key explains one that is missing.
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    context, location = first.get("ctx", {}), first["loc"]
+    location = first["loc"]
     where = _key(location)
     match first["type"]:
         case "extra_forbidden":
@@ -260,32 +248,20 @@ def _sentence(error: ValidationError, path: Path) -> str:
         case "missing":
             return f"{path} lacks the key {where}: {_meaning(location)}"
         case "value_error" if not location:
-            return f"[cluster] in {path} cannot be used: {context['error']}"
-        case "value_error":
-            advice = str(context["error"])
-        case "int_parsing" | "int_type" | "int_from_float":
-            advice = "it must be a whole number"
-        case "bool_parsing" | "bool_type":
-            advice = "it must be true or false"
+            return f"[cluster] in {path} cannot be used: {advice(first)}"
         case "string_type":
-            advice = "it must be text in quotes"
+            right = "it must be text in quotes"
+        case "tuple_type" | "model_type" | "model_attributes_type" if len(location) < 3:
+            right = "write each shard as a table [[cluster.shards]]"
         case "tuple_type" | "model_type" | "model_attributes_type":
-            advice = (
-                "write each shard as a table [[cluster.shards]]"
-                if len(location) < 3
-                else "it must be a list"
-            )
+            right = "it must be a list"
         case "too_short":
-            advice = "it must not be empty"
-        case "greater_than_equal":
-            advice = f"it must be at least {context['ge']}"
-        case "less_than_equal":
-            advice = f"it must be at most {context['le']}"
+            right = "it must not be empty"
         case _:
-            advice = first["msg"][:1].lower() + first["msg"][1:]
-    secret = location[-1] == "password" or "password" in advice  # the latter: one in a URL
+            right = advice(first)
+    secret = location[-1] == "password" or "password" in right  # the latter: one in a URL
     shown = "" if secret else f" = {first['input']!r}"
-    return f"{where}{shown} ({path}) cannot be used: {advice}"
+    return f"{where}{shown} ({path}) cannot be used: {right}"
 
 
 def _key(location: tuple[int | str, ...]) -> str:

@@ -113,7 +113,7 @@ def test_a_bad_flag_is_named_with_its_value_and_the_advice() -> None:
         ("lanes", "two", "it must be a whole number"),
         ("fsync", "perhaps", "it must be true or false"),
         ("log_format", "xml", "it must be 'console' or 'json'"),
-        ("advertised", "host:0", "write the port that they are to use"),
+        ("advertised", "host:0", "write the port that they should use"),
     ],
 )
 def test_a_bad_environment_variable_is_named_with_the_advice(

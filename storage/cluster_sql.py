@@ -18,7 +18,7 @@ from string import Template
 from storage.engine import DATABASE
 from storage.schema import Migration
 from storage.schema_files import (
-    Kind,
+    FileKind,
     Rendering,
     SchemaError,
     SchemaFile,
@@ -82,7 +82,7 @@ def shard_migrations(layout: ClusterLayout) -> list[ClusterMigration]:
             file.name,
             rendering.fill_in(file, file.statement, known),
             rendering.subject(file),
-            replicated_table=layout.replicated and file.kind is Kind.TABLE,
+            replicated_table=layout.replicated and file.kind is FileKind.TABLE,
         )
         for file in found
     ]

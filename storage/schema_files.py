@@ -43,7 +43,7 @@ class SchemaError(Exception):
     """The tables do not fit this version of the program, or a file is not as it should be."""
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What a file makes or changes."""
 
     TABLE = "table"
@@ -53,12 +53,12 @@ class Kind(Enum):
 
 
 _BEGINNINGS = {
-    Kind.TABLE: "CREATE TABLE IF NOT EXISTS ",
-    Kind.VIEW: "CREATE OR REPLACE VIEW ",
-    Kind.INDEX: "ALTER TABLE ",
-    Kind.SETTING: "ALTER TABLE ",
+    FileKind.TABLE: "CREATE TABLE IF NOT EXISTS ",
+    FileKind.VIEW: "CREATE OR REPLACE VIEW ",
+    FileKind.INDEX: "ALTER TABLE ",
+    FileKind.SETTING: "ALTER TABLE ",
 }
-_CHANGES = {Kind.INDEX: " ADD INDEX IF NOT EXISTS ", Kind.SETTING: " MODIFY SETTING "}
+_CHANGES = {FileKind.INDEX: " ADD INDEX IF NOT EXISTS ", FileKind.SETTING: " MODIFY SETTING "}
 
 
 class Whole(Enum):
@@ -74,7 +74,7 @@ class Whole(Enum):
     """People have no use for it; or it is a change that the rows do not show."""
 
 
-_KINDS = "|".join(kind.value for kind in Kind)
+_KINDS = "|".join(kind.value for kind in FileKind)
 _WHOLES = "|".join(whole.value for whole in Whole)
 _FIRST_LINE = re.compile(rf"-- ({_KINDS}) ([a-z_]+); cluster: ({_WHOLES})")
 _COMMENT_LINE = re.compile(r"^--.*\n", re.MULTILINE)
@@ -88,7 +88,7 @@ class SchemaFile:
 
     number: int
     name: str
-    kind: Kind
+    kind: FileKind
     subject: str
     whole: Whole
     text: str
@@ -102,7 +102,11 @@ class SchemaFile:
 
 def statement_of(text: str) -> str:
     """A file's statement, without comment lines and the `;` at its end."""
-    return _COMMENT_LINE.sub("", text).removesuffix(";\n")
+    return _without_comments(text).removesuffix(";\n")
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT_LINE.sub("", text)
 
 
 def schema_files() -> list[SchemaFile]:
@@ -121,8 +125,9 @@ def parse(number: int, name: str, content: str) -> SchemaFile:
     match = _FIRST_LINE.fullmatch(first)
     if match is None:
         raise SchemaError(f"{name} does not begin with a line like: -- view NAME; cluster: nothing")
-    file = SchemaFile(number, name, Kind(match[1]), match[2], Whole(match[3]), text)
-    if text.find(";\n") != len(text) - 2:
+    file = SchemaFile(number, name, FileKind(match[1]), match[2], Whole(match[3]), text)
+    bare = _without_comments(text)
+    if bare.find(";\n") != len(bare) - 2:
         raise SchemaError(f"{name} is not one statement that ends with ;")
     if "--" in file.statement:
         raise SchemaError(f"{name} has a comment that is not a line of its own")
@@ -137,7 +142,7 @@ def _check_statement(file: SchemaFile) -> None:
         raise SchemaError(f"{file.name} does not begin with: {beginning}")
     if bare := _BARE_SOURCE.search(statement):
         raise SchemaError(f"{file.name} reads from {bare[1]}: write ${{{bare[1]}}}")
-    if file.kind is Kind.TABLE:
+    if file.kind is FileKind.TABLE:
         if statement.count("\nENGINE = ${engine(") != 1:
             raise SchemaError(f"table {subject} has no line like: ENGINE = ${{engine(MergeTree)}}")
         if "replicated_deduplication_window" in statement:
@@ -146,14 +151,14 @@ def _check_statement(file: SchemaFile) -> None:
             )
         if file.whole in (Whole.AGAIN, Whole.LOCAL):
             raise SchemaError(f"{subject} is a table, not a view")
-    elif file.kind is not Kind.VIEW:
+    elif file.kind is not FileKind.VIEW:
         change = statement.removeprefix(beginning)
         if not change.startswith(_CHANGES[file.kind]) or "," in change:
             raise SchemaError(f"{file.name} is not one {file.kind.value} {subject}")
         if file.whole is not Whole.NOTHING:
             raise SchemaError(f"{file.name} changes {subject}: write cluster: nothing")
         setting = change.removeprefix(_CHANGES[file.kind])
-        if file.kind is Kind.SETTING and not setting.startswith(
+        if file.kind is FileKind.SETTING and not setting.startswith(
             ("${deduplication_window(", *SAME_ON_REPLICAS)
         ):
             raise SchemaError(f"{file.name}: is this setting of {subject} the same on replicas?")

@@ -5,14 +5,15 @@ Three walls, each of which holds alone against most attempts:
 1. Roles and settings constraints in the engine's configuration (storage/sql_access.xml): a handle
    that serves people is narrowed with SET ROLE, and settings that reach files, other dialects or
    other limits are fixed.
-2. The class that the engine gives a statement: a reader's is read-only and alone in its text.
+2. The class that the engine gives a statement: a reader's statement has to be read-only, and the
+   only one in its text.
 3. What grants do not cover is looked for in the statement as the engine writes it back
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
    escapes are gone: the function `file`, table functions and table engines that reach outside,
-   views that run with another's rights.
+   views that run with the rights of another user.
 
-What a writer may add to the broker's own database is rows of JOB_TABLES, by INSERT and by nothing
-else that the right to INSERT opens: parts moved in, views that write there.
+In the broker's own database a writer may only add rows to JOB_TABLES, and only by INSERT. The right
+to INSERT would also allow moving parts in and views that write there: both are refused.
 
 Measured against chdb-core 26.9: `file('/etc/passwd')`, `arrayMap(file, [...])`, `* APPLY(file)` and
 an identifier parameter that names `file` all read any file although the role has no right to files.
@@ -28,7 +29,7 @@ from itertools import pairwise
 
 from sql.http.engine import Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, sql_error
-from sql.http.text import Kind, Token, literal, tokens, unquote
+from sql.http.text import Token, TokenKind, literal, tokens, unquote
 
 
 class Role(Enum):
@@ -50,9 +51,9 @@ class Statement:
 
 
 def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
-    """How to run this statement; SqlError if it does not parse or this role may not run it.
+    """How to run this statement. SqlError if it does not parse or this role may not run it.
 
-    `handle` is already narrowed to the role; nothing of `sql` is executed.
+    `handle` is already narrowed to the role. Nothing of `sql` is executed.
     """
     query_class = only_statement(handle, sql)
     database, canonical = _canonical(handle, sql)
@@ -139,7 +140,7 @@ def _identifier_parameters(words: list[Token]) -> Iterator[str]:
 
 
 def _is_file(word: Token) -> bool:
-    return word.kind in (Kind.WORD, Kind.QUOTED) and unquote(word) == b"file"
+    return word.kind in (TokenKind.WORD, TokenKind.QUOTED) and unquote(word) == b"file"
 
 
 def _refuse_name() -> SqlError:
@@ -150,7 +151,7 @@ def _refuse_name() -> SqlError:
 
 
 def _refuse_borrowed_rights(words: list[Token]) -> None:
-    """Ways around the role: views that run with another's rights, disks and files anywhere."""
+    """Ways around the role: views with the rights of another user, disks and files anywhere."""
     for one, two in pairwise(words):
         if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
             raise _denied("The SQL SECURITY of a view cannot be set here.")
@@ -165,8 +166,8 @@ JOB_TABLES = frozenset({"lag_history", "lag_alerts", "compaction_removals"})
 
 
 def _refuse_other_ways_in(words: list[Token], database: str, params: Mapping[str, str]) -> None:
-    """INSERT is also what the engine asks of who moves or attaches a partition, or hangs a
-    materialized view on another table (InterpreterAlterQuery, InterpreterCreateQuery).
+    """The right to INSERT also allows moving or attaching a partition, and a materialized view that
+    writes into the table (InterpreterAlterQuery, InterpreterCreateQuery).
     """
     if words[0].is_word(b"INSERT"):
         return
@@ -233,8 +234,8 @@ def _refuse_outside(tree: str) -> None:
             raise _denied(f"Engine {name} is not available here.")
 
 
-# What they show is other people's statements, whole or in part, or the inside of the process. The
-# engine lets every role read its database `system`, whatever is revoked.
+# These tables show the statements of other people, whole or in part, or the inside of the process.
+# The engine lets every role read its database `system`, whatever is revoked.
 _HIDDEN = frozenset(
     {
         "processes", "errors", "query_cache", "asynchronous_inserts", "stack_trace",
@@ -283,8 +284,9 @@ def _why_not(handle: Handle, sql: bytes) -> SqlError:
     try:
         _canonical(handle, sql)
     except SqlError as error:
-        # The engine adds the query in which it met the error, which is not the client's. Once in
-        # many thousand times its error has no text and no code; that it does not parse is known.
+        # The engine adds the query in which it found the error, which is not the client's. Once in
+        # many thousand times its error has neither text nor code; that the statement does not
+        # parse is known all the same.
         if error.code != STD_EXCEPTION:
             return SqlError(error.code, _OWN_SCOPE.sub("", error.message))
     return sql_error(

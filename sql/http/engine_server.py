@@ -1,9 +1,9 @@
-"""The embedded engine alone, behind ClickHouse's HTTP interface: starts and stops it, in order.
+"""`brokerhouse engine`: the embedded engine alone, behind ClickHouse's HTTP interface.
 
-A stand-in for a ClickHouse server where there is none. It keeps what a broker asks of a shard:
+It stands in for a ClickHouse server where there is none, and does what a broker needs of a shard:
 one-part inserts with deduplication, KeeperMap tables over a real Keeper, the same SQL and error
-codes. It does not replicate and does not speak the native protocol; several listeners of one
-engine stand for several replicas that are always in sync.
+codes. It does not replicate and does not speak the native protocol. Several listeners of one engine
+stand for several replicas that are always in sync.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def _listen(runner: web.AppRunner, address: Address) -> Address:
 
 
 async def _look_for_keeper(keepers: Sequence[Address]) -> None:
-    """Says so when no Keeper is there. It may come later, as it may go away later."""
+    """Warn when no Keeper answers. One may come later, as it may go away later."""
 
     async def answers(address: Address) -> bool:
         try:

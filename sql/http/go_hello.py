@@ -3,8 +3,8 @@
 clickhouse-go (https://github.com/ClickHouse/clickhouse-go, conn_http.go) sends the revision that it
 speaks as `client_protocol_version`, opens each connection with HELLO, reads the answer as a block
 of that revision, and everything after it as blocks of the revision that the answer names. This
-interface writes blocks of revision 0, as ClickHouse does for who sends no version. So the hello,
-and nothing else, is written in the framing that was asked for, and says revision 0.
+interface writes blocks of revision 0, as ClickHouse does for clients that send no version. So only
+the answer to HELLO is written as the client's revision wants it, and that answer names revision 0.
 
 Blocks: https://clickhouse.com/docs/native-protocol/columns and
 https://clickhouse.com/docs/interfaces/formats/Native.

@@ -26,7 +26,7 @@ from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.handles import NO_EXPRESSIONS, SqlLimits, StatementContext
-from sql.http.login import Login, PeopleLogin
+from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import Permit
 from sql.http.request import (
     DEFAULT_FORMAT,
@@ -82,7 +82,7 @@ def application(interface: HttpInterface) -> web.Application:
 class HttpInterface:
     """`spool_dir`: where a result waits that is too long for memory."""
 
-    def __init__(self, gateway: SqlGateway, login: Login, spool_dir: Path) -> None:
+    def __init__(self, gateway: SqlGateway, login: SqlLogin, spool_dir: Path) -> None:
         self._gateway = gateway
         self._login = login
         self._spool_dir = spool_dir

@@ -17,7 +17,7 @@ from sql.http.request import url_parameters
 from sql.http.settings import SqlSettings
 
 
-class Login(Protocol):
+class SqlLogin(Protocol):
     def role(self, request: web.Request) -> Role:
         """Raises AUTHENTICATION_FAILED."""
 

@@ -177,7 +177,7 @@ def read_request(request: web.Request, role: Role, values: dict[str, str]) -> Sq
 def url_parameters(request: web.Request) -> dict[str, str]:
     """As they came, byte for byte: bytes that are not UTF-8 become surrogates.
 
-    The last of a name wins.
+    Of parameters with the same name the last one counts.
     """
     _, _, text = request.raw_path.partition("?")
     return dict(parse_qsl(text.partition("#")[0], keep_blank_values=True, errors="surrogateescape"))

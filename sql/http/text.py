@@ -1,11 +1,9 @@
-"""Reading the outside of ClickHouse SQL: where its tokens, its FORMAT clause and its inline data
-are.
+"""Finds the tokens of ClickHouse SQL, the place of its FORMAT clause, and where inline data begins.
 
-The text of a client is never changed by searching in it: a lexer that knows strings, quoted
+A client's text is never changed by search and replace: a lexer that knows strings, quoted
 identifiers, comments, heredocs and parentheses walks it, and what is added goes between two tokens.
 Everything here works on bytes, because the data that follows an INSERT is not text. Nothing here
-knows what a query means: whether it may run is asked of the engine's own parser
-(sql/http/access.py).
+knows what a query means: whether it may run is decided with the engine's own parser (access.py).
 
 Lexical rules: https://clickhouse.com/docs/sql-reference/syntax
 """
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     WORD = "word"  # a bare identifier or keyword
     QUOTED = "quoted"  # `a`, "a"
     STRING = "string"  # 'a', $tag$a$tag$
@@ -29,17 +27,17 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: Kind
+    kind: TokenKind
     start: int
     end: int
     text: bytes
 
     def is_word(self, *words: bytes) -> bool:
         """Whether this is one of these keywords (given in upper case), in any case of letters."""
-        return self.kind is Kind.WORD and self.text.upper() in words
+        return self.kind is TokenKind.WORD and self.text.upper() in words
 
     def is_sign(self, *signs: bytes) -> bool:
-        return self.kind is Kind.SIGN and self.text in signs
+        return self.kind is TokenKind.SIGN and self.text in signs
 
 
 # Whitespace as the engine sees it: ASCII, and the Unicode spaces that editors and chat programs
@@ -48,7 +46,7 @@ _SPACE = (
     rb"(?:[ \t\n\r\f\v]|\xc2\x85|\xc2\xa0|\xe1\x9a\x80|\xe1\xa0\x8e|\xe2\x80[\x80-\x8d\xa8\xa9\xaf]"
     rb"|\xe2\x81[\x9f\xa0]|\xe3\x80\x80|\xef\xbb\xbf)+"
 )
-# In order of trial: what begins alike is told apart by what comes first.
+# Tried in this order: of alternatives that begin alike, the first one that matches counts.
 _TOKEN = re.compile(
     rb"(?P<skip>"
     + _SPACE
@@ -65,11 +63,11 @@ _TOKEN = re.compile(
 )
 _COMMENT_EDGE = re.compile(rb"/\*|\*/")
 _KINDS = {
-    "number": Kind.NUMBER,
-    "word": Kind.WORD,
-    "string": Kind.STRING,
-    "quoted": Kind.QUOTED,
-    "sign": Kind.SIGN,
+    "number": TokenKind.NUMBER,
+    "word": TokenKind.WORD,
+    "string": TokenKind.STRING,
+    "quoted": TokenKind.QUOTED,
+    "sign": TokenKind.SIGN,
 }
 
 
@@ -90,18 +88,18 @@ def tokens(sql: bytes, start: int = 0) -> Iterator[Token]:
             close = sql.find(match.group(), end)
             if close >= 0:
                 end = close + len(match.group())
-                yield Token(Kind.STRING, position, end, sql[position:end])
+                yield Token(TokenKind.STRING, position, end, sql[position:end])
             else:  # `$a$b` is a name when nothing closes it
                 word = re.compile(rb"[0-9A-Za-z_$]*").match(sql, end)
                 end = word.end() if word else end
-                yield Token(Kind.WORD, position, end, sql[position:end])
+                yield Token(TokenKind.WORD, position, end, sql[position:end])
         elif group == "open":
             end = -1
         elif group != "skip":
             assert group is not None
             yield Token(_KINDS[group], position, end, match.group())
         if end < 0:
-            yield Token(Kind.BROKEN, position, len(sql), sql[position:])
+            yield Token(TokenKind.BROKEN, position, len(sql), sql[position:])
             return
         position = end
 
@@ -151,7 +149,7 @@ def output_clauses(sql: bytes) -> list[OutputClause]:
         if token.is_sign(b";"):
             break
         if waiting is not None:
-            named = token.kind in (Kind.WORD, Kind.QUOTED)
+            named = token.kind in (TokenKind.WORD, TokenKind.QUOTED)
             candidate, waiting = ((waiting, token) if named else None), None
         elif token.is_sign(b"(", b"[", b"{"):
             depth += 1
@@ -175,9 +173,9 @@ def output_clauses(sql: bytes) -> list[OutputClause]:
 def _ends_an_expression(token: Token | None) -> bool:
     if token is None:
         return False
-    if token.kind is Kind.SIGN:
+    if token.kind is TokenKind.SIGN:
         return token.text in (b")", b"]", b"}", b"*")
-    return not (token.kind is Kind.WORD and token.text.upper() in _EXPRESSION_GOES_ON)
+    return not (token.kind is TokenKind.WORD and token.text.upper() in _EXPRESSION_GOES_ON)
 
 
 def is_enclosed(text: bytes) -> bool:
@@ -185,7 +183,7 @@ def is_enclosed(text: bytes) -> bool:
     depth = 0
     for token in tokens(text):
         depth += token.is_sign(b"(") - token.is_sign(b")")
-        if depth < 0 or token.kind is Kind.BROKEN or token.is_sign(b";"):
+        if depth < 0 or token.kind is TokenKind.BROKEN or token.is_sign(b";"):
             return False
     return depth == 0
 
@@ -193,7 +191,7 @@ def is_enclosed(text: bytes) -> bool:
 def unquote(token: Token) -> bytes:
     """The name that an identifier token stands for."""
     text = token.text
-    if token.kind is not Kind.QUOTED:
+    if token.kind is not TokenKind.QUOTED:
         return text
     if text.startswith(b"\xe2"):
         return text[3:-3]
@@ -256,7 +254,7 @@ def insert_head(sql: bytes, *, complete: bool) -> InsertHead:
     in_name = True  # up to and with the table's name, any word is a name
     previous = first
     for token in words:
-        if token.kind is Kind.BROKEN or (token.end == len(sql) and not complete):
+        if token.kind is TokenKind.BROKEN or (token.end == len(sql) and not complete):
             return NotAnInsert() if complete else Unfinished()
         if token.is_sign(b"(", b"{"):
             depth += 1
@@ -291,7 +289,7 @@ def _insert_format(
     name = next(words, None)
     if name is None or (name.end == len(sql) and not complete):
         return NotAnInsert() if complete else Unfinished()
-    if name.kind not in (Kind.WORD, Kind.QUOTED):
+    if name.kind not in (TokenKind.WORD, TokenKind.QUOTED):
         return NotAnInsert()
     data = re.compile(rb"[ \t\f]*;?[ \t\f]*(?:\r?\n)?").match(sql, name.end)
     assert data is not None, "the pattern matches nothing as well"

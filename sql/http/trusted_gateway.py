@@ -38,7 +38,7 @@ class WatchedEngine(SqlEngine, Protocol):
 
 
 class InsertBody:
-    """The data of one insert, in memory."""
+    """The data of one insert, in memory (a file that has no name)."""
 
     def __init__(self) -> None:
         """Raises MEMORY_LIMIT_EXCEEDED."""

@@ -1,11 +1,11 @@
 -- table messages; cluster: rows of all shards
 -- The log: one row per acknowledged Kafka record, control records included.
 --
--- Offsets of a (topic_id, partition) are dense when written and only grow. A block of rows is one insert,
--- one part, and carries one append_time, so an insert is there whole or not at all.
+-- Offsets of a (topic_id, partition) are dense when written and only grow. A block of rows is one insert and
+-- one part, with one append_time, so it is stored atomically.
 --
--- ORDER BY starts with topic, because people ask by name; the log itself also asks by topic_id, so that a
--- topic deleted and made again never shows the rows of its predecessor.
+-- ORDER BY starts with topic, because people ask by name. The broker also asks by topic_id, so that a topic
+-- that was deleted and made again never shows the rows of its predecessor.
 CREATE TABLE IF NOT EXISTS ${messages}
 (
     topic          LowCardinality(String)  COMMENT 'topic name',

@@ -1,6 +1,6 @@
 -- table topic_versions; cluster: nothing
 -- Topics, as versions: every change of a topic is a new row with a higher version, and the highest wins.
--- A deleted topic keeps a row (state 'deleting') until its records are gone, then one with 'deleted'.
+-- A deleted topic keeps a row with state 'deleting' until its records are deleted, then one with 'deleted'.
 CREATE TABLE IF NOT EXISTS ${topic_versions}
 (
     topic_id   UUID,

@@ -1,6 +1,6 @@
 -- table partition_checkpoints; cluster: rows of all shards
--- What cannot be read off the rows of a partition: where its log starts, and the floor of its next offset
--- once rows are deleted (retention, DeleteRecords, compaction). Written before rows are deleted.
+-- What the rows of a partition do not tell once some are deleted (retention, DeleteRecords, compaction): where
+-- its log starts, and below which offset no record may be written. Written before rows are deleted.
 CREATE TABLE IF NOT EXISTS ${partition_checkpoints}
 (
     topic_id          UUID,

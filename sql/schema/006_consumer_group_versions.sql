@@ -1,10 +1,11 @@
 -- table consumer_group_versions; cluster: rows of all shards
 -- Consumer groups, as versions: every change of a group is a new row with a higher version, and the highest
--- wins. The rows of its members are written before it, so a group whose members have higher versions than
--- itself was caught in the middle of a change.
+-- wins. The rows of its members are written before it, so a group whose members have higher versions than it
+-- has itself was being changed when its broker stopped.
 --
 -- A group that ended keeps a row with `removed` until the next clean-up: OPTIMIZE ... FINAL CLEANUP, which
--- takes the row and all that it hides in one merge. A TTL could take it first and bring the group back.
+-- deletes that row and all that it hides in one merge. A TTL could delete that row alone, and the group would
+-- exist again.
 CREATE TABLE IF NOT EXISTS ${consumer_group_versions}
 (
     group_id      String               COMMENT 'as the clients call it',

@@ -1,5 +1,5 @@
 -- table group_heartbeats; cluster: rows of all shards
--- When members were last heard of. Written behind, a block every few seconds.
+-- When each member sent its last heartbeat. Written in the background, a block every few seconds.
 CREATE TABLE IF NOT EXISTS ${group_heartbeats}
 (
     group_id       String               COMMENT 'the group that it is a member of',

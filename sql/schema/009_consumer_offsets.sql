@@ -1,13 +1,13 @@
 -- table consumer_offsets; cluster: rows of all shards
 -- Committed offsets, all of them: a row per commit and partition, and one with `deleted` where an offset was
--- taken back. What is current is the row with the highest version of each (group_id, topic, partition), and
--- the projection `latest` keeps exactly that, so that nobody reads the history to know it. It is used by
--- queries that ask for the same expressions, as the view latest_offsets does.
+-- deleted. Current is the row with the highest version of each (group_id, topic, partition). The projection
+-- `latest` keeps exactly these rows, so that no query reads the history to find them. ClickHouse uses it for
+-- queries with the same expressions, such as the view latest_offsets.
 --
 -- A block has one stored_at and one coordinator, so it is one part. Rows of a week expire together, about
--- nine weeks later, and whoever asks what is current leaves out weeks that end more than eight weeks ago:
--- otherwise an older row could outlive the one that replaced it while the engine drops both. An offset that
--- stays current for longer than a week is written again, as it was and with the same version.
+-- nine weeks later. Queries for current rows leave out weeks that end more than eight weeks ago: otherwise an
+-- older row could outlive the one that replaced it while the engine drops both. An offset that stays current
+-- for longer than a week is written again, unchanged and with the same version.
 CREATE TABLE IF NOT EXISTS ${consumer_offsets}
 (
     group_id     String               COMMENT 'the consumer group',

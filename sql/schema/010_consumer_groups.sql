@@ -1,5 +1,5 @@
 -- view consumer_groups; cluster: rows of all shards
--- The consumer groups there are now.
+-- The consumer groups that exist now.
 CREATE OR REPLACE VIEW ${consumer_groups} AS
 SELECT
     group_id, state, state_time, generation, protocol_type, protocol_name, leader, members, coordinator, changed_at

@@ -1,5 +1,5 @@
 -- view group_members; cluster: rows of all shards
--- The members of consumer groups there are now, with what each reads and when it was last heard of.
+-- The members that consumer groups have now, with what each reads and the time of its last heartbeat.
 CREATE OR REPLACE VIEW ${group_members} AS
 SELECT
     group_id, member_id, group_instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms,

@@ -1,6 +1,6 @@
 -- view latest_offsets; cluster: rows of all shards
 -- The last row of each (group_id, topic, partition) of consumer_offsets, deletions included, read from its
--- projection. What may have begun to expire is left out.
+-- projection. Weeks that may have begun to expire are left out.
 CREATE OR REPLACE VIEW ${latest_offsets} AS
 SELECT
     group_id, topic, partition,

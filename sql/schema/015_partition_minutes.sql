@@ -1,14 +1,14 @@
 -- table partition_minutes; cluster: rows of all shards
--- What each minute brought to each partition: the log, counted. The broker adds the minutes that are over, once
--- a minute, so that what people ask (ends of partitions, rates, sizes) is not read from the log itself.
+-- How many records each minute brought to each partition. Once a minute the broker adds the minutes that are
+-- over, so that queries for ends of partitions, rates and sizes need not read the log.
 --
 -- One insert is one part and covers all minutes up to its last one, which has a row of its own (topic '',
--- partition -1) even when nothing came. So max(minute) says up to where the log is counted, and a crash leaves
--- a window counted or not counted, never half. Rows of a minute that is counted do not come any more: see
+-- partition -1) even when no record came. So max(minute) says how far the log is counted, and after a crash a
+-- window is counted as a whole or not at all. No more records are stored with a minute that is counted: see
 -- broker/log/rollup.py. The views on top add the rows of `messages` since then.
 --
--- The projection `totals` keeps one row per partition (and part), and serves queries that ask for the same
--- expressions. Minutes become hours after a week.
+-- The projection `totals` keeps one row per partition (and part), and serves queries with the same
+-- expressions. After a week the minutes of an hour become one row.
 CREATE TABLE IF NOT EXISTS ${partition_minutes}
 (
     topic             LowCardinality(String) COMMENT 'topic name; empty in the row that ends a window',

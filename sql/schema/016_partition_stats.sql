@@ -1,10 +1,10 @@
 -- view partition_stats; cluster: own statement
--- Where each partition of each topic starts and ends, and what is in it: what has been counted
--- (partition_minutes), and what came since, from the log itself, so that it is exact at every moment. A minute
--- that is counted while this runs may come from both sides; `news` leaves it out.
+-- Where each partition of each topic starts and ends, and what is in it: the counted minutes
+-- (partition_minutes), and the records since then, from the log itself, so that the result is exact at every
+-- moment. A minute that is counted while the query runs may come from both tables; `news` leaves it out.
 --
--- Reads one row per partition (and part) of partition_minutes, by its projection, and of `messages` what came
--- in the last minute or two.
+-- Reads one row per partition (and part) of partition_minutes, by its projection, and of `messages` the records
+-- of the last minute or two.
 CREATE OR REPLACE VIEW ${partition_stats} AS
 WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM ${partition_minutes}) AS counted_until
 SELECT

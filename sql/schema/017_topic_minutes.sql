@@ -1,6 +1,6 @@
 -- view topic_minutes; cluster: rows of all shards
--- What each minute brought to each partition, up to now: partition_minutes, and the log itself since then. For
--- rates over time; name a range of `minute`, and only that is read.
+-- How many records each minute brought to each partition, up to now: partition_minutes, and since then the log
+-- itself. For rates over time. A query that names a range of `minute` reads only that range.
 CREATE OR REPLACE VIEW ${topic_minutes} AS
 WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM ${partition_minutes}) AS counted_until
 SELECT topic, topic_id, partition, minute, records, bytes, max_offset + 1 AS end_offset

@@ -1,6 +1,6 @@
 -- view topic_stats; cluster: same view, all shards
 -- Each topic: how much is in it, since when, and how fast it grows. Rates are those of the last five full
--- minutes and of the one that runs.
+-- minutes and of the current one.
 CREATE OR REPLACE VIEW ${topic_stats} AS
 WITH
     toStartOfMinute(now('UTC')) - INTERVAL 5 MINUTE AS recent_since,

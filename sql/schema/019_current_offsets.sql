@@ -1,5 +1,5 @@
 -- view current_offsets; cluster: rows of all shards
--- What each group has committed, now: one row per partition of a topic that there is.
+-- The committed offsets of each group, now: one row per partition of a topic that exists.
 CREATE OR REPLACE VIEW ${current_offsets} AS
 SELECT
     group_id, topic, topic_id, partition, offset, leader_epoch, metadata,

@@ -1,6 +1,6 @@
 -- view group_state; cluster: rows of all shards
--- Consumer groups at a glance: one row per group, with the partitions that its members read and when it was last
--- heard of (null while it has no members).
+-- Consumer groups at a glance: one row per group, with the number of partitions that its members read and the
+-- time of their last heartbeat (null while it has no members).
 CREATE OR REPLACE VIEW ${group_state} AS
 SELECT
     group_id, state, state_time, generation, protocol_type, protocol_name AS protocol, leader, members,

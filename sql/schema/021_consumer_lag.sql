@@ -1,15 +1,19 @@
 -- view consumer_lag; cluster: same view, all shards
 -- How far each group is behind, per partition that it has committed: in records, and in seconds since the oldest
--- record that it has not committed came in (0 when there is none left to read: records may have been deleted
--- unread, and then count as lag, as they do for Kafka's tools). member_id, client_id and client_host are
--- those of the member that reads the partition now (`assigned`); where none does, of the one that committed.
+-- record that it has not committed was appended. The seconds are 0 when no record is left to read; records that
+-- were deleted unread count as lag in records, as they do for Kafka's tools. member_id, client_id and
+-- client_host are those of the member that reads the partition now (`assigned`), or where none does, of the
+-- member that committed.
 --
--- The time of that record is its own where it came in the last minute or two, else it is told from its place in
--- its minute (`counted`). To look every such record up in the log would be exact, and would read half of it where
--- groups are behind in many places (measured: 10,000 offsets in 10^8 records, 51 million rows).
+-- The time of that oldest record is exact if it was appended in the last minute or two. Otherwise it is
+-- estimated from its place among the records of its minute (`counted`). Looking up every such record in the log
+-- would be exact, and would read half of the log where groups are behind in many places (measured: 10,000
+-- offsets in 10^8 records, 51 million rows).
 --
--- Reads the latest row of consumer_offsets per group and partition, partition_minutes, and of `messages` what
--- came in the last minute or two.
+-- Reads the latest row of consumer_offsets per group and partition, partition_minutes, and of `messages` the
+-- records of the last minute or two. In the whole cluster each shard counts its own minutes: the log is counted
+-- as far as on the shard that is furthest behind, and what others have counted beyond that is read from their
+-- logs.
 CREATE OR REPLACE VIEW ${consumer_lag} AS
 ${on_shard}WITH (SELECT max(minute) + INTERVAL 1 MINUTE FROM ${partition_minutes}) AS counted_until
 ${in_cluster}WITH (SELECT min(until) FROM (SELECT max(minute) + INTERVAL 1 MINUTE AS until FROM ${partition_minutes} GROUP BY _shard_num)) AS counted_until

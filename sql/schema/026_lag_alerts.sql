@@ -1,6 +1,6 @@
 -- table lag_alerts; cluster: rows of all shards
--- Alerts on lag: a row per alert, written by `brokerhouse jobs run lag` when it begins, and once more with
--- `ended_at` when it is over. The last one counts: read it with FINAL.
+-- Alerts on lag: a row per alert, written by `brokerhouse jobs run lag` when the alert begins, and once more with
+-- `ended_at` when it ends. The last row counts: read the table with FINAL.
 CREATE TABLE IF NOT EXISTS ${lag_alerts}
 (
     kind           LowCardinality(String)    COMMENT 'records, seconds, growing or stalled',

@@ -1,12 +1,12 @@
 -- table compaction_removals; cluster: rows of all shards
--- What compaction took from the log, or is about to take. Written by `brokerhouse jobs run compaction`, the only
--- writer among people's statements; the leader of each partition removes the rows and notes it in
--- compaction_applied. Rows stay: offsets that are missing from a compacted log are accounted for here.
+-- What compaction removed from the log, or decided to remove. Written by `brokerhouse jobs run compaction` alone;
+-- the leader of each partition removes the rows and records that in compaction_applied. Rows of this table are
+-- kept: they account for offsets that are missing from a compacted log.
 --
--- A batch is one row: ranges of offsets that had rows, each of which may go. A row without ranges says how far a
--- run came once all its batches were applied: below log_end every superseded record is gone, and below
--- tombstones_end no tombstone has an older record of its key before it. The time that a tombstone has to stay is
--- counted from the first such row.
+-- A batch is one row: ranges of offsets that had rows, each of which may be removed. A row without ranges says
+-- how far a run came once all its batches were applied: below log_end every superseded record is removed, and
+-- below tombstones_end no tombstone has an older record of its key before it. The time for which a tombstone has
+-- to stay begins with the first such row.
 CREATE TABLE IF NOT EXISTS ${compaction_removals}
 (
     run_id         UUID                   COMMENT 'the run of the job that decided this',

@@ -1,6 +1,6 @@
 -- table compaction_applied; cluster: rows of all shards
--- The batches of compaction_removals that the broker has dealt with. One that was cut short by a crash is dealt
--- with again, and the last row counts.
+-- The batches of compaction_removals that the broker has applied or refused. A batch that a crash interrupted is
+-- applied again, and the last row counts.
 CREATE TABLE IF NOT EXISTS ${compaction_applied}
 (
     batch_id   UUID   COMMENT 'as in compaction_removals',

@@ -24,13 +24,15 @@ from storage.cluster_sql import (
 )
 from storage.embedded import EmbeddedEngine
 from storage.engine import DATABASE, EngineError, Row
-from storage.schema_files import Kind, Whole, schema_files
+from storage.schema_files import FileKind, Whole, schema_files
 
 LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WHOLE_CLUSTER = {
-    file.subject: file.whole for file in schema_files() if file.kind in (Kind.TABLE, Kind.VIEW)
+    file.subject: file.whole
+    for file in schema_files()
+    if file.kind in (FileKind.TABLE, FileKind.VIEW)
 }
 FIRST, SECOND, TOGETHER = SHARD_DATABASE, "second_shard", "all_rows"
 DISTRIBUTED = "over_distributed"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sql.http.text import (
     InsertData,
-    Kind,
     NotAnInsert,
+    TokenKind,
     Unfinished,
     identifier,
     insert_head,
@@ -68,13 +68,13 @@ def test_between_tokens_there_is_only_space_and_comment(sql: bytes) -> None:
 @given(TEXTS)
 def test_a_literal_is_one_string_whatever_is_in_it(value: bytes) -> None:
     (token,) = tokens(literal(value))
-    assert token.kind is Kind.STRING
+    assert token.kind is TokenKind.STRING
 
 
 @given(st.text(max_size=20))
 def test_a_quoted_identifier_is_one_name_whatever_is_in_it(name: str) -> None:
     (token,) = tokens(identifier(name))
-    assert token.kind is Kind.QUOTED
+    assert token.kind is TokenKind.QUOTED
     assert unquote(token) == name.encode()
 
 
@@ -107,7 +107,7 @@ def test_tokens_are_cut_as_clickhouse_cuts_them(sql: bytes, texts: list[bytes]) 
     "sql", [b"'a", b'"a', b"`a", b"/* a", b"/* /* a */", LEFT + b"a", "“a".encode()]
 )
 def test_what_never_ends_is_broken(sql: bytes) -> None:
-    assert [token.kind for token in tokens(sql)] == [Kind.BROKEN]
+    assert [token.kind for token in tokens(sql)] == [TokenKind.BROKEN]
 
 
 @given(

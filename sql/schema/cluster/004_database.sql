@@ -1,2 +1,2 @@
--- What people ask: the whole cluster, under the names that a single broker's tables and views have.
+-- What people query: the whole cluster, under the names of a single broker's tables and views.
 CREATE DATABASE IF NOT EXISTS brokerhouse;

@@ -1,6 +1,6 @@
--- Where each partition of each topic starts and ends, and what is in it. Each shard answers for its own rows, to
--- the moment (shard_partition_stats: its view of the same name as this one, which has a row for every partition
--- of every topic). A partition has rows on two shards once its slot has moved.
+-- Where each partition of each topic starts and ends, and what is in it. shard_partition_stats has the rows of
+-- every shard's view partition_stats: each shard counts its own rows, exactly, and has a row for every partition
+-- of every topic. A partition has rows on two shards once its slot has moved.
 CREATE OR REPLACE VIEW brokerhouse.partition_stats AS
 SELECT
     topic, topic_id, partition, log_start_offset, end_offset,

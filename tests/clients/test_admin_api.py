@@ -734,7 +734,7 @@ def test_only_topics_that_there_are_can_be_altered(wire: Wire, topic: str) -> No
     for name in ("1", ""):
         result = alter(wire, BROKER, name, ("message.max.bytes", SET, "9"))
         assert result.error_code == INVALID_REQUEST
-        assert "start it again" in result.error_message
+        assert "restart it" in result.error_message
     assert alter(wire, 99, "x", good).error_code == INVALID_REQUEST
 
 

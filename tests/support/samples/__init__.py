@@ -71,10 +71,14 @@ class Sample:
     """Whether the answer has an error code if the target does not exist."""
 
 
+def file_of(key: ApiKey) -> str:
+    """The name of a key's file, here and in `broker/api/`: describe_log_dirs."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", key.name).lower()
+
+
 def of(key: ApiKey) -> Sample:
     """The sample of a key. Raises `ModuleNotFoundError` if nobody has written one."""
-    file = re.sub(r"(?<!^)(?=[A-Z])", "_", key.name).lower()
-    found = import_module(f"{__name__}.{file}").SAMPLE
+    found = import_module(f"{__name__}.{file_of(key)}").SAMPLE
     assert isinstance(found, Sample)
     return found
 

@@ -20,6 +20,7 @@ from broker.config import Settings
 from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
+from broker.led_partitions import LedPartitions
 from broker.log.block import Appended
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
@@ -69,6 +70,7 @@ class Broker:
         self.appender = parts.appender
         self.log_starts = parts.log_starts
         self.topics = parts.topics
+        self.partitions = LedPartitions(parts.topics)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
         self.data_dir = parts.data_dir

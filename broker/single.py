@@ -62,7 +62,7 @@ class SingleNode:
             engine, settings, self.appender.settled, self.groups.forget_topic
         )
         log_starts = LogStarts(lambda _partition: (self.rows,))
-        self._retention = Retention(self.topics.led, row_sources, log_starts, wall_ms)
+        self._retention = Retention(self.topics.logs.all, row_sources, log_starts, wall_ms)
         self._sweep = Sweep(engine, wall_ms)
         self._retention_every_ms = settings.retention_check_interval_ms
         self._upkeep: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class SingleNode:
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError`."""
         progress("reading topics")
-        self.topics.first_fresh_producer_id = await self.broker.producer_ids.load()
+        self.topics.logs.first_fresh_producer_id = await self.broker.producer_ids.load()
         await self.topics.load()
         await self.rollup.open()
         self.appender.start()

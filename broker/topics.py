@@ -1,4 +1,4 @@
-"""The topics there are, and the logs of those partitions that this broker leads.
+"""The topics of a broker or a cluster, by name and by id.
 
 Every change is stored before it is visible here. Changes are made one at a time; reading needs no
 lock. `LocalCatalog` is that of a broker by itself, which leads every partition; where there are
@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,14 +18,11 @@ from uuid import UUID, uuid4
 
 from broker.config import Settings
 from broker.effective_configs import effective
-from broker.log.checkpoints import read_checkpoints
-from broker.log.ends import log_ends
-from broker.log.partition import PartitionLog
+from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
 from protocol.errors import (
     InvalidPartitions,
     KafkaStorageError,
-    NotLeaderOrFollower,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
@@ -79,26 +75,23 @@ async def _nobody_has_offsets(_topic: str, _topic_id: UUID) -> None:
 
 
 class TopicCatalog(ABC):
-    """Names and ids to topics, and topics to partition logs."""
+    """Names and ids to topics. `logs` is told what becomes of each topic."""
 
     def __init__(
         self,
         settings: Settings,
+        logs: OpenLogs,
         forget_offsets: Callable[[str, UUID], Awaitable[None]] = _nobody_has_offsets,
     ) -> None:
         """`forget_offsets` is told of each topic that is deleted, by name and id."""
+        self.logs = logs
         self._settings = settings
         self._forget_offsets = forget_offsets
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
-        self._logs: dict[UUID, dict[int, PartitionLog]] = {}
         self._lock = asyncio.Lock()
-        self._awaited: Counter[tuple[str | UUID, int]] = Counter()
-        self._awaiting = asyncio.Lock()
-        self._looks = 0
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
-        self.first_fresh_producer_id = 0
 
     @abstractmethod
     async def load(self) -> None:
@@ -121,10 +114,6 @@ class TopicCatalog(ABC):
         """Raises `ChangedElsewhere` and `EngineError`."""
 
     @abstractmethod
-    def _new_logs(self, topic: Topic, partitions: Iterable[int]) -> dict[int, PartitionLog]:
-        """The logs of partitions that have just been made."""
-
-    @abstractmethod
     def _clean_up(self, topic: Topic) -> None:
         """Begin to remove what is left of a deleted topic."""
 
@@ -138,47 +127,6 @@ class TopicCatalog(ABC):
         """Every topic, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
-    async def await_logs(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
-        """Look again if any of these is not led here: another broker may just have made its topic.
-
-        Topics by name or id, and partitions. It waits for logs that are being opened, too, and who
-        comes while another waits for the same log comes after it: a producer's batches stay in the
-        order in which they were sent.
-        """
-        if self._awaited.keys().isdisjoint(wanted) and self._are_open(wanted):
-            return
-        self._awaited.update(wanted)
-        looks = self._looks
-        try:
-            async with self._awaiting:  # which is fair
-                if looks == self._looks and not self._are_open(wanted):
-                    await self.look_again()
-                    self._looks += 1
-        finally:
-            self._awaited.subtract(wanted)
-            self._awaited = +self._awaited
-
-    def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
-        return all(self._is_open(topic, partition) for topic, partition in wanted)
-
-    def _is_open(self, key: str | UUID, partition: int) -> bool:
-        topic = self._by_id.get(key) if isinstance(key, UUID) else self._by_name.get(key)
-        return topic is not None and partition in self._logs.get(topic.topic_id, {})
-
-    def log(self, topic: Topic, partition: int) -> PartitionLog:
-        """Raises `UnknownTopicOrPartition`; `NotLeaderOrFollower` where another broker leads."""
-        found = self._logs.get(topic.topic_id, {}).get(partition)
-        if found is not None:
-            return found
-        current = self._by_id.get(topic.topic_id)
-        if current is None or not 0 <= partition < current.partitions:
-            raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
-        raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
-
-    def led(self) -> list[PartitionLog]:
-        """The logs of all partitions that this broker leads."""
-        return [log_ for logs in self._logs.values() for log_ in logs.values()]
-
     @_whole
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         """Raises `TopicAlreadyExists`. The name and the configs have been checked."""
@@ -188,7 +136,8 @@ class TopicCatalog(ABC):
                 raise TopicAlreadyExists(f"topic {name} already exists")
             topic = self._topic(name, uuid4(), partitions, configs, 1)
             await self._store(topic, "live")
-            self._publish(topic, self._new_logs(topic, range(partitions)))
+            self.logs.open_new(topic, range(partitions))
+            self._publish(topic)
             return topic
 
     @_whole
@@ -215,8 +164,8 @@ class TopicCatalog(ABC):
                 )
             changed = replace(topic, partitions=total, version=topic.version + 1)
             await self._store(changed, "live")
-            added = self._new_logs(changed, range(topic.partitions, total))
-            self._publish(changed, self._logs[topic.topic_id] | added)
+            self.logs.open_new(changed, range(topic.partitions, total))
+            self._publish(changed)
             return changed
 
     @_whole
@@ -229,7 +178,7 @@ class TopicCatalog(ABC):
                 topic.name, topic.topic_id, topic.partitions, configs, topic.version + 1
             )
             await self._store(changed, "live")
-            self._publish(changed, self._logs[topic.topic_id])
+            self._publish(changed)
             return changed
 
     async def close(self) -> None:
@@ -257,12 +206,7 @@ class TopicCatalog(ABC):
         """The topic has been deleted."""
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
-        for partition in self._logs.pop(topic.topic_id, {}).values():
-            partition.closed = UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
-            partition.wake()
-
-    def _new_log(self, topic: Topic, partition: int, start: int, end: int) -> PartitionLog:
-        return PartitionLog(topic, partition, start, end, self.first_fresh_producer_id)
+        self.logs.close_topic(topic)
 
     def _current(self, topic: Topic) -> Topic:
         current = self._by_id.get(topic.topic_id)
@@ -270,10 +214,8 @@ class TopicCatalog(ABC):
             raise UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
         return current
 
-    def _publish(self, topic: Topic, logs: dict[int, PartitionLog]) -> None:
-        for partition in logs.values():
-            partition.topic = topic
-        self._logs[topic.topic_id] = logs
+    def _publish(self, topic: Topic) -> None:
+        self.logs.adopt(topic)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
 
@@ -311,6 +253,8 @@ async def remove_rows(engine: Engine, topic: Topic) -> None:
 class LocalCatalog(TopicCatalog):
     """The catalog of a broker that leads every partition: topics are rows of `topic_versions`."""
 
+    logs: LocalLogs
+
     def __init__(
         self,
         engine: Engine,
@@ -319,14 +263,13 @@ class LocalCatalog(TopicCatalog):
         forget_offsets: Callable[[str, UUID], Awaitable[None]] = _nobody_has_offsets,
     ) -> None:
         """`settled` ends when all that was being stored when it was called is stored."""
-        super().__init__(settings, forget_offsets)
+        super().__init__(settings, LocalLogs(engine), forget_offsets)
         self._engine = engine
         self._settled = settled
         self._left_over: dict[UUID, Topic] = {}  # deleted, and their rows could not be removed yet
 
     async def load(self) -> None:
-        """Read topics, and where each of their partitions starts and ends."""
-        checkpoints = await read_checkpoints(self._engine)
+        """Read the topics, and open all logs."""
         topics = []
         for name, topic_id, partitions, configs, version, state in await self._engine.rows(
             "SELECT name, topic_id, partitions, configs, version, state FROM topic_versions FINAL"
@@ -340,21 +283,9 @@ class LocalCatalog(TopicCatalog):
                 self._clean_up(topic)
             else:
                 topics.append(topic)
-        ends = await log_ends(
-            self._engine,
-            (
-                (topic.name, topic.topic_id, partition)
-                for topic in topics
-                for partition in range(topic.partitions)
-            ),
-        )
+        await self.logs.open_missing(topics)
         for topic in topics:
-            logs = {}
-            for partition in range(topic.partitions):
-                start, floor = checkpoints.get((topic.topic_id, partition), (0, 0))
-                end = max(ends.get((topic.topic_id, partition), 0), floor)
-                logs[partition] = self._new_log(topic, partition, start, end)
-            self._publish(topic, logs)
+            self._publish(topic)
 
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         """Bytes of keys and values stored per (topic id, partition), before compression."""
@@ -369,9 +300,6 @@ class LocalCatalog(TopicCatalog):
 
     async def _store(self, topic: Topic, state: str) -> None:
         await store_version(self._engine, topic, state)
-
-    def _new_logs(self, topic: Topic, partitions: Iterable[int]) -> dict[int, PartitionLog]:
-        return {number: self._new_log(topic, number, 0, 0) for number in partitions}
 
     def _clean_up(self, topic: Topic) -> None:
         task = asyncio.create_task(self._remove_rows(topic), name=f"delete-{topic.name}")

@@ -85,7 +85,7 @@ async def _delete(
 
 def _find(ctx: RequestContext, name: str, index: int) -> PartitionLog:
     topic = find_topic(ctx, name)
-    partition = ctx.broker.topics.log(topic, index)
+    partition = ctx.broker.partitions.log_of(topic, index)
     if "delete" not in topic.config.cleanup_policy:
         raise PolicyViolation(f"{partition} is compacted: its records are not deleted by offset")
     return partition

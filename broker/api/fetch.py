@@ -121,7 +121,9 @@ class _Collector:
         self._changed: set[PartitionLog] = set()
 
     async def run(self, max_wait_s: float) -> None:
-        await self._ctx.broker.topics.await_logs([reading.wanted.key for reading in self._readings])
+        await self._ctx.broker.partitions.await_open(
+            [reading.wanted.key for reading in self._readings]
+        )
         for reading in self._readings:
             self._find_log(reading)
         await self._read(self._readings)
@@ -161,7 +163,7 @@ class _Collector:
         try:
             topic_key, index = reading.wanted.key
             topic = find_topic(self._ctx, topic_key)
-            reading.partition = self._ctx.broker.topics.log(topic, index)
+            reading.partition = self._ctx.broker.partitions.log_of(topic, index)
             self._by_partition[reading.partition] = reading
         except KafkaError as error:
             reading.error = error

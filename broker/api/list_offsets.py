@@ -49,7 +49,7 @@ _OffsetsPartition: TypeAlias = (
 
 
 async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    await ctx.broker.topics.await_logs(
+    await ctx.broker.partitions.await_open(
         [
             (topic.name, partition.partition_index)
             for topic in request.topics

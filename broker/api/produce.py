@@ -65,7 +65,7 @@ _RecordError: TypeAlias = (
 
 async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
     # This keeps the order of requests: those that arrive meanwhile wait for the same logs.
-    await ctx.broker.topics.await_logs(
+    await ctx.broker.partitions.await_open(
         [
             (_key(ctx, topic), partition.index)
             for topic in request.topic_data
@@ -118,7 +118,7 @@ def _queue(
         topic = find_topic(ctx, _key(ctx, topic_data))
         records = bytes(partition_data.records or b"")
         try:
-            partition = ctx.broker.topics.log(topic, partition_data.index)
+            partition = ctx.broker.partitions.log_of(topic, partition_data.index)
         except NotLeaderOrFollower as error:
             with suppress(KafkaError):  # the leader will say what is wrong with the batch
                 for header in parse_headers(records):

@@ -45,7 +45,7 @@ def find_partition(
     Raises `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `FencedLeaderEpoch` or
     `UnknownLeaderEpoch`.
     """
-    partition = ctx.broker.topics.log(find_topic(ctx, name), index)
+    partition = ctx.broker.partitions.log_of(find_topic(ctx, name), index)
     check_leader_epoch(partition, current_leader_epoch)
     return partition
 

@@ -1,11 +1,13 @@
-"""What one broker of a cluster does for all: the owner of a shard's first slot keeps its house.
+"""Housekeeping of a cluster: work that one broker does for all.
 
-For its shard it writes topics into `topic_versions` where a broker could not, counts the log into
-`partition_minutes` (broker/log/rollup.py), and takes out rows that lie below the start of their log
-(broker/log/sweep.py); where a log starts is decided by its owner. Whoever owns slot 0 removes what
-is left of deleted topics, once every broker has seen that they are gone.
+The owner of a shard's first slot is the shard's housekeeping broker. It writes topics into
+`topic_versions` where another broker could not, counts the log into `partition_minutes`
+(broker/log/rollup.py), and deletes rows below the start of their log (broker/log/sweep.py). Where a
+log starts is decided by the owner of its slot. The owner of slot 0 deletes what is left of deleted
+topics, once every broker has seen that they are deleted.
 
-Two may keep house for a moment, while slots change hands: each of these can be done twice.
+Two brokers may do this for a moment, while slots change hands: each of these tasks can be done
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.topics import Deleted, SharedCatalog
+from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
+from broker.cluster.topics import SharedCatalog
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
 from broker.topics import remove_rows, store_version
@@ -34,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 _ABSENT_FOR_S = 60.0
+"""A topic that the registry does not have is deleted on a shard after this long."""
 
 
 class Known(Protocol):
@@ -55,12 +59,14 @@ class Housekeeping:
     def __init__(
         self,
         ownership: Known,
+        registry: TopicRegistry,
         catalog: SharedCatalog,
         hosts: ShardHosts,
         sweep_every_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._ownership = ownership
+        self._registry = registry
         self._catalog = catalog
         self._hosts = hosts
         self._rollups = {
@@ -88,29 +94,28 @@ class Housekeeping:
         """Do what is due, where this broker is the one that does it."""
         for host in self._hosts.reachable():
             if host.is_housekeeper():
-                await self._trying(f"shard {host.name}", partial(self._keep, host))
-                await self._trying(
-                    f"old records on shard {host.name}", partial(self._sweep, host.name)
-                )
-        if self._keeps_topics():
-            await self._trying("deleted topics", self._remove_deleted)
+                await self._try(f"shard {host.name}", partial(self._mirror_and_count, host))
+                await self._try(f"old records on shard {host.name}", partial(self._sweep, host))
+        if self._is_topic_housekeeper():
+            await self._try("deleted topics", self._remove_deleted)
 
-    async def _trying(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except NotYet as error:
-            log.info("%s: the log is counted later: %s", what, error)
+            log.info("housekeeping of %s waits: %s", what, error)
         except EngineError as error:
-            log.warning("%s: could not be put in order, again soon: %s", what, error)
+            log.warning("housekeeping of %s failed; retrying in %.0f s: %s", what, _EVERY_S, error)
 
-    async def _keep(self, host: ShardHost) -> None:
+    async def _mirror_and_count(self, host: ShardHost) -> None:
+        # In this order: minutes of a topic that the shard does not know are deleted.
         await self._mirror_topics(host)
         await self._rollups[host.name].count()
 
-    async def _sweep(self, name: str) -> None:
-        if time.monotonic() - self._swept_s[name] >= self._sweep_every_s:
-            self._swept_s[name] = time.monotonic()
-            await self._sweeps[name].round()
+    async def _sweep(self, host: ShardHost) -> None:
+        if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:
+            self._swept_s[host.name] = time.monotonic()
+            await self._sweeps[host.name].round()
 
     async def _mirror_topics(self, host: ShardHost) -> None:
         # The shard is read first: a topic that another broker is making is in the registry before.
@@ -156,16 +161,16 @@ class Housekeeping:
         slot_map = self._ownership.slot_map
         return () if slot_map is None else slot_map.slots
 
-    def _keeps_topics(self) -> bool:
+    def _is_topic_housekeeper(self) -> bool:
         slot_map, me = self._ownership.slot_map, self._ownership.session_id
         return slot_map is not None and me != 0 and slot_map.slots[0].owner == me
 
     async def _remove_deleted(self) -> None:
-        deleted = await self._catalog.deleted()
+        deleted = await self._registry.deleted()
         self._told = {one.key: self._told[one.key] for one in deleted if one.key in self._told}
         for one in deleted:
             if one.key not in self._told:
-                self._told[one.key] = await self._catalog.announce()
+                self._told[one.key] = await self._registry.announce()
             elif self._all_have_seen(self._told[one.key]):
                 await self._remove(one)
 
@@ -176,10 +181,10 @@ class Housekeeping:
             if not session.is_over
         )
 
-    async def _remove(self, deleted: Deleted) -> None:
+    async def _remove(self, deleted: DeletedTopic) -> None:
         gone = replace(deleted.topic, version=deleted.topic.version + 1)
         for host in self._hosts:
             await remove_rows(host.engine, gone)
             await store_version(host.engine, gone, "deleted")
-        await self._catalog.forget(deleted)
-        log.info("topic %s is gone from every shard", gone.name)
+        await self._registry.forget(deleted)
+        log.info("the records of deleted topic %s are deleted on every shard", gone.name)

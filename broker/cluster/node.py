@@ -1,8 +1,8 @@
-"""A broker among several, in front of a ClickHouse cluster: it keeps nothing itself.
+"""A broker of a cluster, in front of ClickHouse shards: it stores nothing itself.
 
-Topics and who leads what are in the registry; each shard has a `ShardHost` here. The broker serves
-the slots that its session owns: broker/cluster/ownership.py decides, broker/cluster/slots.py does
-it.
+Its parts are built in one direction, each from those above it: the view of the registry, the
+session, the hosts of the shards, the open logs, the catalog of topics, the slots, and the ownership
+that drives them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.registry_view import RegistryView
+from broker.cluster.served_slots import ServedSlots
 from broker.cluster.servers import migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
+from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
+from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog, TopicWatch
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint
@@ -73,7 +76,6 @@ class ClusterNode:
         `registry_servers` are the same, with connections of their own: a renewal must not queue
         behind what consumers read.
         """
-        self._settings = settings
         self._registry_servers = [one for some in registry_servers.values() for one in some]
         self._shards = [
             Shard(
@@ -94,21 +96,23 @@ class ClusterNode:
             ShardHost(shard, settings, cache, session) for shard in self._shards
         )
         producer_ids = ProducerIds(state)
-        slots = Slots(self._hosts, session, cluster.slots, producer_ids, ttl_ms / 1000)
-        self._topics = SharedCatalog(
-            registry_of(registry_servers, "topic_registry"), state, settings, slots, self._hosts
+        served = ServedSlots(cluster.slots)
+        logs = SlotLogs(served, self._hosts, session, producer_ids)
+        topic_registry = TopicRegistry(
+            registry_of(registry_servers, "topic_registry"), state, settings
         )
-        slots.catalog = self._topics
+        self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
+        slots = Slots(served, self._hosts, session, logs, self._topics, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
-        log_starts = LogStarts(slots.lanes)
+        log_starts = LogStarts(logs.lanes)
         self.broker = Broker(
             settings,
             Parts(
                 known_as,
                 endpoint,
                 SlotLeadership(view, endpoint),
-                slots,
-                slots,
+                logs,
+                logs,
                 log_starts,
                 self._topics,
                 ShardedGroups(slots),
@@ -116,18 +120,21 @@ class ClusterNode:
                 None,
             ),
         )
-        retention = Retention(self._topics.led, slots, log_starts, wall_ms)
+        self._retention = Retention(logs.all, logs, log_starts, wall_ms)
         self._removals = Removals(
             lambda: {host.name: host.engine for host in self._hosts.reachable()},
             self._topics,
-            slots,
+            logs,
             self.broker.cold_reader,
             lambda shard: self._hosts.of(shard).is_housekeeper(),
         )
         self._retention_every_ms = settings.retention_check_interval_ms
-        self._retention = retention
         self._housekeeping = Housekeeping(
-            self._ownership, self._topics, self._hosts, settings.retention_check_interval_ms
+            self._ownership,
+            topic_registry,
+            self._topics,
+            self._hosts,
+            settings.retention_check_interval_ms,
         )
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
         self._watching = TopicWatch(self._topics)
@@ -172,7 +179,9 @@ class ClusterNode:
             self._ownership.end_session(session_id, "one of its lanes has ended")
 
     async def hand_over(self) -> None:
-        """Others take the slots while clients are still connected, and are told so."""
+        """Other brokers take the slots over while clients are still connected and are told so."""
+        if not self._ownership.background:
+            return  # it has not begun
         for host in self._hosts:
             try:
                 await host.groups.cache.heartbeats.write()
@@ -232,7 +241,7 @@ async def open_cluster(
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again for a while where nobody answers: servers and Keeper may be starting, too."""
+    """Retry for a while where nobody answers: servers and Keeper may be starting, too."""
     give_up_s = time.monotonic() + _START_PATIENCE_S
     while True:
         try:
@@ -240,5 +249,5 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
         except EngineError as error:
             if error.code not in _NO_ANSWER or time.monotonic() > give_up_s:
                 raise
-            log.warning("the cluster does not answer yet: %s", error)
+            log.warning("the cluster does not answer yet, retrying: %s", error)
         await asyncio.sleep(_START_AGAIN_S)

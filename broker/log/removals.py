@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from uuid import UUID
 
+from broker.led_partitions import LedPartitions
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.row_sources import RowSources
@@ -205,6 +206,7 @@ class Removals:
         """
         self._engines = engines
         self._topics = topics
+        self._partitions = LedPartitions(topics)
         self._row_sources = row_sources
         self._reader = reader
         self._answers_for = answers_for
@@ -261,7 +263,7 @@ class Removals:
         if topic is None:
             raise Refused("there is no such topic")
         try:
-            partition = self._topics.log(topic, batch.partition)
+            partition = self._partitions.log_of(topic, batch.partition)
         except NotLeaderOrFollower:
             return None
         except KafkaError as error:

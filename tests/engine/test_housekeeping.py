@@ -11,6 +11,7 @@ from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leases import BrokerSession, SessionState
 from broker.cluster.session import housekeeper_of
 from broker.cluster.shard_host import ShardHost, ShardHosts
+from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
@@ -55,14 +56,15 @@ class HousekeptCluster:
         self.shard = embedded_shard("a", engine)
         self.now_ms = NOW_MS + 5_000
         self.topics = MemoryRegistry()
-        self.catalog = SharedCatalog(
-            self.topics, MemoryRegistry(), Settings(), HalfLeader(0), DeletedTopics()
-        )
+        self.registry = TopicRegistry(self.topics, MemoryRegistry(), Settings())
+        self.catalog = SharedCatalog(self.registry, Settings(), HalfLeader(0), DeletedTopics())
         assert self.known.slot_map is not None
         own = own_session(self.known.slot_map)
         begin_session(own, self.known.session_id)
         hosts = ShardHosts([ShardHost(self.shard, Settings(), TailCache(0), own)])
-        self.keeping = Housekeeping(self.known, self.catalog, hosts, 0, lambda: self.now_ms)
+        self.keeping = Housekeeping(
+            self.known, self.registry, self.catalog, hosts, 0, lambda: self.now_ms
+        )
 
     async def record(self, topic: Topic, offset: int, at_ms: int) -> None:
         await store_records(
@@ -170,7 +172,7 @@ async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_
     async with asyncio.timeout(30):  # the engine deletes behind
         while await house.engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await house.catalog.deleted() == []
+    assert await house.registry.deleted() == []
     rows = await house.engine.rows("SELECT argMax(state, version) FROM topic_versions")
     assert rows == [["deleted"]]
 

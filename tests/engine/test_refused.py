@@ -166,7 +166,7 @@ class Client:
         self.leads = leads
         self._log = log
         self._broker = SimpleNamespace(
-            topics=self, appender=appender, refused_batches=RefusedBatches()
+            topics=self, partitions=self, appender=appender, refused_batches=RefusedBatches()
         )
 
     async def send(self, *sequences: int, epoch: int = 0) -> list[int]:
@@ -184,14 +184,14 @@ class Client:
         assert answer is not None
         return int(answer.responses[0].partition_responses[0].error_code)
 
-    # broker.topics
+    # broker.topics and broker.partitions
 
-    async def await_logs(self, asked: object) -> None: ...
+    async def await_open(self, asked: object) -> None: ...
 
     def get(self, name: str) -> Topic:
         return self._log.topic
 
-    def log(self, topic: Topic, partition: int) -> PartitionLog:
+    def log_of(self, topic: Topic, partition: int) -> PartitionLog:
         if not self.leads:
             raise NotLeaderOrFollower("another broker leads it")
         return self._log

@@ -22,6 +22,7 @@ from storage.embedded import EmbeddedEngine
 from tests.support.log_parts import (
     ScriptedEngine,
     header_of,
+    log_of,
     make_appender,
     rows_of,
     stored_values,
@@ -59,7 +60,7 @@ class CompactedTopics:
     ) -> PartitionLog:
         """Partition 0 of a new compacted topic, a batch per record; values are their offsets."""
         topic = await self.catalog.create(f"t-{uuid4()}", partitions, configs or COMPACT)
-        log = self.catalog.log(topic, 0)
+        log = log_of(self.catalog, topic, 0)
         await self.append(log, records, tail_bytes)
         return log
 
@@ -111,7 +112,7 @@ async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: CompactedTopics)
 
 async def test_other_partitions_and_topics_keep_their_rows(house: CompactedTopics) -> None:
     log = await house.log(5, partitions=2)
-    sibling = house.catalog.log(log.topic, 1)
+    sibling = log_of(house.catalog, log.topic, 1)
     await house.append(sibling, 5)
     other = await house.log(5)
     await house.decide(log.topic_id, (0, 3))
@@ -127,7 +128,7 @@ async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: Compac
     assert await house.offsets(log) == [9]
     restarted = LocalCatalog(house.engine, Settings())
     await restarted.load()
-    again = restarted.log(log.topic, 0)
+    again = log_of(restarted, log.topic, 0)
     assert (again.log_start_offset, again.high_watermark) == (0, 10)
 
 
@@ -179,14 +180,14 @@ async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
 async def test_a_batch_for_another_leader_waits_for_it(house: CompactedTopics) -> None:
     log = await house.log(5)
     batch = await house.decide(log.topic_id, (0, 0))
-    led = house.catalog._logs[log.topic_id].pop(0)
+    house.catalog.logs.remove([log])
     await house.removals.round()
     assert await house.noted() == {}
-    house.catalog._logs[log.topic_id][0] = led
-    led.close(NotLeaderOrFollower("handed over"))
+    house.catalog.logs.add([log])
+    log.close(NotLeaderOrFollower("handed over"))
     await house.removals.round()
     assert await house.noted() == {}
-    led.closed = None
+    log.closed = None
     await house.removals.round()
     assert await house.noted() == {batch: (1, "")}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.cluster.topics import VERSION_KEY, Partition, SharedCatalog
+from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
+from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
-from broker.log.partition import PartitionLog
+from broker.led_partitions import LedPartitions
+from broker.log.topic import Topic
 from protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,
@@ -20,6 +22,7 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import Versioned
 from tests.support.cluster_parts import DeletedTopics, embedded_shard
+from tests.support.log_parts import log_of
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 
 
@@ -28,11 +31,11 @@ class Two:
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.topics, self.state = MemoryRegistry(), MemoryRegistry()
+        self.registry = TopicRegistry(self.topics, self.state, Settings())
         self.halves = HalfLeader(0), HalfLeader(1)
         self.shards = DeletedTopics([embedded_shard("a", engine)])
         self.even, self.odd = (
-            SharedCatalog(self.topics, self.state, Settings(), half, self.shards)
-            for half in self.halves
+            SharedCatalog(self.registry, Settings(), half, self.shards) for half in self.halves
         )
 
 
@@ -59,13 +62,13 @@ async def test_a_topic_is_seen_by_every_broker_and_each_leads_its_own_partitions
     seen = two.odd.get("orders")
     assert seen == made
     assert (seen.partitions, seen.configs) == (3, {"retention.ms": "5"})
-    assert two.even.log(made, 0).next_offset == 0
-    assert two.odd.log(seen, 1).next_offset == 5, "another may have written: the end is read"
+    assert log_of(two.even, made, 0).next_offset == 0
+    assert log_of(two.odd, seen, 1).next_offset == 5, "another may have written: the end is read"
     for catalog, not_mine in ((two.even, 1), (two.odd, 2)):
         with pytest.raises(NotLeaderOrFollower):
-            catalog.log(made, not_mine)
+            log_of(catalog, made, not_mine)
         with pytest.raises(UnknownTopicOrPartition):
-            catalog.log(made, 3)
+            log_of(catalog, made, 3)
 
 
 async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_time(
@@ -102,7 +105,7 @@ async def test_partitions_that_another_broker_added_are_led(two: Two) -> None:
     await two.odd.refresh()
     await two.even.add_partitions(topic, 4)
     await two.odd.refresh()
-    assert [two.odd.log(topic, number).partition for number in (1, 3)] == [1, 3]
+    assert [log_of(two.odd, topic, number).partition for number in (1, 3)] == [1, 3]
     with pytest.raises(InvalidPartitions):
         await two.odd.add_partitions(topic, 4)
 
@@ -112,7 +115,7 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
 ) -> None:
     topic = await two.even.create("orders", 2, {})
     await two.odd.refresh()
-    of_odd = two.odd.log(topic, 1)
+    of_odd = log_of(two.odd, topic, 1)
     await two.even.delete(topic)
     assert two.odd.get("orders") is not None
     await settled(two.odd)
@@ -125,17 +128,17 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
     assert isinstance(of_odd.closed, UnknownTopicOrPartition)
     assert two.halves[1].were_closed == [of_odd]
     assert two.shards.forgotten == [("orders", topic.topic_id)] * 2
-    (deleted,) = await two.odd.deleted()
+    (deleted,) = await two.registry.deleted()
     assert deleted.topic.topic_id == topic.topic_id
     states = await engine.rows("SELECT state FROM topic_versions ORDER BY version")
     assert states == [["live"], ["deleting"]]
 
     again = await two.odd.create("orders", 1, {})
-    await two.odd.forget(deleted)
+    await two.registry.forget(deleted)
     await two.even.refresh()
     assert two.even.get("orders") == again
     assert again.topic_id != topic.topic_id
-    assert await two.even.deleted() == []
+    assert await two.registry.deleted() == []
 
 
 async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
@@ -145,8 +148,8 @@ async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
     two.topics.values.update(left)  # as if the broker had died before it took the name away
     await two.odd.refresh()
     assert two.odd.get("orders") is None
-    (deleted,) = await two.odd.deleted()
-    await two.odd.forget(deleted)
+    (deleted,) = await two.registry.deleted()
+    await two.registry.forget(deleted)
     assert two.topics.values == {}
 
 
@@ -171,36 +174,43 @@ async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
 
 async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> None:
     topic = await two.even.create("orders", 1, {})
-    assert two.even.log(topic, 0).partition == 0
+    assert log_of(two.even, topic, 0).partition == 0
     two.halves[0].awake = False
     with pytest.raises(NotLeaderOrFollower):
-        two.even.log(topic, 0)
+        log_of(two.even, topic, 0)
 
 
-async def test_what_is_taken_and_given_up(two: Two) -> None:
-    topic = await two.odd.create("orders", 4, {})
-    begun: list[PartitionLog] = []
-    await two.even.take(lambda _, partition: partition == 2, begun.extend)
-    assert [one.partition for one in begun] == [2]
-    assert two.even.log(topic, 2) is begun[0]
-    two.even.give_up([log for log in two.even.led() if log.partition == 2])
+async def test_no_topic_appears_while_the_catalog_holds_still(two: Two) -> None:
+    await two.odd.create("orders", 4, {})
+    async with two.even.latest() as topics:
+        assert [topic.name for topic in topics] == ["orders"], "what others made is seen first"
+        creating = asyncio.create_task(two.even.create("b", 1, {}))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert two.even.get("b") is None
+    assert (await creating).name == "b"
+
+
+async def test_a_log_that_is_given_up_is_led_elsewhere(two: Two) -> None:
+    topic = await two.even.create("orders", 4, {})
+    two.even.logs.remove([log_of(two.even, topic, 2)])
     with pytest.raises(NotLeaderOrFollower):
-        two.even.log(topic, 2)
+        log_of(two.even, topic, 2)
 
 
 async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
     before = dict(two.topics.values), dict(two.state.values)
     topic = await two.even.create("orders", 1, {})
-    log = two.even.log(topic, 0)
+    log = log_of(two.even, topic, 0)
     now = dict(two.topics.values), dict(two.state.values)
     two.topics.values, two.state.values = before
     await two.even.refresh()
-    assert two.even.log(topic, 0) is log
+    assert log_of(two.even, topic, 0) is log
     # The list alone is old, and has to be read.
     two.topics.values = {}
     two.state.values = {VERSION_KEY: Versioned("9", 9)}
     await two.even.refresh()
-    assert two.even.log(topic, 0) is log
+    assert log_of(two.even, topic, 0) is log
     assert two.shards.forgotten == []
     two.topics.values, two.state.values = now
 
@@ -225,12 +235,11 @@ async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> Non
     topic = await two.odd.create("orders", 1, {})
     await two.even.refresh()
     with pytest.raises(NotLeaderOrFollower):
-        two.even.log(topic, 0)
-    begun: list[PartitionLog] = []
-    await two.even.take(lambda *_: False, begun.extend)
-    half.away = False
+        log_of(two.even, topic, 0)
+    async with two.even.latest():
+        half.away = False
     await two.even.refresh()
-    assert two.even.log(topic, 0).partition == 0
+    assert log_of(two.even, topic, 0).partition == 0
 
 
 async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
@@ -246,21 +255,21 @@ async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
 ) -> None:
     half, hanging, goes_on = two.halves[1], asyncio.Event(), asyncio.Event()
     order: list[int] = []
-    open_at_once = half.open
+    open_at_once = half.open_one
 
-    async def open_one(partitions: Sequence[Partition]) -> list[PartitionLog]:
-        if partitions[0][1] == 3:
+    async def open_one(topic: Topic, partition: int) -> None:
+        if partition == 3:
             hanging.set()
             await goes_on.wait()
-        return await open_at_once(partitions)
+        await open_at_once(topic, partition)
 
-    monkeypatch.setattr(half, "by_shard", lambda partitions: [[one] for one in partitions])
-    monkeypatch.setattr(half, "open", open_one)
+    monkeypatch.setattr(half, "open_one", open_one)
+    partitions = LedPartitions(two.odd)
     topic = await two.even.create("orders", 4, {})
 
     async def ask(number: int) -> None:
-        await two.odd.await_logs([("orders", 1)])
-        two.odd.log(topic, 1)
+        await partitions.await_open([("orders", 1)])
+        partitions.log_of(topic, 1)
         order.append(number)
 
     asked = [asyncio.create_task(ask(1))]
@@ -278,10 +287,11 @@ async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
 async def test_a_request_for_a_log_that_is_open_does_not_wait_for_others(two: Two) -> None:
     await two.odd.create("orders", 4, {})
     two.state.away = True
-    waiting = asyncio.create_task(two.odd.await_logs([("unknown", 0)]))
+    partitions = LedPartitions(two.odd)
+    waiting = asyncio.create_task(partitions.await_open([("unknown", 0)]))
     await asyncio.sleep(0)
     async with asyncio.timeout(0.5):
-        await two.odd.await_logs([("orders", 1)])
+        await partitions.await_open([("orders", 1)])
     await waiting
 
 
@@ -296,6 +306,7 @@ async def test_those_who_wait_for_a_look_that_hangs_do_not_wait_one_after_the_ot
         await asyncio.sleep(0.01)
 
     monkeypatch.setattr(two.odd, "look_again", look)
-    await asyncio.gather(*(two.odd.await_logs([(f"unknown-{n}", 0)]) for n in range(50)))
+    partitions = LedPartitions(two.odd)
+    await asyncio.gather(*(partitions.await_open([(f"unknown-{n}", 0)]) for n in range(50)))
     assert looks == 1
-    assert not two.odd._awaited
+    assert not partitions._awaited

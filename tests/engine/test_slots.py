@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
+from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import SessionOver
 from broker.cluster.shard_host import ShardHost, ShardHosts
+from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
+from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
+from broker.log.open_logs import OpenLogs
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
 from protocol.errors import NotLeaderOrFollower
@@ -21,7 +24,7 @@ from storage.engine import EngineError
 from storage.registry import Versioned
 from storage.slot_map import Slot, SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
-from tests.support.log_parts import LANES
+from tests.support.log_parts import LANES, log_of
 from tests.support.shared_catalog import MemoryRegistry
 
 SHARD = "one"
@@ -54,9 +57,11 @@ class OneBroker:
         shard = embedded_shard(SHARD, engine)
         self.host = ShardHost(shard, settings, TailCache(1 << 20), self.session)
         hosts = ShardHosts([self.host])
-        self.slots = Slots(hosts, self.session, 1, ProducerIds(self.ids), 0.2)
-        self.catalog = SharedCatalog(self.topics, self.state, settings, self.slots, hosts)
-        self.slots.catalog = self.catalog
+        served = ServedSlots(1)
+        self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
+        registry = TopicRegistry(self.topics, self.state, settings)
+        self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
+        self.slots = Slots(served, hosts, self.session, self.logs, self.catalog, 0.2)
 
     async def serve(self) -> None:
         slot = Slot(self.tenure.session_id, 1, (SHARD,))
@@ -81,33 +86,24 @@ async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
 
 async def made_elsewhere(broker: OneBroker) -> None:
     """Another broker makes a topic."""
-    other = SharedCatalog(broker.topics, broker.state, Settings(), Nothing(), DeletedTopics())
+    registry = TopicRegistry(broker.topics, broker.state, Settings())
+    other = SharedCatalog(registry, Settings(), Nothing(), DeletedTopics())
     await other.load()
     await other.create("t", 2, {})
     await other.close()
 
 
-class Nothing:
+class Nothing(OpenLogs):
     """Leads nothing."""
 
     def may_serve(self) -> bool:
         return True
 
-    def leads(self, *_: object) -> bool:
-        return False
+    def open_new(self, *_: object) -> None:
+        """Nothing is led here."""
 
-    def fresh(self, *_: object) -> Any:
-        raise AssertionError("nothing is led here")
-
-    def by_shard(self, partitions: Any) -> list[Any]:
-        assert not partitions
-        return []
-
-    async def open(self, partitions: Any) -> list[Any]:
-        raise AssertionError("nothing is led here")
-
-    def closed(self, partitions: Any) -> None:
-        assert not partitions
+    async def open_missing(self, *_: object) -> bool:
+        return True
 
 
 async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_meanwhile(
@@ -127,9 +123,9 @@ async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_m
     topic = broker.catalog.get("t")
     assert topic is not None
     with pytest.raises(NotLeaderOrFollower):
-        broker.catalog.log(topic, 1)
+        log_of(broker.catalog, topic, 1)
     await broker.serve()
-    assert broker.catalog.log(topic, 1).high_watermark == 0
+    assert log_of(broker.catalog, topic, 1).high_watermark == 0
 
 
 async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
@@ -148,7 +144,24 @@ async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
         await taking
     topic = broker.catalog.get("t")
     assert topic is not None
-    assert not broker.slots.leads(topic, 0)
+    assert not broker.logs.leads(topic, 0)
+
+
+async def test_slots_that_are_given_up_are_led_elsewhere_and_their_logs_are_closed(
+    broker: OneBroker,
+) -> None:
+    topic = await broker.catalog.create("t", 2, {})
+    with pytest.raises(NotLeaderOrFollower):
+        log_of(broker.catalog, topic, 0)
+    await broker.serve()
+    served = log_of(broker.catalog, topic, 0)
+
+    await broker.slots.give_up_slots([SLOT])
+
+    assert isinstance(served.closed, NotLeaderOrFollower)
+    assert broker.logs.all() == []
+    with pytest.raises(NotLeaderOrFollower):
+        log_of(broker.catalog, topic, 0)
 
 
 async def test_two_takes_at_once_write_through_one_appender(engine: EmbeddedEngine) -> None:

@@ -20,6 +20,7 @@ from storage.engine import EngineError
 from tests.support.log_parts import (
     ScriptedEngine,
     header_of,
+    log_of,
     make_appender,
     plain,
     stored_values,
@@ -55,7 +56,7 @@ async def states(engine: EmbeddedEngine) -> list[str]:
 
 async def append(appender: Appender, catalog: LocalCatalog, topic: Topic, *values: bytes) -> int:
     data = plain(*values).data
-    appended = await appender.append(catalog.log(topic, 0), data, header_of(data))
+    appended = await appender.append(log_of(catalog, topic, 0), data, header_of(data))
     return appended.base_offset
 
 
@@ -75,7 +76,7 @@ async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
     for known in (catalog, await restarted(engine)):
         assert known.get("b") == known.by_id(made.topic_id) == made
         assert known.all() == [other, made]
-        assert [known.log(made, n).partition for n in range(3)] == [0, 1, 2]
+        assert [log_of(known, made, n).partition for n in range(3)] == [0, 1, 2]
         found = known.get("b")
         assert found is not None
         assert found.config.message_timestamp_type == "LogAppendTime"
@@ -87,7 +88,7 @@ async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -
     topic = await catalog.create("t", 2, {})
     for partition in (-1, 2, 2**31 - 1):
         with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
-            catalog.log(topic, partition)
+            log_of(catalog, topic, partition)
 
 
 async def test_of_many_who_create_a_topic_one_does(
@@ -117,12 +118,12 @@ async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     topic = await catalog.create("t", 2, {})
-    before = [catalog.log(topic, n) for n in range(2)]
+    before = [log_of(catalog, topic, n) for n in range(2)]
     changed = await catalog.add_partitions(topic, 4)
     assert changed.partitions == 4
-    assert [catalog.log(changed, n) for n in range(2)] == before
+    assert [log_of(catalog, changed, n) for n in range(2)] == before
     assert all(log.topic is changed for log in before)
-    assert catalog.log(changed, 3).high_watermark == 0
+    assert log_of(catalog, changed, 3).high_watermark == 0
     assert (await restarted(engine)).get("t") == changed
 
 
@@ -138,11 +139,11 @@ async def test_configs_are_replaced_and_act_on_the_logs_at_once(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     topic = await catalog.create("t", 1, {"retention.ms": "5"})
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     changed = await catalog.set_configs(topic, LOG_APPEND_TIME)
     assert changed.configs == LOG_APPEND_TIME
     assert log.topic.config.message_timestamp_type == "LogAppendTime"
-    assert catalog.log(changed, 0) is log
+    assert log_of(catalog, changed, 0) is log
     found = (await restarted(engine)).get("t")
     assert found is not None
     assert found.configs == LOG_APPEND_TIME
@@ -176,7 +177,7 @@ async def test_a_change_that_the_engine_refuses_changes_nothing(engine: Embedded
     await refused(catalog.set_configs(topic, LOG_APPEND_TIME))
     await refused(catalog.delete(topic))
     assert catalog.all() == (await restarted(engine)).all() == [topic]
-    assert catalog.log(topic, 0).closed is None
+    assert log_of(catalog, topic, 0).closed is None
     await catalog.create("other", 1, {})
 
 
@@ -232,7 +233,7 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
     topic, other = await catalog.create("t", 1, {}), await catalog.create("o", 1, {})
     await append(appender, catalog, topic, b"x")
     await append(appender, catalog, other, b"y")
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     woken: list[object] = []
     log.waiters.add(woken.append)
 
@@ -241,7 +242,7 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
     assert isinstance(log.closed, UnknownTopicOrPartition)
     assert woken == [log]
     with pytest.raises(UnknownTopicOrPartition):
-        catalog.log(topic, 0)
+        log_of(catalog, topic, 0)
 
     await clean_ups_of(catalog)
     assert await engine.rows("SELECT DISTINCT topic FROM messages") == [["o"]]
@@ -263,7 +264,7 @@ async def test_a_topic_made_again_is_another_one_and_starts_empty(
     await clean_ups_of(catalog)
     for known in (catalog, await restarted(engine)):
         assert known.all() == [second]
-        assert known.log(second, 0).high_watermark == 1
+        assert log_of(known, second, 0).high_watermark == 1
     assert await engine.rows("SELECT value FROM messages") == [["new"]]
     await appender.close()
 
@@ -310,7 +311,7 @@ async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
     appender = make_appender(scripted)
     catalog = LocalCatalog(scripted, Settings(), appender.settled)
     topic = await catalog.create("t", 1, {})
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     scripted.gate.clear()
     stored = asyncio.create_task(append(appender, catalog, topic, b"x"))
     await scripted.next_insert()
@@ -332,7 +333,7 @@ async def test_rows_that_could_not_be_removed_are_removed_after_the_next_start(
     appender = make_appender(scripted)
     catalog = catalog_on(scripted)
     topic = await catalog.create("t", 1, {})
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
     scripted.failing_rows += ["DELETE FROM messages"] * 2
     await catalog.delete(topic)
@@ -355,7 +356,7 @@ async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
     appender = make_appender(engine)
     catalog = catalog_on(scripted)
     topic = await catalog.create("t", 1, {})
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
     scripted.failing_rows.append("DELETE FROM messages")
     await catalog.delete(topic)
@@ -379,7 +380,7 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
     appender = make_appender(engine)
     catalog = LocalCatalog(engine, Settings(), never_settled)
     topic = await catalog.create("t", 1, {})
-    log = catalog.log(topic, 0)
+    log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
     await catalog.delete(topic)
     await catalog.close()
@@ -400,7 +401,7 @@ async def test_a_log_goes_on_where_its_rows_end(
     topic = await catalog.create("t", 3, {})
     await append(appender, catalog, topic, b"a", b"b", b"c")
     again = await restarted(engine)
-    log, empty = again.log(topic, 0), again.log(topic, 1)
+    log, empty = log_of(again, topic, 0), log_of(again, topic, 1)
     assert (log.log_start_offset, log.high_watermark, log.next_offset) == (0, 3, 3)
     assert (empty.high_watermark, empty.next_offset) == (0, 0)
     assert await append(appender, again, topic, b"d") == 3
@@ -420,7 +421,7 @@ async def test_the_next_offset_never_goes_back_below_its_checkpoint(
             "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, {start:Int64}, {next:Int64}",
             {"id": str(topic.topic_id), "start": start, "next": next_offset},
         )
-    log = (await restarted(engine)).log(topic, 0)
+    log = log_of(await restarted(engine), topic, 0)
     assert (log.log_start_offset, log.next_offset, log.high_watermark) == (2, end, end)
     await appender.close()
 
@@ -430,11 +431,11 @@ async def test_producers_of_before_the_start_are_told_from_fresh_ones(
 ) -> None:
     await catalog.create("t", 1, {})
     again = catalog_on(engine)
-    again.first_fresh_producer_id = 2000
+    again.logs.first_fresh_producer_id = 2000
     await again.load()
     topic = again.get("t")
     assert topic is not None
-    assert again.log(topic, 0).first_fresh_producer_id == 2000
+    assert log_of(again, topic, 0).first_fresh_producer_id == 2000
 
 
 async def test_sizes_are_those_of_keys_and_values_by_partition(

@@ -14,12 +14,14 @@ from uuid import uuid4
 
 from broker.config import Settings
 from broker.effective_configs import effective
+from broker.led_partitions import LedPartitions
 from broker.log.appender import Appender
 from broker.log.block import AppendLimits
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from broker.log.write_lease import EndlessLease, WriteLease
+from broker.topics import TopicCatalog
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
@@ -242,3 +244,8 @@ class ScriptedEngine:
 
 def _error(fault: str) -> EngineError:
     return InsertRejected(fault) if fault.startswith("refused") else InsertOutcomeUnknown(fault)
+
+
+def log_of(catalog: TopicCatalog, topic: Topic, partition: int) -> PartitionLog:
+    """As requests find it; see `LedPartitions.log_of`."""
+    return LedPartitions(catalog).log_of(topic, partition)

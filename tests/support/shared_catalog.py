@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
-from broker.cluster.topics import Partition
+from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from storage.engine import EngineError
@@ -52,10 +52,11 @@ class MemoryRegistry:
             raise EngineError("the registry is away")
 
 
-class HalfLeader:
-    """Leads the partitions whose number is even, or odd."""
+class HalfLeader(OpenLogs):
+    """Leads the partitions whose number is even, or odd; the log of each ends at offset 5."""
 
     def __init__(self, remainder: int) -> None:
+        super().__init__()
         self.remainder = remainder
         self.awake = True
         self.away = False
@@ -65,21 +66,28 @@ class HalfLeader:
     def may_serve(self) -> bool:
         return self.awake
 
-    def leads(self, topic: Topic, partition: int) -> bool:
+    def leads(self, partition: int) -> bool:
         return partition % 2 == self.remainder
 
-    def fresh(self, topic: Topic, partition: int) -> PartitionLog:
-        return PartitionLog(topic, partition, 0, 0, 0, 7)
+    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
+        self.add(
+            PartitionLog(topic, number, 0, 0, 0, 7) for number in partitions if self.leads(number)
+        )
 
-    def by_shard(self, partitions: Sequence[Partition]) -> Collection[Sequence[Partition]]:
-        return [partitions]
-
-    async def open(self, partitions: Sequence[Partition]) -> list[PartitionLog]:
+    async def open_missing(self, topics: Collection[Topic]) -> bool:
+        missing = [one for one in self.missing(topics) if self.leads(one[1])]
         await asyncio.sleep(0)
-        if self.away and partitions:
-            raise EngineError("the shard is away")
-        self.were_opened += partitions
-        return [PartitionLog(topic, number, 0, 5, 0, 7) for topic, number in partitions]
+        if self.away:
+            return not missing
+        for one in missing:
+            await self.open_one(*one)
+        return True
 
-    def closed(self, partitions: Collection[PartitionLog]) -> None:
-        self.were_closed += partitions
+    async def open_one(self, topic: Topic, partition: int) -> None:
+        self.were_opened.append((topic, partition))
+        self.add([PartitionLog(topic, partition, 0, 5, 0, 7)])
+
+    def remove(self, logs: Iterable[PartitionLog]) -> None:
+        logs = list(logs)
+        super().remove(logs)
+        self.were_closed += logs

@@ -1,0 +1,234 @@
+"""The open logs of a broker of a cluster: those in the slots that it serves, each on its shards.
+
+What must hold:
+* A log is open only while its slot is served, and only appenders of the session that owns the slot
+  write to it.
+* Where a log ends is read after the fence and the claim, from every shard that the slot has been
+  on. A slot that has been moved begins on its new shard where it ended: the floor is stored there
+  before the first record is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from broker.cluster.served_slots import ServedSlots
+from broker.cluster.session import OwnSession
+from broker.cluster.shard_host import ShardHost, ShardHosts
+from broker.log.block import Appended
+from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
+from broker.log.ends import log_ends
+from broker.log.open_logs import OpenLogs, Partition
+from broker.log.partition import PartitionLog
+from broker.log.row_sources import RowSource, next_stored_offset
+from broker.log.topic import Topic
+from broker.producer_ids import ProducerIds
+from protocol._batches import BatchHeader
+from protocol.errors import NotLeaderOrFollower
+from storage.engine import Engine, EngineError
+from storage.row_lane import RowLane, TableRows
+from storage.slot_map import Slot
+
+log = logging.getLogger(__name__)
+
+
+class SlotLogs(OpenLogs):
+    """`OpenLogs` by slots; also the `Appending` and the `RowSources` of these logs."""
+
+    def __init__(
+        self,
+        slots: ServedSlots,
+        hosts: ShardHosts,
+        session: OwnSession,
+        producer_ids: ProducerIds,
+    ) -> None:
+        super().__init__()
+        self._slots = slots
+        self._hosts = hosts
+        self._session = session
+        self._producer_ids = producer_ids
+        self._hosts_of: dict[PartitionLog, tuple[ShardHost, ...]] = {}
+
+    # OpenLogs
+
+    def may_serve(self) -> bool:
+        return self._session.may_serve()
+
+    def leads(self, topic: Topic, partition: int) -> bool:
+        return self._slots.of_partition(topic.topic_id, partition) in self._slots.serving
+
+    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
+        self.add(
+            self._opened(topic, number, 0, 0, 0)
+            for number in partitions
+            if self.leads(topic, number)
+        )
+
+    async def open_missing(self, topics: Collection[Topic]) -> bool:
+        """A shard that does not answer holds up its own logs alone."""
+        missing = [one for one in self.missing(topics) if self.leads(*one)]
+        for partitions in self._by_shards(missing).values():
+            try:
+                opened = await self.read(partitions)
+            except EngineError as error:
+                log.warning("%d logs cannot be opened yet: %s", len(partitions), error)
+            else:
+                # A slot may have been given up meanwhile.
+                self.add(one for one in opened if self.leads(one.topic, one.partition))
+        return not any(self.leads(*one) for one in self.missing(topics))
+
+    def add(self, logs: Iterable[PartitionLog]) -> None:
+        logs = list(logs)
+        super().add(logs)
+        for one in logs:
+            self._hosts_of[one] = self._hosts_on(self._slot(one.topic, one.partition))
+
+    def remove(self, logs: Iterable[PartitionLog]) -> None:
+        logs = list(logs)
+        super().remove(logs)
+        for one in logs:
+            self._hosts_of.pop(one, None)
+
+    # Opening and closing
+
+    def in_slots(self, slots: Collection[int]) -> list[PartitionLog]:
+        """The open logs in these slots."""
+        return [
+            one
+            for one in self.all()
+            if self._slots.of_partition(one.topic_id, one.partition) in slots
+        ]
+
+    async def read(self, partitions: Sequence[Partition]) -> list[PartitionLog]:
+        """Logs in slots that are owned, as they start and end. Raises `EngineError`."""
+        by_shards = self._by_shards(partitions)
+        # Producers with ids that are given from now on have no rows of earlier owners.
+        first_fresh = await self._producer_ids.load() if partitions else 0
+        ends: dict[Key, int] = {}
+        starts: dict[Key, int] = {}
+        for names, some in by_shards.items():
+            found = await self._read_ends([self._hosts.of(name) for name in names], some)
+            ends.update(found[0])
+            starts.update(found[1])
+        return [
+            self._opened(topic, number, starts[key], ends[key], first_fresh)
+            for topic, number in partitions
+            for key in ((topic.topic_id, number),)
+        ]
+
+    async def release(self, logs: Collection[PartitionLog]) -> None:
+        """Take no more appends for these closed logs; returns when none is on its way."""
+        await asyncio.gather(*(self._release_on(host, logs) for host in self._hosts))
+
+    async def _release_on(self, host: ShardHost, logs: Iterable[PartitionLog]) -> None:
+        appender = host.appender
+        here = [one for one in logs if self._hosts_of.get(one, (None,))[-1] is host]
+        if appender is not None and here:
+            try:
+                await appender.release(here)
+            except NotLeaderOrFollower as error:
+                log.info("%s", error)  # the session is over, and whoever follows fences it
+
+    def _by_shards(
+        self, partitions: Iterable[Partition]
+    ) -> Mapping[tuple[str, ...], Sequence[Partition]]:
+        """The partitions by the shards that their slots have been on. Raises `EngineError`."""
+        found: dict[tuple[str, ...], list[Partition]] = {}
+        for topic, number in partitions:
+            found.setdefault(self._slot(topic, number).shards, []).append((topic, number))
+        return found
+
+    async def _read_ends(
+        self, hosts: Sequence[ShardHost], partitions: Sequence[Partition]
+    ) -> tuple[dict[Key, int], dict[Key, int]]:
+        ends: dict[Key, int] = {}
+        starts: dict[Key, int] = {}
+        wanted = [(topic.name, topic.topic_id, number) for topic, number in partitions]
+        for host in hosts:
+            before = {key: (end, starts[key]) for key, end in ends.items()}
+            checkpoints = await read_checkpoints(host.engine)
+            found = await log_ends(host.engine, wanted)
+            for _, topic_id, number in wanted:
+                key = topic_id, number
+                start, floor = checkpoints.get(key, (0, 0))
+                ends[key] = max(ends.get(key, 0), found.get(key, 0), floor)
+                starts[key] = max(starts.get(key, 0), start)
+            # On a shard that it was moved to, a log has to begin where it ended.
+            lacking = [
+                (*key, starts[key], end)
+                for key, (end, start) in before.items()
+                for start_here, floor in (checkpoints.get(key, (0, 0)),)
+                if end > max(found.get(key, 0), floor) or start > start_here
+            ]
+            await host.rows.store(TableRows(CHECKPOINTS, lacking))
+        return ends, starts
+
+    def _opened(
+        self, topic: Topic, partition: int, start: int, end: int, first_fresh: int
+    ) -> PartitionLog:
+        slot = self._slot(topic, partition)
+        made = PartitionLog(topic, partition, start, end, first_fresh, slot.epoch)
+        hosts = self._hosts_on(slot)
+        made.earlier = [one.engine for one in dict.fromkeys(hosts) if one is not hosts[-1]]
+        return made
+
+    def _slot(self, topic: Topic, partition: int) -> Slot:
+        """Raises `EngineError`: the session may end while its logs are being read."""
+        slot = self._slots.owned.get(self._slots.of_partition(topic.topic_id, partition))
+        if slot is None:
+            raise EngineError(f"this broker lost {topic.name}-{partition} while it was read")
+        return slot
+
+    def _hosts_on(self, slot: Slot) -> tuple[ShardHost, ...]:
+        return tuple(self._hosts.of(name) for name in slot.shards)
+
+    # Appending
+
+    def append(
+        self, partition: PartitionLog, records: bytes, header: BatchHeader
+    ) -> asyncio.Future[Appended]:
+        """As `Appender.append`, on the shard of the partition."""
+        hosts = self._hosts_of.get(partition)
+        appender = None if hosts is None else hosts[-1].appender
+        if appender is None:
+            refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+            refused.set_exception(NotLeaderOrFollower(f"this broker does not lead {partition}"))
+            return refused
+        return appender.append(partition, records, header)
+
+    # Where the rows are
+
+    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
+        return [host.engine for host in self._hosts_with(partition)]
+
+    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
+        # Read before the question: rows that come after it are not what it is about.
+        end = partition.high_watermark
+        hosts = self._hosts_with(partition)
+        if len(hosts) == 1:
+            return RowSource(hosts[0].engine)
+        firsts = await asyncio.gather(
+            *(next_stored_offset(host.engine, partition, offset) for host in hosts)
+        )
+        found = sorted(
+            (first, number)
+            for number, first in enumerate(firsts)
+            if first is not None and first < end
+        )
+        if not found:
+            return RowSource(hosts[-1].engine, end)
+        ends = [first for first, _ in found[1:]]
+        return RowSource(hosts[found[0][1]].engine, ends[0] if ends else end)
+
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        """Of every shard that may have rows of it. Raises `EngineError`."""
+        return [host.rows for host in self._hosts_with(partition)]
+
+    def _hosts_with(self, partition: PartitionLog) -> list[ShardHost]:
+        """Each shard that may have rows, once; a slot may come back to where it was."""
+        hosts = self._hosts_of.get(partition)
+        if hosts is None:
+            raise EngineError(f"this broker does not lead {partition}")
+        return list(dict.fromkeys(hosts))

@@ -1,0 +1,153 @@
+"""Topics as keys of the registry: how they are named, written, changed and deleted there.
+
+`topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one makes
+`deleting/<topic id>` first and takes the name away after it, so a deletion that was cut short is
+seen as done; the key is removed when the rows are gone (broker/cluster/housekeeping.py). The key
+`topics_version` grows with every change, and tells the other brokers to look.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from broker.config import Settings
+from broker.effective_configs import effective
+from broker.log.topic import Topic
+from protocol.errors import KafkaError
+from storage.engine import EngineError
+from storage.registry import Registry, Versioned
+
+log = logging.getLogger(__name__)
+
+VERSION_KEY = "topics_version"
+_TOPIC = "topic/"
+_DELETING = "deleting/"
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopic:
+    """A topic whose rows are still there."""
+
+    topic: Topic
+    key: str
+    stored: Versioned
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopics:
+    """All topics as they were read. `stored` has those, too, that cannot be understood."""
+
+    live: Mapping[str, Topic]
+    stored: Mapping[str, Versioned]
+    deleted: frozenset[str]
+    """Ids of topics."""
+
+
+class TopicRegistry:
+    """Reads and changes topics. Every call raises `EngineError` when nobody answers."""
+
+    def __init__(self, topics: Registry, state: Registry, settings: Settings) -> None:
+        """`topics` holds the topics, `state` their version."""
+        self._topics = topics
+        self._state = state
+        self._settings = settings
+
+    async def version(self) -> int:
+        return _number(await self._state.get(VERSION_KEY))
+
+    async def announce(self) -> int:
+        """Tell the other brokers to look; the version of those that have."""
+        while True:
+            version = await self._state.get(VERSION_KEY)
+            number = _number(version) + 1
+            if await self._state.compare_and_set(VERSION_KEY, version, str(number)):
+                return number
+
+    async def read(self) -> StoredTopics:
+        found = await self._topics.list("")
+        deleted = frozenset(
+            key.removeprefix(_DELETING) for key in found if key.startswith(_DELETING)
+        )
+        stored = {
+            key.removeprefix(_TOPIC): one for key, one in found.items() if key.startswith(_TOPIC)
+        }
+        topics = (self.understood(_TOPIC + name, one) for name, one in stored.items())
+        live = {
+            topic.name: topic
+            for topic in topics
+            if topic is not None and str(topic.topic_id) not in deleted
+        }
+        return StoredTopics(live, stored, deleted)
+
+    async def write(self, topic: Topic, expected: Versioned | None) -> bool:
+        """False where the topic is not as `expected`."""
+        key = _TOPIC + topic.name
+        return await self._topics.compare_and_set(key, expected, _text(topic))
+
+    async def stored(self, name: str) -> Versioned | None:
+        return await self._topics.get(_TOPIC + name)
+
+    async def mark_deleted(self, topic: Topic) -> None:
+        """From now on the topic is deleted, even if its name is still there."""
+        await self._topics.compare_and_set(f"{_DELETING}{topic.topic_id}", None, _text(topic))
+
+    async def free_name(self, name: str, stored: Versioned) -> None:
+        await self._topics.delete(_TOPIC + name, stored)
+
+    async def deleted(self) -> list[DeletedTopic]:
+        """Topics whose rows are to be removed."""
+        found = []
+        for key, stored in (await self._topics.list(_DELETING)).items():
+            topic = self.understood(key, stored)
+            if topic is not None:
+                found.append(DeletedTopic(topic, key, stored))
+        return found
+
+    async def forget(self, deleted: DeletedTopic) -> None:
+        """Nothing is left of it."""
+        left = await self.stored(deleted.topic.name)
+        topic = None if left is None else self.understood(_TOPIC + deleted.topic.name, left)
+        if left is not None and topic is not None and topic.topic_id == deleted.topic.topic_id:
+            await self.free_name(topic.name, left)  # the deletion was cut short
+        await self._topics.delete(deleted.key, deleted.stored)
+
+    def understood(self, key: str, stored: Versioned) -> Topic | None:
+        """None for what a newer version of this program may have written."""
+        try:
+            return self._parsed(json.loads(stored.value))
+        except (ValueError, KeyError, TypeError, KafkaError) as error:
+            log.error("%s in the registry cannot be read and is left as it is: %s", key, error)
+            return None
+
+    def _parsed(self, value: Mapping[str, Any]) -> Topic:
+        return Topic(
+            value["name"],
+            UUID(value["id"]),
+            int(value["partitions"]),
+            dict(value["configs"]),
+            effective(value["configs"], self._settings),
+            int(value["version"]),
+        )
+
+
+def _number(version: Versioned | None) -> int:
+    try:
+        return 0 if version is None else int(version.value)
+    except ValueError as error:
+        raise EngineError(f"{VERSION_KEY} in the registry is not a number: {error}") from error
+
+
+def _text(topic: Topic) -> str:
+    value = {
+        "name": topic.name,
+        "id": str(topic.topic_id),
+        "partitions": topic.partitions,
+        "configs": dict(topic.configs),
+        "version": topic.version,
+    }
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,63 @@
+"""Finds the log of a partition for a request: among the open ones, or by looking for new topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from broker.log.partition import PartitionLog
+from broker.log.topic import Topic
+from broker.topics import TopicCatalog
+from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+
+
+class LedPartitions:
+    """The partitions that this broker leads, as requests name them."""
+
+    def __init__(self, topics: TopicCatalog) -> None:
+        self._topics = topics
+        self._logs = topics.logs
+        self._awaited: Counter[tuple[str | UUID, int]] = Counter()
+        self._awaiting = asyncio.Lock()
+        self._looks = 0
+
+    def log_of(self, topic: Topic, partition: int) -> PartitionLog:
+        """Raises `UnknownTopicOrPartition`; `NotLeaderOrFollower` where another broker leads."""
+        found = self._logs.find(topic.topic_id, partition)
+        if found is not None:
+            if not self._logs.may_serve():
+                raise NotLeaderOrFollower("this broker leads nothing at the moment")
+            return found
+        current = self._topics.by_id(topic.topic_id)
+        if current is None or not 0 <= partition < current.partitions:
+            raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
+        raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
+
+    async def await_open(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
+        """Look again if any of these is not led here: another broker may just have made its topic.
+
+        Topics by name or id, and partitions. It waits for logs that are being opened, too. A
+        request that comes while another waits for the same log is answered after it: a producer's
+        batches stay in the order in which they were sent.
+        """
+        if self._awaited.keys().isdisjoint(wanted) and self._are_open(wanted):
+            return
+        self._awaited.update(wanted)
+        looks = self._looks
+        try:
+            async with self._awaiting:  # which is fair
+                if looks == self._looks and not self._are_open(wanted):
+                    await self._topics.look_again()
+                    self._looks += 1
+        finally:
+            self._awaited.subtract(wanted)
+            self._awaited = +self._awaited
+
+    def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
+        return all(self._is_open(topic, partition) for topic, partition in wanted)
+
+    def _is_open(self, key: str | UUID, partition: int) -> bool:
+        topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
+        return topic is not None and self._logs.find(topic.topic_id, partition) is not None

@@ -1,0 +1,111 @@
+"""Which logs are open: the one owner of the logs of partitions that this broker leads.
+
+A log is open while this broker leads its partition. The catalog of topics says what has become of a
+topic; nobody else keeps a log for longer than a request or a block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from uuid import UUID
+
+from broker.log.checkpoints import read_checkpoints
+from broker.log.ends import log_ends
+from broker.log.partition import PartitionLog
+from broker.log.topic import Topic
+from protocol.errors import UnknownTopicOrPartition
+from storage.engine import Engine
+
+Partition = tuple[Topic, int]
+
+
+class OpenLogs(ABC):
+    """The open logs, by topic id and partition."""
+
+    def __init__(self) -> None:
+        self._logs: dict[UUID, dict[int, PartitionLog]] = {}
+
+    @abstractmethod
+    def may_serve(self) -> bool:
+        """Whether this broker may lead anything, by the clock: it may have slept."""
+
+    @abstractmethod
+    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
+        """Open the logs of partitions that were just made, where this broker leads them."""
+
+    @abstractmethod
+    async def open_missing(self, topics: Collection[Topic]) -> bool:
+        """Open the logs that this broker leads and that are not open.
+
+        False: some could not be opened yet. Raises `EngineError`.
+        """
+
+    def find(self, topic_id: UUID, partition: int) -> PartitionLog | None:
+        return self._logs.get(topic_id, {}).get(partition)
+
+    def all(self) -> list[PartitionLog]:
+        return [one for logs in self._logs.values() for one in logs.values()]
+
+    def add(self, logs: Iterable[PartitionLog]) -> None:
+        for one in logs:
+            self._logs.setdefault(one.topic_id, {})[one.partition] = one
+
+    def remove(self, logs: Iterable[PartitionLog]) -> None:
+        """This broker leads them no more."""
+        for one in logs:
+            self._logs.get(one.topic_id, {}).pop(one.partition, None)
+
+    def adopt(self, topic: Topic) -> None:
+        """The topic has changed: its logs go on with what it is now."""
+        for one in self._logs.get(topic.topic_id, {}).values():
+            one.topic = topic
+
+    def close_topic(self, topic: Topic) -> None:
+        """The topic has been deleted."""
+        closed = list(self._logs.get(topic.topic_id, {}).values())
+        for one in closed:
+            one.closed = UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
+            one.wake()
+        self.remove(closed)
+        self._logs.pop(topic.topic_id, None)
+
+    def missing(self, topics: Iterable[Topic]) -> list[Partition]:
+        """Partitions of these topics whose logs are not open."""
+        return [
+            (topic, number)
+            for topic in topics
+            for number in range(topic.partitions)
+            if self.find(topic.topic_id, number) is None
+        ]
+
+
+class LocalLogs(OpenLogs):
+    """The logs of a broker that is alone: it leads every partition."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self.first_fresh_producer_id = 0
+        """Producers with lower ids may have rows from before this process started."""
+
+    def may_serve(self) -> bool:
+        return True
+
+    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
+        self.add(self._opened(topic, number, 0, 0) for number in partitions)
+
+    async def open_missing(self, topics: Collection[Topic]) -> bool:
+        checkpoints = await read_checkpoints(self._engine)
+        partitions = self.missing(topics)
+        ends = await log_ends(
+            self._engine, [(topic.name, topic.topic_id, number) for topic, number in partitions]
+        )
+        for topic, number in partitions:
+            start, floor = checkpoints.get((topic.topic_id, number), (0, 0))
+            end = max(ends.get((topic.topic_id, number), 0), floor)
+            self.add([self._opened(topic, number, start, end)])
+        return True
+
+    def _opened(self, topic: Topic, partition: int, start: int, end: int) -> PartitionLog:
+        return PartitionLog(topic, partition, start, end, self.first_fresh_producer_id)

@@ -1,4 +1,4 @@
-"""Text for a terminal: tables, and text that somebody else chose, made safe to print."""
+"""Output for a terminal: tables, and text from strangers made safe to print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def console() -> Console:
-    """Where tables are drawn: fitted to a terminal, never folded where a program reads them."""
+    """Draws tables as wide as the terminal; without a terminal, lines are never folded."""
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
@@ -22,7 +22,7 @@ def new_table(*headings: str, right: Collection[str] = ()) -> Table:
 
 
 def printable(text: str) -> str:
-    """Text that somebody else chose, as `escaped` shows bytes."""
+    """Text from a stranger, escaped as `escaped` escapes bytes."""
     return escaped(text.encode("utf-8", "surrogateescape"))
 
 
@@ -30,7 +30,7 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def escaped(data: bytes | None) -> str:
-    """Bytes as one printable line: a record must not be able to drive the reader's terminal."""
+    """Bytes as one printable line: a record must not be able to control the reader's terminal."""
     if data is None:
         return "\\N"
     text = data.decode("utf-8", "surrogateescape")

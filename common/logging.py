@@ -1,6 +1,6 @@
 """Where log lines go: stderr, one line each, for a person or as JSON for a machine.
 
-What a client sent may stand in a line and cannot end it, nor reach the terminal as a control code.
+A line may contain what a client sent. Line ends and control codes in it are escaped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def _escape(
 
 
 def _client_fault(record: logging.LogRecord) -> bool:
-    """aiohttp logs bytes that are no HTTP as an error of the server, with a traceback."""
+    """Whether a record is logged. Bytes that are not HTTP become one INFO line.
+
+    aiohttp logs them as an error of the server, with a traceback.
+    """
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, HttpProcessingError):
         return True

@@ -3,7 +3,7 @@
 This is the readable reference of `_batches.pyx`, which the broker runs; the tests compare the two
 byte for byte. `decode_batches.py` reads the records inside, `encode_batches.py` writes them.
 
-What must hold: the bytes come from strangers, so nothing is believed that was not counted.
+What must hold: the bytes come from strangers, so every length and count in them is checked.
 
 Format: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98).
 """
@@ -36,7 +36,7 @@ INT64_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The fixed part of one record batch, and where the whole batch lies in what was parsed."""
+    """The fixed part of one record batch, and where the batch starts and ends in the input."""
 
     start: int
     end: int
@@ -73,7 +73,7 @@ class BatchHeader:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record: 0 follows 2^31-1, and -1 stands for none."""
+        """Sequence of the last record. 0 follows 2^31-1; -1 if the batch has no sequences."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset_delta) & INT32_MAX
@@ -84,7 +84,7 @@ def parse_headers(records: bytes | memoryview) -> list[BatchHeader]:
 
     Raises UnsupportedForMessageFormat for formats v0 and v1, which have their magic at the same
     byte, and CorruptMessage for any other magic, a batch that is cut or shorter than its header,
-    and bytes after the last batch. Nothing inside the batches is looked at, and their CRCs are not.
+    and bytes after the last batch. The records inside and the CRCs are not checked.
     """
     data = memoryview(records)
     headers: list[BatchHeader] = []
@@ -130,8 +130,9 @@ def stamp_batch(
 ) -> bytes:
     """A copy of the batch as the log keeps it: with its base offset and partition leader epoch.
 
-    Both lie outside the CRC. With `log_append_time_ms` (`message.timestamp.type=LogAppendTime`)
-    that becomes its max timestamp, its timestamp type says so, and the CRC is made anew.
+    The CRC does not cover these two. With `log_append_time_ms`
+    (`message.timestamp.type=LogAppendTime`) the copy has that as its max timestamp, LogAppendTime
+    as its timestamp type, and a new CRC.
     """
     _check_bounds(records, header)
     batch = bytearray(memoryview(records)[header.start : header.end])

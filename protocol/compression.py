@@ -1,9 +1,9 @@
-"""The compression codecs of record batches: what a producer sent -> the records section, and back.
+"""The compression codecs of record batches: the records section as a producer sent it, and back.
 
-`decompress` reads a stranger's bytes. What must hold: no more than `limit_bytes` of output is ever
-made, in pieces that grow with the output and not with what a frame claims; a payload is one whole
-stream of its codec, so a cut one and one with bytes behind it are both corrupt. (Behind an LZ4
-frame Kafka's own reader drops what follows and librdkafka refuses it; no client sends it.)
+`decompress` reads bytes from strangers. What must hold: it never produces more than `limit_bytes`,
+and memory grows with the output, not with the size that a frame claims. A payload is exactly one
+stream of its codec: it is corrupt if it is cut or if bytes follow the stream. (Kafka's own reader
+ignores bytes after an LZ4 frame and librdkafka refuses them; no client sends them.)
 
 Codec numbers are those of the batch attributes
 (https://kafka.apache.org/documentation/#recordbatch).
@@ -29,17 +29,17 @@ _PIECE_BYTES: Final = 1 << 20
 # https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md
 _LZ4_FLAGS_AT: Final = 4
 _LZ4_INDEPENDENT_BLOCKS: Final = 0x20
-# A Zstandard frame names the window its decoder must keep; 128 MiB is what zstd itself accepts by
-# default (ZSTD_WINDOWLOG_LIMIT_DEFAULT), and the most that any of its levels asks for.
+# A Zstandard frame names the window that its decoder must keep. 128 MiB is what zstd itself accepts
+# by default (ZSTD_WINDOWLOG_LIMIT_DEFAULT), and the most that any of its levels asks for.
 _ZSTD_WINDOW_LOG: Final = 27
 
 # snappy-java's SnappyOutputStream: this magic, a version and the oldest reader's version (4 bytes
 # each), then blocks of a 4-byte length and raw Snappy. The versions are not checked: some clients
-# write them little-endian, and neither snappy-java nor librdkafka minds.
+# write them little-endian, which snappy-java and librdkafka accept.
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
-# Three bytes of Snappy copy at most 64: a block that claims more than that is not one.
+# Three bytes of Snappy copy at most 64 bytes: a block that claims more is not valid.
 _SNAPPY_BYTES_PER_3: Final = 64
 
 
@@ -62,7 +62,7 @@ class _Decompressor(Protocol):
 
 
 class _Gunzip:
-    """zlib's decoder, keeping the input it has not used yet as the other two do."""
+    """zlib's decoder with the interface of the other two: it keeps input that it has not used."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -104,7 +104,7 @@ def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> byt
 
 
 def compress(codec: int, payload: bytes | memoryview) -> bytes:
-    """`payload` as a client would send it; Snappy in the framing of the Java client."""
+    """`payload` as a client would send it; Snappy as the Java client frames it."""
     if codec == Codec.NONE:
         return bytes(payload)
     if codec == Codec.GZIP:
@@ -121,7 +121,7 @@ def compress(codec: int, payload: bytes | memoryview) -> bytes:
 def _check_lz4_blocks(payload: bytes | memoryview) -> None:
     """Kafka's own clients cannot read blocks that depend on earlier ones (KIP-57)."""
     if len(payload) > _LZ4_FLAGS_AT and not payload[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT_BLOCKS:
-        raise CorruptMessage("an lz4 frame with dependent blocks, which Kafka does not have")
+        raise CorruptMessage("record batch has an lz4 frame with dependent blocks: Kafka has none")
 
 
 def _too_large(limit_bytes: int) -> MessageTooLarge:
@@ -131,8 +131,8 @@ def _too_large(limit_bytes: int) -> MessageTooLarge:
 def _stream(
     name: str, decompressor: _Decompressor, payload: bytes | memoryview, limit_bytes: int
 ) -> bytes:
-    # BytesIO hands its buffer over without a copy, so the output is in memory once. A decoder keeps
-    # a copy of the input it has not used: pieces as long as the input keep that copying linear.
+    # BytesIO returns its buffer without a copy, so the output is in memory once. A decoder copies
+    # the input that it has not used: pieces as long as the input keep that copying linear.
     piece_bytes = max(_PIECE_BYTES, len(payload))
     output = io.BytesIO()
     data: bytes | memoryview = payload
@@ -192,7 +192,7 @@ def _xerial_blocks(payload: memoryview) -> list[memoryview]:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """What a raw Snappy block says it holds: the varint it opens with."""
+    """The decompressed size that a raw Snappy block claims, in the varint at its start."""
     size = 0
     for index, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * index)
@@ -203,14 +203,14 @@ def _snappy_size(block: memoryview) -> int:
     raise CorruptMessage("record batch has a snappy block without a size")
 
 
-def _snappy_block(block: memoryview, place: memoryview) -> None:
+def _snappy_block(block: memoryview, target: memoryview) -> None:
     try:
-        written = cramjam.snappy.decompress_raw_into(block, place)
+        written = cramjam.snappy.decompress_raw_into(block, target)
     except cramjam.DecompressionError as error:
         raise CorruptMessage(f"record batch is not valid snappy: {error}") from error
-    if written != len(place):
+    if written != len(target):
         raise CorruptMessage(
-            f"record batch has a snappy block of {written} bytes, not {len(place)}"
+            f"record batch has a snappy block of {written} bytes, not {len(target)}"
         )
 
 

@@ -1,12 +1,13 @@
 """What consumers tell each other through their group's coordinator: subscriptions and assignments.
 
-The coordinator passes these bytes on without needing to understand them, and clients may send what
-they like. What is read here is for people and for questions like "is this topic subscribed": bytes
-that are not the consumer protocol are None, and cost no more than their length.
+The coordinator passes these bytes on and does not need to understand them; clients may send any
+bytes. They are read here to show them to people, and for questions like "is this topic subscribed".
+Bytes that are not of the consumer protocol give None, and reading them takes time in proportion to
+their length.
 
-Versions 0 to 3 differ in what follows the part that is read, and later ones are read like them. The
-coordinator of Kafka, too, reads a subscription of any version as version 0. Formats:
-ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json in Kafka's clients.
+Versions 0 to 3 differ only in what follows the part that is read here; later versions are read in
+the same way. Kafka's own coordinator also reads a subscription of any version as version 0.
+Formats: ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json in Kafka's clients.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _INT32 = struct.Struct(">i")
 
 
 class _Malformed(Exception):
-    """The bytes are no subscription, or no assignment."""
+    """The bytes are not a subscription or an assignment."""
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
@@ -35,9 +36,9 @@ def assigned_partitions(assignment: bytes) -> dict[str, list[int]] | None:
     return _read(assignment, _assignment)
 
 
-def _read(data: bytes, parse: Callable[[_Reader], T]) -> T | None:
+def _read(data: bytes, parse: Callable[[_MetadataReader], T]) -> T | None:
     try:
-        reader = _Reader(data)
+        reader = _MetadataReader(data)
         if reader.number(_INT16) < 0:
             return None
         return parse(reader)
@@ -45,13 +46,13 @@ def _read(data: bytes, parse: Callable[[_Reader], T]) -> T | None:
         return None
 
 
-def _subscription(reader: _Reader) -> frozenset[str]:
+def _subscription(reader: _MetadataReader) -> frozenset[str]:
     topics = frozenset(reader.text() for _ in range(reader.count(smallest=2)))
     reader.skip_nullable_bytes()
     return topics
 
 
-def _assignment(reader: _Reader) -> dict[str, list[int]]:
+def _assignment(reader: _MetadataReader) -> dict[str, list[int]]:
     assigned: dict[str, list[int]] = {}
     for _ in range(reader.count(smallest=6)):
         assigned.setdefault(reader.text(), []).extend(reader.numbers())
@@ -59,8 +60,8 @@ def _assignment(reader: _Reader) -> dict[str, list[int]]:
     return assigned
 
 
-class _Reader:
-    """Takes values from the front of `data`, each checked against what is left."""
+class _MetadataReader:
+    """Reads values from the front of `data`, each checked against the bytes that are left."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -79,21 +80,21 @@ class _Reader:
         return count
 
     def text(self) -> str:
-        return self._take(self.number(_INT16)).decode()
+        return self._read_bytes(self.number(_INT16)).decode()
 
     def numbers(self) -> tuple[int, ...]:
         count = self.count(smallest=4)
-        return struct.unpack(f">{count}i", self._take(4 * count))
+        return struct.unpack(f">{count}i", self._read_bytes(4 * count))
 
     def skip_nullable_bytes(self) -> None:
         size = self.number(_INT32)
         if size != -1:
-            self._take(size)
+            self._read_bytes(size)
 
-    def _take(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         end = self._position + size
         if size < 0 or end > len(self._data):
             raise _Malformed
-        taken = self._data[self._position : end]
+        found = self._data[self._position : end]
         self._position = end
-        return taken
+        return found

@@ -3,7 +3,7 @@
 This is the readable reference of `_decode_batches.pyx`, which the broker runs; the tests compare
 the two byte for byte.
 
-What must hold: the bytes come from strangers, so nothing is believed that was not counted, and a
+What must hold: the bytes come from strangers, so every length and count in them is checked. A
 builder that refused a batch is as it was before. What went into a row comes out of it, bit for bit
 (`encode_batches.py`).
 
@@ -33,7 +33,7 @@ from protocol.errors import InvalidRecord, RecordsWithoutKey
 from protocol.varints import ByteReader, length_prefixed, varuint, wrap
 
 INDEXES_TOLD: Final = 1000
-"""Records of a batch that an error names at most: a small request may hold millions of them."""
+"""An error names at most so many records of a batch: a small request may hold millions."""
 
 # Length, attributes, timestamp and offset delta, key and value length, header count: a byte each.
 _SMALLEST_RECORD: Final = 7
@@ -41,7 +41,7 @@ _SMALLEST_RECORD: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class _PartitionKey:
-    """The rest of a row: which partition it belongs to."""
+    """The columns of a row that say which partition it belongs to."""
 
     topic: bytes
     topic_id: bytes
@@ -49,10 +49,10 @@ class _PartitionKey:
 
 
 class BlockBuilder:
-    """Gathers batches, of any topics and partitions, into one Native block for `messages`.
+    """Collects batches, of any topics and partitions, into one Native block for `messages`.
 
-    All rows share `append_time_ms`. `rows` and `bytes` say how many rows are in and how long the
-    block would be now; `finish` gives the block, and changes nothing.
+    All rows have the same `append_time_ms`. `rows` and `bytes` are the number of rows and the
+    length of the block so far. `finish` returns the block and changes nothing.
     """
 
     COLUMNS: ClassVar[tuple[tuple[str, str], ...]] = COLUMNS
@@ -84,14 +84,14 @@ class BlockBuilder:
         """Adds the records of one batch, from `base_offset` on; all of them or, on an error, none.
 
         `payload` is the records section, decompressed. Raises InvalidRecord unless it is exactly
-        `header.count` records whose offset deltas count up from 0, with nothing left over inside or
-        after them, every number in as many bits as its type has, and lengths that fit. `keyed`:
-        then records without a key raise RecordsWithoutKey, which names up to INDEXES_TOLD of them.
+        `header.count` records: their offset deltas count up from 0, no bytes are left over inside
+        or after them, numbers have no more bits than their type, and lengths fit. If `keyed`,
+        records without a key raise RecordsWithoutKey, which names up to INDEXES_TOLD of them.
 
-        A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64; or one for
-        all: `log_append_time_ms`, or the max timestamp of a batch that already is of LogAppendTime.
-        Its sequence counts up from the base sequence, 0 following 2^31-1, and is -1 where the batch
-        has no producer id or no sequence.
+        A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64. All records
+        have the same one if `log_append_time_ms` is given, or if the batch is of LogAppendTime: its
+        max timestamp. A record's sequence counts up from the base sequence (0 follows 2^31-1), and
+        is -1 if the batch has no producer id or no sequence.
         """
         _fit(partition, 32)
         _fit(base_offset, 64)
@@ -149,7 +149,7 @@ class BlockBuilder:
         self._rows += added
 
     def finish(self) -> builtins.bytes:
-        """The whole block. One without rows has the columns' names and types alone."""
+        """The whole block. Without rows, it has only the names and types of the columns."""
         keys = [key for key, _ in self._rows]
         rows = [row for _, row in self._rows]
         headers = [header for row in rows for header in row.headers]

@@ -1,10 +1,10 @@
 """Decoders of requests: one function per API and version, generated from kafka-python's schemas.
 
-kafka-python generates decoders too, for a client, which trusts its broker: a length that reaches
-beyond the frame is a shorter field there, null is taken where the protocol has none, and a varint
-or a row of tagged fields can be made to cost time that grows with the square of its length. A
-broker trusts nobody, so these check every length, count and null. What they cost is linear in the
-bytes that came, and the objects they make are bounded by `ELEMENTS_MAX`.
+kafka-python generates decoders too, but for a client, which trusts its broker. There, a length that
+reaches beyond the frame gives a shorter field, null is accepted where the protocol has none, and a
+varint or many tagged fields can cost time that grows with the square of their length. A broker
+trusts nobody, so these decoders check every length, count and null. Their cost is linear in the
+bytes received, and `ELEMENTS_MAX` bounds the number of objects that they make.
 
 The objects are kafka-python's own message classes. A topic id of zero is UUID(int=0), not None.
 """
@@ -20,11 +20,11 @@ from kafka.protocol.api_message import ApiMessage
 
 ELEMENTS_MAX = 100_000
 """Array elements in one request, over all of its arrays. Each becomes an object (about 200 bytes
-and 1 us, measured), on the thread that serves everybody. The largest request that Kafka itself
-allows to do something, CreateTopics with 10,000 assigned partitions, has 20,000."""
+and 1 us, measured), on the thread that serves every client. The largest request that Kafka itself
+accepts, CreateTopics with 10,000 assigned partitions, has 20,000."""
 
 STRING_MAX = 0x7FFF
-"""Bytes of one text. Where the protocol's own length field does not say so, Kafka does."""
+"""Longest text, in bytes. Where the protocol's length field allows more, Kafka itself does not."""
 
 Decoder = Callable[[bytes, int], tuple[ApiMessage, int]]
 """(frame, position) to (message, position after it). Raises `MalformedMessage`, `struct.error`,
@@ -42,7 +42,7 @@ _FIXED = {
 
 
 class MalformedMessage(Exception):
-    """The bytes are no message of this API and version."""
+    """The bytes are not a message of this API and version."""
 
 
 _generated: dict[tuple[type[ApiMessage], int], Decoder] = {}
@@ -72,7 +72,7 @@ def unsigned_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(data: bytes, position: int) -> int:
-    """The position after a section of tagged fields of which none is known."""
+    """The position after a section of tagged fields, all of which are unknown."""
     count, position = unsigned_varint(data, position)
     for _ in range(count):
         _, position = unsigned_varint(data, position)
@@ -88,9 +88,10 @@ def _fail(reason: str) -> None:
 
 
 class _Generator:
-    """Writes the source of one decoder. `data` is the frame, `pos` the place in it, `end` its
+    """Writes the source of one decoder.
 
-    size, `room` how many elements are still allowed.
+    In that source, `data` is the frame, `pos` the position in it, `end` its size, and `room` the
+    number of elements that are still allowed.
     """
 
     def __init__(self, version: int, flexible: bool) -> None:
@@ -208,7 +209,7 @@ class _Generator:
             self._emit(depth, "present, = unpack_from('>b', data, pos)")
             self._emit(depth, "pos += 1")
             self._emit(depth, f"if present == -1: {target} = None")
-            self._emit(depth, f"elif present != 1: fail('{field.name} is neither there nor null')")
+            self._emit(depth, f"elif present != 1: fail('{field.name} is not present or null')")
             self._emit(depth, "else:")
             depth += 1
         self._struct(depth, nested, field, field.data_class)
@@ -250,7 +251,7 @@ class _Generator:
         return size
 
     def _null_or(self, depth: int, target: str, size: str, name: str, nullable: bool) -> None:
-        """Emits what a negative length means; what follows, one deeper, is for the others."""
+        """Emits what a negative length means. What follows, one level deeper, is for the others."""
         self._emit(depth, f"if {size} < 0:")
         self._emit(depth + 1, f"if {size} < -1: fail('{name} has a negative length')")
         null = f"{target} = None" if nullable else f"fail('{name} is null')"

@@ -41,14 +41,18 @@ class EncodedBatch:
 def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]:
     """Uncompressed batches from rows of one partition, in order of offset.
 
-    `block` is one or more concatenated Native blocks whose columns are READ_COLUMNS: several,
-    because that is what a streamed result is; a batch may span them. Offsets may have gaps, as
-    compaction leaves them. A new batch starts where producer id or epoch, transactional, timestamp
-    type or leader epoch change, at and after every control row, where the sequences of a producer
-    do not go on in step with the offsets, where the timestamp of LogAppendTime changes, where an
-    offset delta would not fit into 32 bits, and where the batch would become longer than
-    `max_batch_bytes` (a batch has one record at least). Raises ValueError for a block that is not
-    of that shape.
+    `block` is one or more concatenated Native blocks whose columns are READ_COLUMNS. (The result of
+    a streamed query has several.) A batch may span blocks. Offsets may have gaps, which compaction
+    leaves. A new batch starts
+
+    * where producer id or epoch, transactional, timestamp type or leader epoch change
+    * at and after every control row
+    * where the sequences of a producer do not advance in step with the offsets
+    * where the timestamp of LogAppendTime changes
+    * where an offset delta would not fit into 32 bits
+    * where the batch would become longer than `max_batch_bytes` (a batch has at least one record)
+
+    Raises ValueError for a block that is not of that shape.
     """
     batches: list[EncodedBatch] = []
     batch: list[MessageRow] = []

@@ -22,7 +22,7 @@ class KafkaError(Exception):
 
 
 class UnknownServerError(KafkaError):
-    """Something failed that has no code of its own; the broker's log has the cause."""
+    """A failure that has no code of its own; the broker's log has the cause."""
 
     code = -1
 
@@ -50,7 +50,7 @@ class NotLeaderOrFollower(KafkaError):
 
 
 class RequestTimedOut(KafkaError):
-    """It may have been done, or may yet be."""
+    """The request may have been carried out, or may still be."""
 
     code = 7
 
@@ -64,7 +64,7 @@ class OffsetMetadataTooLarge(KafkaError):
 
 
 class CoordinatorLoadInProgress(KafkaError):
-    """Not now: the client asks again."""
+    """Not yet: the client retries."""
 
     code = 14
 
@@ -142,7 +142,7 @@ class InvalidRequest(KafkaError):
 
 
 class UnsupportedForMessageFormat(KafkaError):
-    """A record batch older than format v2, which Kafka 4 no longer takes (KIP-724)."""
+    """A record batch older than format v2, which Kafka 4 no longer accepts (KIP-724)."""
 
     code = 43
 
@@ -160,7 +160,7 @@ class InvalidProducerEpoch(KafkaError):
 
 
 class KafkaStorageError(KafkaError):
-    """The engine refused an insert (a full disk, for one); nothing of it was stored."""
+    """The engine refused an insert (because the disk is full, say); nothing of it was stored."""
 
     code = 56
 
@@ -198,7 +198,7 @@ class MemberIdRequired(KafkaError):
 
 
 class GroupMaxSizeReached(KafkaError):
-    """The group, or the memory for all groups (`groups_max_bytes`), takes no further member."""
+    """The group is full, or the memory for all groups is (`groups_max_bytes`)."""
 
     code = 81
 
@@ -216,15 +216,16 @@ class GroupSubscribedToTopic(KafkaError):
 
 
 class InvalidRecord(KafkaError):
-    """A record batch whose frame is sound and whose records are not."""
+    """A record batch with a valid header and CRC, but with invalid records."""
 
     code = 87
 
 
 class RecordsWithoutKey(InvalidRecord):
-    """Records for a compacted topic that cannot be compacted; nothing of their batch is taken.
+    """Records without a key for a compacted topic; nothing of their batch is stored.
 
-    `indexes` are their places in the batch, of many only the first; `count` is how many there are.
+    `indexes` are their positions in the batch, only the first if there are many; `count` is the
+    number of all of them.
     """
 
     def __init__(self, indexes: tuple[int, ...], count: int) -> None:

@@ -1,7 +1,7 @@
-"""A byte stream cut into frames: a 4-byte big-endian length, then that many bytes.
+"""Cuts a byte stream into frames: a 4-byte big-endian length, then that many bytes.
 
-A length is a claim. Memory grows with the bytes that have come, never with what was claimed, and a
-claim above the limit ends the connection before any of it is read.
+The length is only a claim. Memory grows with the bytes that were received, never with the length
+that was claimed, and a length above the limit ends the connection before any of the frame is read.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ _LENGTH_BYTES = 4
 
 
 class FrameError(Exception):
-    """The stream cannot be a Kafka client's; nothing after this point can be trusted."""
+    """The stream cannot come from a Kafka client; nothing after this point can be trusted."""
 
 
 class FrameReader:
-    """Collects received bytes and gives back whole frames, in order."""
+    """Collects received bytes and returns whole frames, in order."""
 
     __slots__ = ("_buffer", "_max_bytes", "_needed")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -79,3 +81,10 @@ class Bystander:
         (row,) = decoded(read.responses[0].partitions[0].records)
         assert row.value == value, "read something that it did not write"
         self.stored += 1
+
+
+@contextmanager
+def undisturbed(broker: BrokerProcess, topic: str) -> Iterator[Bystander]:
+    """A bystander with a topic of its own works meanwhile."""
+    with Bystander(broker, f"{topic}-bystander") as bystander:
+        yield bystander

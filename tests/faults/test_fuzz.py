@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
-import re
 import socket
 import struct
 import time
@@ -34,6 +33,7 @@ from protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples
+from tests.support.broker_log import DEFECT
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
 from tests.support.record_batches import Batch, Record, encode_records
@@ -44,7 +44,6 @@ WARM_CASES = 2_000
 GROWTH_MAX_BYTES = 400 << 20
 ANSWER_LIMIT_S = 0.25
 PROBE_ID = 0x0BADCAFE
-DEFECT = re.compile(r"Traceback|\[(error|critical) |never (retrieved|awaited)")
 
 INT_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 SPOILT_BYTES = (b"\0", b"\1", b"\x7f", b"\x80", b"\xff", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")

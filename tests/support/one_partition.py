@@ -80,3 +80,9 @@ def rows_of(records: bytes) -> list[Any]:
             epoch,
         )
     return rows
+
+
+def end_of(wire: Wire, target: Target, partition: int) -> int:
+    """The end offset of a partition."""
+    answer = wire.ask(messages.list_offsets(target, -1, partition), LIST)
+    return int(answer.topics[0].partitions[0].offset)

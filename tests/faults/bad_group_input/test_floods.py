@@ -1,0 +1,221 @@
+"""Members in such numbers, or of such sizes, that they would fill the memory of the broker.
+
+Each gets Kafka's error, the group works on for the others, and memory stays bounded. The error
+codes are those of Kafka 4.3, against which these tests were run. Where this broker is stricter, to
+bound its memory, the test says so.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kafka.protocol.admin import ListGroupsRequest
+
+from tests.conftest import OwnBrokers
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.group_answers import (
+    FULL,
+    GROUP_NOT_FOUND,
+    JOIN,
+    MEMBER_ID_REQUIRED,
+    NONE,
+    REBALANCE,
+    UNKNOWN_SERVER_ERROR,
+    Connect,
+    described,
+)
+from tests.support.member import Member
+from tests.support.messages import ASSIGNMENT, Target
+from tests.support.waiting import until
+from tests.support.wire import Wire, frame, request_body
+
+MIB = 1 << 20
+
+
+class TestFloods:
+    def test_ten_thousand_knock_and_do_not_come_in(
+        self, broker: BrokerProcess, connect: Connect, target: Target, group: str, member: Member
+    ) -> None:
+        """Kafka gives out ids without end; here they count towards `group_max_size`."""
+        wire = connect()
+        before_bytes = broker.rss_bytes()
+        knock = messages.join(f"{group}-flooded")
+        ids = set()
+        for number in range(10_000):
+            answer = wire.ask(knock, JOIN)
+            if number < 1000:
+                assert answer.error_code == MEMBER_ID_REQUIRED
+                ids.add(answer.member_id)
+            else:
+                assert (answer.error_code, answer.member_id) == (FULL, "")
+            if number % 1000 == 0:
+                assert member.heartbeat() == NONE
+        assert len(ids) == 1000
+        assert member.commit(target) == NONE
+        assert broker.rss_bytes() - before_bytes < 64 * MIB
+        late = Member(wire, f"{group}-flooded")
+        late.member_id = ids.pop()
+        late.send_join()
+        assert member.heartbeat() == NONE
+
+    def test_knocking_at_many_groups_fills_no_memory(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as wire, Wire(broker) as other:
+            member = Member(other, "there-before")
+            member.settle()
+            told = {wire.ask(messages.join(f"g{n}"), JOIN).error_code for n in range(5000)}
+            assert told == {MEMBER_ID_REQUIRED, FULL}
+            assert member.heartbeat() == NONE
+            assert member.commit(messages.create_topic(wire, topic)) == NONE
+
+    def test_subscriptions_fill_no_memory(self, own_broker: OwnBrokers, topic: str) -> None:
+        broker = own_broker(groups_max_bytes=str(16 * MIB), group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as wire, Wire(broker) as other:
+            target = messages.create_topic(wire, topic)
+            member = Member(other, "there-before")
+            member.settle()
+            told = []
+            for number in range(24):
+                huge = Member(wire, f"huge-{number}", protocols=(("range", b"x" * MIB),))
+                answer = huge.try_join()
+                if answer.error_code == MEMBER_ID_REQUIRED:
+                    answer = huge.try_join()
+                told.append(answer.error_code)
+            taken = told.count(NONE)
+            assert 12 <= taken <= 16
+            assert told == [NONE] * taken + [FULL] * (24 - taken)
+            assert member.heartbeat() == NONE
+            assert member.commit(target) == NONE
+            small = Member(wire, "small")
+            assert small.try_join().error_code == MEMBER_ID_REQUIRED
+
+    def test_names_of_protocols_fill_no_memory(self, own_broker: OwnBrokers) -> None:
+        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as wire, Wire(broker) as other:
+            member = Member(other, "there-before")
+            member.settle()
+            names = [(f"name-{number}", b"") for number in range(20_000)]
+            told = [
+                Member(wire, f"many-{number}", era=3, protocols=names).try_join().error_code
+                for number in range(5)
+            ]
+            assert FULL in told
+            assert told == sorted(told), "one was taken after another had been refused"
+            assert member.heartbeat() == NONE
+
+    def test_an_assignment_that_is_too_large_is_refused_and_a_smaller_one_taken(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as wire:
+            member = Member(wire, "assigned-much")
+            member.join()
+            answer = member.sync({member.member_id: b"x" * (5 * MIB)})
+            assert (answer.error_code, answer.assignment) == (UNKNOWN_SERVER_ERROR, b"")
+            assert member.heartbeat() == NONE
+            answer = member.sync({member.member_id: b"x" * MIB})
+            assert (answer.error_code, len(answer.assignment)) == (NONE, MIB)
+
+    def test_assignments_for_nobody_are_not_kept(
+        self, broker: BrokerProcess, wire: Wire, group: str
+    ) -> None:
+        member = Member(wire, group)
+        member.join()
+        crowd = {f"nobody-{number}": b"x" * 300 for number in range(50_000)}
+        answer = member.sync(crowd | {member.member_id: ASSIGNMENT})
+        assert (answer.error_code, answer.assignment) == (NONE, ASSIGNMENT)
+        (shown,) = described(wire, group)
+        assert [m.member_id for m in shown.members] == [member.member_id]
+
+    def test_more_members_than_a_group_takes(self, own_broker: OwnBrokers) -> None:
+        broker = own_broker(group_max_size="2", group_initial_rebalance_delay_ms="0")
+        with Wire(broker) as one, Wire(broker) as two, Wire(broker) as three:
+            first, second = Member(one, "small"), Member(two, "small")
+            first.settle()
+            second.begin_join()
+            until(lambda: first.heartbeat() == REBALANCE)
+            first.send_join()
+            assert [m.receive_join().error_code for m in (first, second)] == [NONE, NONE]
+            for version in (3, JOIN):
+                assert three_knocks(three, version) == (FULL, "")
+            first.sync({first.member_id: ASSIGNMENT})
+            assert second.sync().error_code == NONE
+            assert second.leave() == NONE
+            until(lambda: three_knocks(three, JOIN)[0] == MEMBER_ID_REQUIRED)
+
+    def test_a_member_whose_client_leaves_while_it_waits(
+        self, broker: BrokerProcess, connect: Connect, member: Member
+    ) -> None:
+        with Wire(broker) as left:
+            gone = Member(left, member.group_id, session_timeout_ms=6_000)
+            gone.begin_join()
+            until(lambda: member.heartbeat() == REBALANCE)
+        member.send_join()
+        assert member.receive_join().error_code == NONE
+        assert member.sync({member.member_id: ASSIGNMENT}).error_code == NONE
+        # It has a place in the generation, and a session that ends.
+        until(lambda: member.heartbeat() == REBALANCE)
+        member.settle()
+        (shown,) = described(connect(), member.group_id)
+        assert [m.member_id for m in shown.members] == [member.member_id]
+
+    def test_a_crowd_whose_clients_leave_while_they_wait(
+        self, broker: BrokerProcess, member: Member
+    ) -> None:
+        for _ in range(100):
+            with Wire(broker) as wire:
+                gone = Member(wire, member.group_id, session_timeout_ms=6_000)
+                gone.begin_join()
+        until(lambda: member.heartbeat() == REBALANCE)
+        member.send_join()
+        assert member.receive_join().error_code == NONE
+
+    def test_requests_behind_a_parked_one_wait_for_it(
+        self, connect: Connect, member: Member
+    ) -> None:
+        """Answers keep the order of the requests, so a heartbeat there comes too late."""
+        other = Member(connect(), member.group_id)
+        other.begin_join()
+        other.wire.send(frame(request_body(ListGroupsRequest(states_filter=[]), 4)))
+        assert other.wire.is_silent_for(0.3)
+        member.leave()
+        assert other.receive_join().error_code == NONE
+        assert other.wire.receive()
+
+
+def three_knocks(wire: Wire, version: int) -> tuple[int, str]:
+    answer = wire.ask(messages.join("small"), version)
+    return int(answer.error_code), str(answer.member_id)
+
+
+def test_many_threads_say_everything_at_once(broker: BrokerProcess, group: str) -> None:
+    """Ten clients, each with all that a member can say, in no order, about one group."""
+    failed: list[BaseException] = []
+
+    def talk(number: int) -> None:
+        try:
+            with Wire(broker) as wire:
+                for turn in range(30):
+                    member = Member(wire, group, rebalance_timeout_ms=20, era=turn % 9 + 1)
+                    member.take_id()
+                    member.try_join()
+                    member.sync({member.member_id: ASSIGNMENT})
+                    member.heartbeat()
+                    if (turn + number) % 3:
+                        member.leave()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failed
+    assert not any(thread.is_alive() for thread in threads)
+    with Wire(broker) as wire:
+        (shown,) = described(wire, group)
+        assert shown.error_code in (NONE, GROUP_NOT_FOUND)

@@ -1,8 +1,8 @@
-"""What is wrong with a cluster, in words: the findings of `brokerhouse check`.
+"""What is wrong with a cluster: the findings of `brokerhouse check`.
 
-Reads only. Each server is asked for all that can be told about it at once; what only shows when
-servers are laid side by side (macros, clocks, remote_servers) is worked out from the answers. A
-server that does not answer, or is too old to be asked, has one finding and no more.
+It only reads. Each server is queried once for everything that concerns it alone. What needs a
+comparison of servers (macros, clocks, remote_servers) is worked out from their answers. A server
+that does not answer, or whose ClickHouse is too old, has exactly one finding.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from storage.schema_files import REPLICATED_WINDOW
 from storage.slot_map import SLOTS_KEY, SlotMap
 
 MIN_VERSION = (24, 8)
-"""The first release with long support that has all that is used: strict mode of KeeperMap (23.4),
-OPTIMIZE ... CLEANUP (24.1), the analyzer that the views need (24.3), read_in_order_use_buffering
-(24.7)."""
+"""The first long-term support release that has everything that is used: strict mode of KeeperMap
+(23.4), OPTIMIZE ... CLEANUP (24.1), the analyzer that the views need (24.3),
+read_in_order_use_buffering (24.7)."""
 MAX_CLOCK_MS = 1000
 MAX_LAG_S = 60
 MIN_WINDOW = {True: REPLICATED_WINDOW, False: 100_000}
@@ -45,7 +45,7 @@ _VERSION_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class _Seen:
-    """One server, and what it says of itself. `problem`: why it says nothing."""
+    """One server, and what it answered. `problem`: why there is no answer."""
 
     shard: ShardConfig
     url: str
@@ -62,7 +62,7 @@ class _Seen:
 
 
 async def findings(config: ClusterConfig) -> list[str]:
-    """One sentence for each thing that is wrong; none for a cluster that is well."""
+    """One sentence for each problem; none for a healthy cluster."""
     async with opened(config) as servers:
         seen = await asyncio.gather(
             *(
@@ -72,11 +72,11 @@ async def findings(config: ClusterConfig) -> list[str]:
             )
         )
         found = [f"{one.url}: {one.problem}" for one in seen if one.problem is not None]
-        well = [one for one in seen if one.problem is None]
-        for one in well:
+        healthy = [one for one in seen if one.problem is None]
+        for one in healthy:
             found += [f"{one.url}: {problem}" for problem in _of_one(config, one)]
-        found += _of_all(config, well)
-        if any(not one.registry for one in well):
+        found += _of_all(config, healthy)
+        if any(not one.registry for one in healthy):
             found += await _of_slots(config, servers)
     return found
 
@@ -88,8 +88,8 @@ async def _look(config: ClusterConfig, shard: ShardConfig, server: ClickHouseSer
         seen.problem = version
     elif version < MIN_VERSION:
         seen.problem = (
-            f"it runs ClickHouse {version[0]}.{version[1]}, "
-            f"and {MIN_VERSION[0]}.{MIN_VERSION[1]} is the oldest that will do"
+            f"it runs ClickHouse {version[0]}.{version[1]}; "
+            f"brokerhouse needs {MIN_VERSION[0]}.{MIN_VERSION[1]} or later"
         )
     else:
         try:
@@ -100,7 +100,7 @@ async def _look(config: ClusterConfig, shard: ShardConfig, server: ClickHouseSer
 
 
 async def _version(config: ClusterConfig, url: str) -> tuple[int, int] | str:
-    """Asked in the plainest way there is, which a server of any age understands."""
+    """Asked with a plain HTTP request, which a server of any version understands."""
     headers = {
         "X-ClickHouse-User": config.user,
         "X-ClickHouse-Key": config.password.get_secret_value(),
@@ -124,10 +124,9 @@ async def _version(config: ClusterConfig, url: str) -> tuple[int, int] | str:
         return int(match[1]), int(match[2])
     told = re.match(rb"Code: (\d+)", body)
     if told and int(told[1]) in _WRONG_LOGIN:
-        return f"it refuses user {config.user}: the user or the password is wrong"
-    return (
-        f"it does not answer as ClickHouse does: {_one_line(body.decode(errors='replace'))[:200]}"
-    )
+        return f"it rejects the login of user {config.user}: the user name or the password is wrong"
+    answer = _one_line(body.decode(errors="replace"))[:200]
+    return f"its answer is not that of a ClickHouse server: {answer}"
 
 
 def _tls(config: ClusterConfig) -> bool | ssl.SSLContext:
@@ -180,7 +179,7 @@ async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> 
 
 
 async def _complaint(server: ClickHouseServer, statement: str) -> str:
-    """What the server says against it; nothing where it is well."""
+    """The error of a statement; empty if it succeeds."""
     try:
         await server.rows(statement)
     except EngineError as error:
@@ -193,11 +192,11 @@ def _of_one(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
     if config.replicated:
         for macro in ("shard", "replica"):
             if not seen.macros.get(macro):
-                yield f"it has no macro {{{macro}}}: put <macros> into its configuration"
+                yield f"macro {{{macro}}} is not set: add <macros> to its configuration"
     yield from _of_tables(config, seen)
     for table, readonly, delay in seen.replicas:
         if readonly:
-            yield f"its replica of {table} is read-only: see its log, and whether Keeper answers"
+            yield f"its replica of {table} is read-only: see its log, and check whether Keeper runs"
         if delay > MAX_LAG_S:
             yield f"its replica of {table} is {delay} s behind"
     if abs(seen.clock_ahead_ms) - seen.clock_error_ms > MAX_CLOCK_MS:
@@ -206,18 +205,18 @@ def _of_one(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
 
 
 def _of_keeper(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
-    """By the registry where it is there: it is what Keeper is for."""
+    """By the registry, if it exists: it is what Keeper is used for."""
     if not seen.registry:
         return
     if "keeper_map_path_prefix" in seen.registry:
-        yield "it has no keeper_map_path_prefix: put it into its configuration"
+        yield "keeper_map_path_prefix is not set: add it to its configuration"
     elif "UNKNOWN_TABLE" not in seen.registry and "UNKNOWN_DATABASE" not in seen.registry:
-        yield f"the registry does not answer, is Keeper away? ({seen.registry})"
+        yield f"the registry does not answer; check whether Keeper runs ({seen.registry})"
     elif seen.keeper and "UNKNOWN_TABLE" not in seen.keeper:
         yield f"it cannot reach Keeper: {seen.keeper}"
     elif seen.keeper and config.replicated:
         # The embedded engine never has system.zookeeper.
-        yield "it has no Keeper: put <zookeeper> into its configuration"
+        yield "Keeper is not configured: add <zookeeper> to its configuration"
 
 
 def _of_tables(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
@@ -225,28 +224,29 @@ def _of_tables(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
         wanted = {one.number for one in known}
         has = seen.history.get(name)
         if has is None:
-            yield f"database {name} is not there: run `brokerhouse migrate`"
+            yield f"database {name} does not exist: run `brokerhouse migrate`"
         elif has - wanted and max(has) > max(wanted):
-            yield f"database {name} was made by a newer version of brokerhouse: use that one"
+            yield f"database {name} was made by a newer version of brokerhouse: use that version"
         elif wanted - has:
-            yield f"database {name} lacks {len(wanted - has)} changes: run `brokerhouse migrate`"
+            behind = len(wanted - has)
+            yield f"database {name} is {behind} migrations behind: run `brokerhouse migrate`"
     if not seen.messages:
         return
     replicated = seen.messages.startswith("Replicated")
     if replicated != config.replicated:
         is_, says = ("", "false") if replicated else ("not ", "true")
-        yield f"its tables are {is_}replicated, and the file says replicated = {says}"
+        yield f"its tables are {is_}replicated, but the configuration has replicated = {says}"
     window = _setting(seen.messages, "deduplication_window")
     if window is None or window < MIN_WINDOW[replicated]:
         yield (
-            f"table messages remembers {window or 'few'} blocks, and {MIN_WINDOW[replicated]} are "
-            "needed to tell an insert that comes late: run `brokerhouse migrate`"
+            f"table messages remembers {window or 'few'} blocks; {MIN_WINDOW[replicated]} are "
+            "needed to detect an insert that arrives late: run `brokerhouse migrate`"
         )
     seconds = _setting(seen.messages, "deduplication_window_seconds")
     if replicated and (seconds is None or seconds < MIN_WINDOW_S):
         yield (
-            f"table messages remembers blocks for {seconds or 'a few'} s, "
-            f"and {MIN_WINDOW_S} are needed: run `brokerhouse migrate`"
+            f"table messages remembers blocks for {seconds or 'a few'} s; "
+            f"{MIN_WINDOW_S} s are needed: run `brokerhouse migrate`"
         )
 
 
@@ -255,19 +255,19 @@ def _setting(engine: str, name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _of_all(config: ClusterConfig, well: Sequence[_Seen]) -> Iterator[str]:
+def _of_all(config: ClusterConfig, healthy: Sequence[_Seen]) -> Iterator[str]:
     if config.replicated:
-        yield from _of_macros(well)
+        yield from _of_macros(healthy)
     if config.replicated or config.distributed:
-        yield from _of_remote_servers(config, well)
+        yield from _of_remote_servers(config, healthy)
     for shard in config.shards:
-        there = sum(one.shard == shard for one in well)
+        there = sum(one.shard == shard for one in healthy)
         if 0 < there < config.quorum:
             yield (
-                f"shard {shard.name}: {there} of its replicas are well, and an insert wants "
+                f"shard {shard.name}: {there} of its replicas are healthy, but an insert needs "
                 f"{config.quorum} (quorum)"
             )
-    clocks = sorted(well, key=lambda one: one.clock_ahead_ms)
+    clocks = sorted(healthy, key=lambda one: one.clock_ahead_ms)
     if len(clocks) > 1:
         apart = clocks[-1].clock_ahead_ms - clocks[0].clock_ahead_ms
         if apart - clocks[0].clock_error_ms - clocks[-1].clock_error_ms > MAX_CLOCK_MS:
@@ -276,42 +276,42 @@ def _of_all(config: ClusterConfig, well: Sequence[_Seen]) -> Iterator[str]:
             )
 
 
-def _of_macros(well: Sequence[_Seen]) -> Iterator[str]:
+def _of_macros(healthy: Sequence[_Seen]) -> Iterator[str]:
     places: dict[tuple[str, str], str] = {}
     shards: dict[str, _Seen] = {}
-    for one in well:
+    for one in healthy:
         shard, replica = one.macros.get("shard", ""), one.macros.get("replica", "")
         if not shard or not replica:
             continue
         if (other := places.setdefault((shard, replica), one.url)) != one.url:
-            yield f"{one.url}: it has the macros of {other}: no two servers may have both the same"
+            yield f"{one.url}: it has the same macros as {other}: give each its own {{replica}}"
         first = shards.setdefault(shard, one)
         if first.shard != one.shard:
             yield (
-                f"{one.url}: its macro {{shard}} is that of {first.url}, which is of another shard"
+                f"{one.url}: its macro {{shard}} is that of {first.url}, a server of another shard"
             )
-    for name in {one.shard.name for one in well}:
-        macros = {one.macros.get("shard", "") for one in well if one.shard.name == name} - {""}
+    for name in {one.shard.name for one in healthy}:
+        macros = {one.macros.get("shard", "") for one in healthy if one.shard.name == name} - {""}
         if len(macros) > 1:
             yield f"shard {name}: its servers have different macros {{shard}}: " + ", ".join(
                 sorted(macros)
             )
 
 
-def _of_remote_servers(config: ClusterConfig, well: Sequence[_Seen]) -> Iterator[str]:
+def _of_remote_servers(config: ClusterConfig, healthy: Sequence[_Seen]) -> Iterator[str]:
     wanted = sorted(len(shard.replicas) for shard in config.shards)
-    for one in well:
+    for one in healthy:
         if not one.cluster:
             yield f"{one.url}: remote_servers in its configuration has no cluster {config.name}"
         elif (has := sorted(Counter(shard for shard, _ in one.cluster).values())) != wanted:
             yield (
                 f"{one.url}: cluster {config.name} in remote_servers has shards of "
-                f"{_counts(has)} replicas, and the file has shards of {_counts(wanted)}"
+                f"{_counts(has)} replicas, but the configuration has shards of {_counts(wanted)}"
             )
-    told = {frozenset(one.cluster): one.url for one in well if one.cluster}
+    told = {frozenset(one.cluster): one.url for one in healthy if one.cluster}
     if len(told) > 1:
         first, second, *_ = told.values()
-        yield f"{first} and {second} do not have the same cluster {config.name} in remote_servers"
+        yield f"{first} and {second} have different clusters {config.name} in remote_servers"
 
 
 def _counts(numbers: Sequence[int]) -> str:
@@ -327,19 +327,19 @@ async def _of_slots(
     except EngineError as error:
         return [f"the slot map cannot be read: {_one_line(str(error))}"]
     except MalformedState as error:
-        return [f"the slot map in the registry is not one: {error}"]
+        return [f"the slot map in the registry is malformed: {error}"]
     if slots is None:
         return []  # the first broker makes it
     found = []
     if len(slots) != config.slots:
         found.append(
-            f"the cluster has {len(slots)} slots, and the file says {config.slots}: "
-            "they are fixed when a cluster is made"
+            f"the cluster has {len(slots)} slots, but the configuration has slots = "
+            f"{config.slots}: the number is fixed when a cluster is made"
         )
     known = {shard.name for shard in config.shards}
     unknown = sorted({name for slot in slots for name in slot.shards} - known)
     return found + [
-        f"slots of the cluster are on shard {name}, which the file does not have"
+        f"slots of the cluster are on shard {name}, which is not in the configuration"
         for name in unknown
     ]
 

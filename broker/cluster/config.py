@@ -148,7 +148,7 @@ class ClusterConfig(_Table):
                 f"quorum_min ({self.quorum_min}) is larger than quorum ({self.quorum})"
             )
         if self.tls_ca is not None and not self.tls_ca.is_file():
-            raise ValueError(f"tls_ca {self.tls_ca} is no file")
+            raise ValueError(f"tls_ca {self.tls_ca} is not a file")
         return self
 
     @property
@@ -232,7 +232,7 @@ def _owners(config: ClusterConfig) -> dict[int, str]:
 def _check_different(what: str, names: list[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise ValueError(f"{what} {name} is there twice")
+            raise ValueError(f"{what} {name} occurs twice")
 
 
 def _sentence(error: ValidationError, path: Path) -> str:
@@ -246,7 +246,7 @@ def _sentence(error: ValidationError, path: Path) -> str:
         case "extra_forbidden":
             return f"{path} has the unknown key {where}: {_suggestion(location)}"
         case "missing":
-            return f"{path} lacks the key {where}: {_meaning(location)}"
+            return f"{path} has no key {where}: {_meaning(location)}"
         case "value_error" if not location:
             return f"[cluster] in {path} cannot be used: {advice(first)}"
         case "string_type":

@@ -106,8 +106,8 @@ class RegistryView:
         slot_map = SlotMap.from_text(found.value)
         if len(slot_map.slots) != len(self._first_map.slots):
             raise WrongSlots(
-                f"the cluster has {len(slot_map.slots)} slots, and the file says "
-                f"{len(self._first_map.slots)}: that number is fixed when a cluster is made"
+                f"the cluster has {len(slot_map.slots)} slots, but the configuration has slots = "
+                f"{len(self._first_map.slots)}: the number is fixed when a cluster is made"
             )
         self.slot_map = slot_map
         self._map_at = found

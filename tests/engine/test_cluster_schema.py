@@ -228,7 +228,7 @@ def test_migrate_says_what_it_did(cluster: Cluster) -> None:
     assert cluster.run("migrate").output == "nothing to do\n"
 
 
-def test_check_has_nothing_to_say_about_a_cluster_that_is_well(standing: Cluster) -> None:
+def test_check_finds_nothing_wrong_with_a_healthy_cluster(standing: Cluster) -> None:
     done = standing.run("check")
     assert (done.exit_code, done.output) == (0, "nothing is wrong with 2 shards of 3 servers\n")
 
@@ -238,7 +238,8 @@ def test_check_names_servers_without_tables(cluster: Cluster) -> None:
     assert done.exit_code == 1
     urls = [url for shard in cluster.config.shards for url in shard.replicas]
     assert done.output.splitlines() == [
-        f"{url}: database brokerhouse_shard is not there: run `brokerhouse migrate`" for url in urls
+        f"{url}: database brokerhouse_shard does not exist: run `brokerhouse migrate`"
+        for url in urls
     ]
 
 
@@ -256,11 +257,14 @@ def test_check_names_what_the_file_and_the_tables_disagree_about(standing: Clust
     standing.path.write_text(text)
     lines = standing.run("check").output.splitlines()
     first = standing.shards[0].urls[0]
-    assert f"{first}: its tables are not replicated, and the file says replicated = true" in lines
+    assert (
+        f"{first}: its tables are not replicated, but the configuration has replicated = true"
+        in lines
+    )
     name = standing.config.name
     assert f"{first}: remote_servers in its configuration has no cluster {name}" in lines
     other = standing.shards[0].urls[1]
-    assert any(line.startswith(f"{other}: it has the macros of {first}") for line in lines)
+    assert any(line.startswith(f"{other}: it has the same macros as {first}") for line in lines)
 
 
 def test_check_names_a_window_that_is_too_small(standing: Cluster) -> None:
@@ -268,7 +272,7 @@ def test_check_names_a_window_that_is_too_small(standing: Cluster) -> None:
     standing.shards[1].sql(f"{change} non_replicated_deduplication_window = 500")
     done = standing.run("check")
     standing.shards[1].sql(f"{change} non_replicated_deduplication_window = 100000")
-    assert "table messages remembers 500 blocks, and 100000 are needed" in done.output
+    assert "table messages remembers 500 blocks; 100000 are needed" in done.output
 
 
 async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
@@ -286,8 +290,9 @@ def first_map(cluster: Cluster) -> SlotMap:
 def test_slots_that_the_file_does_not_know_are_named(standing: Cluster) -> None:
     asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
     assert standing.run("check").output.splitlines() == [
-        "the cluster has 16 slots, and the file says 8: they are fixed when a cluster is made",
-        "slots of the cluster are on shard gone, which the file does not have",
+        "the cluster has 16 slots, but the configuration has slots = 8: "
+        "the number is fixed when a cluster is made",
+        "slots of the cluster are on shard gone, which is not in the configuration",
     ]
 
 

@@ -139,9 +139,9 @@ REFUSED = {
     ),
     "no name": (
         changed('name = "prod"\n', ""),
-        "FILE lacks the key cluster.name: the cluster in remote_servers of every server",
+        "FILE has no key cluster.name: the cluster in remote_servers of every server",
     ),
-    "no shards": ('[cluster]\nname = "x"\n', "FILE lacks the key cluster.shards: at least one"),
+    "no shards": ('[cluster]\nname = "x"\n', "FILE has no key cluster.shards: at least one"),
     "one table of shards": (
         '[cluster]\nname = "x"\n[cluster.shards]\nname = "a"\n',
         "cluster.shards = {'name': 'a'} (FILE) cannot be used: "
@@ -181,11 +181,11 @@ REFUSED = {
     ),
     "two shards of one name": (
         changed('name = "b"', 'name = "a"'),
-        "[cluster] in FILE cannot be used: the shard name a is there twice",
+        "[cluster] in FILE cannot be used: the shard name a occurs twice",
     ),
     "a server twice": (
         changed("http://ch-1b", "http://ch-1a:8123"),
-        "[cluster] in FILE cannot be used: the replica http://ch-1a:8123 is there twice",
+        "[cluster] in FILE cannot be used: the replica http://ch-1a:8123 occurs twice",
     ),
     "no replicas": (
         changed('["http://ch-1a:8123", "http://ch-1b"]', "[]"),

@@ -1,10 +1,13 @@
-"""Fetch sessions (KIP-227): what a consumer wants, remembered between its requests.
+"""Fetch sessions (KIP-227): the broker remembers what a consumer fetches between its requests.
 
-A session lets a consumer name only what changed, and lets the broker answer only with partitions
-that have something new. Sessions live in memory; a consumer whose session is gone starts over
-with a full fetch. Their number is bounded: when all slots are taken, one that nobody used for two
-minutes gives way, and if there is none, the newcomer is served without a session. So is one whose
-partitions are more than all sessions together may remember."""
+With a session a consumer names only the partitions that changed, and the broker answers only with
+partitions that have news. Sessions are kept in memory. A consumer whose session was lost begins
+again with a full fetch.
+
+The number of sessions is limited. At the limit a session that was not used for two minutes is
+removed for the new one. If there is none, the new consumer is served without a session. So is a
+consumer with so many partitions that all sessions together would exceed `PARTITIONS_MAX`.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ _TOPIC_IDS_SINCE = 13
 _EVICTABLE_AFTER_S = 120.0
 _MAX_ID = 2**31 - 1
 PARTITIONS_MAX = 500_000
-"""Partitions that all sessions together remember (about 250 bytes each). Without a limit a client
-could add new ones, whether they exist or not, with every request."""
+"""Limit of the partitions that all sessions together remember (about 250 bytes each). Without it a
+client could add partitions, whether they exist or not, with every request."""
 
 TopicKey = str | UUID
 PartitionKey = tuple[TopicKey, int]
@@ -37,7 +40,7 @@ PartitionKey = tuple[TopicKey, int]
 
 @dataclass(slots=True)
 class Wanted:
-    """What a consumer wants of one partition, and what it was last told of it."""
+    """What a consumer fetches of one partition, and the last answer that it got."""
 
     key: PartitionKey
     fetch_offset: int
@@ -49,7 +52,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class FetchSession:
-    """`epoch` is the one that the next request must carry."""
+    """What one consumer fetches. `epoch` is the one that its next request must have."""
 
     session_id: int
     epoch: int
@@ -58,16 +61,18 @@ class FetchSession:
     last_used: float = 0.0
 
     def is_news(self, wanted: Wanted, high_watermark: int, log_start: int) -> bool:
-        """Whether an answer without records or error still tells something."""
+        """Whether an answer without records and without an error has a new offset."""
         return (wanted.told_high_watermark, wanted.told_log_start) != (high_watermark, log_start)
 
     def answered(self, wanted: Wanted) -> None:
-        """Partitions that were answered go to the end, so that all get their turn."""
+        """Move the partition to the end, so that every partition gets its turn."""
         if wanted.key in self.partitions:
             self.partitions.move_to_end(wanted.key)
 
 
 class FetchSessions:
+    """All fetch sessions of the broker."""
+
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
@@ -76,7 +81,7 @@ class FetchSessions:
     def open(
         self, request: FetchRequest, version: int
     ) -> tuple[FetchSession | None, list[Wanted], bool]:
-        """The session, all that is wanted, and whether to answer with news only.
+        """The session, all partitions to fetch, and whether to answer with news only.
 
         Raises `FetchSessionIdNotFound`, `InvalidFetchSessionEpoch`, `FetchSessionTopicIdError`.
         """
@@ -91,14 +96,14 @@ class FetchSessions:
             return self._create(wanted, by_id), wanted, False
         session = self._sessions.get(request.session_id)
         if session is None:
-            raise FetchSessionIdNotFound(f"there is no fetch session {request.session_id}")
+            raise FetchSessionIdNotFound(f"the fetch session {request.session_id} does not exist")
         if session.epoch != request.session_epoch:
             raise InvalidFetchSessionEpoch(
                 f"fetch session {session.session_id} expects epoch {session.epoch}, "
                 f"not {request.session_epoch}"
             )
         if session.uses_topic_ids != by_id:
-            raise FetchSessionTopicIdError("a session keeps to topic names or to topic ids")
+            raise FetchSessionTopicIdError("a fetch session uses either topic names or topic ids")
         self._update(session, request, by_id)
         return session, list(session.partitions.values()), True
 
@@ -141,7 +146,7 @@ class FetchSessions:
         self._partitions += len(session.partitions) - before
         if self._partitions > PARTITIONS_MAX:
             self._end(session.session_id)
-            raise FetchSessionIdNotFound("there is no room for the partitions of this session")
+            raise FetchSessionIdNotFound("the fetch sessions have no room for more partitions")
         session.epoch = session.epoch % _MAX_ID + 1
         session.last_used = time.monotonic()
         self._sessions.move_to_end(session.session_id)

@@ -1,18 +1,18 @@
-"""Which topic names may be, as Kafka has them: length, characters, collisions, internal topics."""
+"""Kafka's rules for topic names: length, characters, collisions, internal topics."""
 
 import re
 
 from protocol.errors import InvalidTopic
 
 MAX_LENGTH = 249
-"""Kafka's limit: a topic directory's name has to fit a file name."""
+"""Kafka's limit: it names directories after topics."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 def check(name: str) -> None:
-    """InvalidTopic, with a sentence for a person, unless a topic may have this name."""
+    """Raises `InvalidTopic`, with a sentence, if a topic may not have this name."""
     if not name:
         raise InvalidTopic("A topic name must not be empty.")
     if name in (".", ".."):
@@ -29,18 +29,18 @@ def check(name: str) -> None:
 
 
 def is_valid(name: str) -> bool:
-    """Whether `check` lets the name pass."""
+    """Whether `check` accepts the name."""
     return 0 < len(name) <= MAX_LENGTH and name not in (".", "..") and bool(_LEGAL.fullmatch(name))
 
 
 def is_internal(name: str) -> bool:
-    """Whether Kafka keeps its own state under this name; clients hide such topics from users."""
+    """Whether Kafka keeps its own state in the topic. Clients hide such topics from users."""
     return name in _INTERNAL
 
 
 def collision_key(name: str) -> str | None:
-    """Two topics whose keys are equal collide; None where the name cannot collide.
+    """Topics with equal keys collide. None if the name cannot collide with any other.
 
-    Kafka's metric names write '.' as '_', so it refuses `a.b` where `a_b` exists.
+    In the names of Kafka's metrics '.' becomes '_', so Kafka refuses `a.b` if `a_b` exists.
     """
     return name.replace(".", "_") if "." in name or "_" in name else None

@@ -1,8 +1,8 @@
-"""Configs as DescribeConfigs and CreateTopics show them: value, where it comes from, synonyms.
+"""Configs as DescribeConfigs and CreateTopics show them: value, source, synonyms.
 
-Topic configs come from `storage.topic_configs`. Broker configs are the settings, under Kafka's name
-where Kafka has the same thing and under `brokerhouse.<setting>` where it has not, so that an admin
-tool shows what this broker runs with. All of them are read-only: settings are read at the start.
+Topic configs come from `storage/topic_configs.py`. Broker configs are the settings. A setting that
+Kafka has too is shown under Kafka's name, any other as `brokerhouse.<setting>`, so that an admin
+tool shows every setting of this broker. All are read-only: the broker reads them at its start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """A value that would apply if those before it in the list were not set."""
+    """A value that would apply if the synonyms before it in the list were not set."""
 
     name: str
     value: str | None
@@ -39,7 +39,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One config of one resource. `value` is None where it is sensitive or not set."""
+    """One config of one resource. `value` is None if it is sensitive or not set."""
 
     name: str
     value: str | None
@@ -51,7 +51,7 @@ class ConfigEntry:
     documentation: str
 
 
-# Settings that Kafka has under another name.
+# Settings that Kafka has too, under another name.
 _KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
     "node_id": ("node.id", "broker.id"),
     "data_dir": ("log.dirs", "log.dir"),
@@ -70,7 +70,7 @@ _KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 # Shown as listeners and advertised.listeners, in Kafka's form.
 _SHOWN_AS_LISTENERS = frozenset({"kafka", "advertised"})
-# Kafka's type where a setting's Python type does not tell it.
+# Kafka's type of settings whose Python type does not say it.
 _LONGS = frozenset(
     {
         "queued.max.request.bytes",
@@ -106,7 +106,7 @@ def _topic_entry(config: TopicConfig, override: str | None, settings: Settings) 
 
 
 def _broker_synonyms(config: TopicConfig, settings: Settings) -> tuple[Synonym, ...]:
-    """What a topic config is when the topic does not set it. Empty without a broker config."""
+    """The values of a topic config that the topic does not set. Empty without a broker config."""
     if config.broker_name is None:
         return ()
     default = Synonym(config.broker_name, config.default, Source.DEFAULT)
@@ -178,7 +178,7 @@ def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
 
 
 def _topic_default_entries(settings: Settings) -> Iterator[ConfigEntry]:
-    """What topics take where they set nothing, except what is a setting already."""
+    """The defaults of topic configs, except those that are settings and shown already."""
     shown = {name for names in _KAFKA_NAMES.values() for name in names}
     for config in TOPIC_CONFIGS.values():
         if config.broker_name is not None and config.broker_name not in shown:

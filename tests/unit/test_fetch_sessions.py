@@ -188,7 +188,7 @@ def test_after_the_largest_epoch_comes_1() -> None:
 
 @pytest.mark.parametrize("session_id", [0, 1, -1, MAX_EPOCH])
 def test_an_unknown_session_is_not_found(session_id: int) -> None:
-    with pytest.raises(FetchSessionIdNotFound, match=f"no fetch session {session_id}"):
+    with pytest.raises(FetchSessionIdNotFound, match=f"fetch session {session_id} does not exist"):
         FetchSessions(10).open(request(session_id, 1, [A]), BY_NAME)
 
 

@@ -178,16 +178,11 @@ def reset_offsets(
     --to-earliest to --from-file (a file names its partitions itself). Without --execute nothing
     is changed. An offset that a partition does not hold becomes the nearest that it does hold.
     """
-    given = {name: value for name, value in targets.items() if value is not None}
-    if len(given) != 1:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in targets)
-        raise click.UsageError(f"give exactly one target, one of {names}")
-    [(target, value)] = given.items()
+    target, value = _only_target(targets)
     if target == "from_file" and (topics or all_topics):
         raise click.UsageError("the file names the partitions: leave out --topic and --all-topics")
     if target != "from_file" and bool(topics) == all_topics:
         raise click.UsageError("name the partitions with either --topic or --all-topics")
-
     with admin_client(bootstrap) as admin:
         _refuse_active(admin, group)
         committed = committed_offsets(admin, group)
@@ -210,14 +205,19 @@ def reset_offsets(
     if export:
         _print_csv(offsets)
         return
-    columns = ("partition", "committed", "new offset")
-    table = new_table("topic", *columns, right=columns)
-    for part, offset in sorted(offsets.items()):
-        before = str(committed.get(part, NONE))
-        table.add_row(as_text(part.topic), str(part.partition), before, str(offset))
-    console().print(table)
+    _print_table(offsets, committed)
     done = "stored" if execute else "dry run, nothing was changed: --execute stores these offsets"
     click.echo(f"\n{done}")
+
+
+def _only_target(targets: Mapping[str, Any]) -> tuple[str, Any]:
+    """The name and the value of the only target that was given."""
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) != 1:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in targets)
+        raise click.UsageError(f"give exactly one target, one of {names}")
+    [(target, value)] = given.items()
+    return target, value
 
 
 def _refuse_active(admin: "KafkaAdminClient", group_id: str) -> None:
@@ -361,6 +361,17 @@ def _store(
         f"{len(failed)} of {len(offsets)} offsets were not stored; "
         f"{partition_names([part])}: {explained(error)}"
     )
+
+
+def _print_table(
+    offsets: "Mapping[TopicPartition, int]", committed: "Mapping[TopicPartition, int]"
+) -> None:
+    columns = ("partition", "committed", "new offset")
+    table = new_table("topic", *columns, right=columns)
+    for part, offset in sorted(offsets.items()):
+        before = str(committed.get(part, NONE))
+        table.add_row(as_text(part.topic), str(part.partition), before, str(offset))
+    console().print(table)
 
 
 def _print_csv(offsets: "Mapping[TopicPartition, int]") -> None:

@@ -1,6 +1,8 @@
 """The two implementations of the record batch format: one object each, with equal functions."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from protocol import (
     _batches,
@@ -10,6 +12,10 @@ from protocol import (
     decode_batches,
     encode_batches,
 )
+from tests.support.record_batches import Batch
+
+T = TypeVar("T")
+TOPIC_ID = bytes(range(16))
 
 COMPILED = SimpleNamespace(
     BatchHeader=_batches.BatchHeader,
@@ -34,3 +40,64 @@ REFERENCE = SimpleNamespace(
     encode_batches=encode_batches.encode_batches,
 )
 """What says, in readable Python, what each function means."""
+
+BOTH: list[Any] = [COMPILED, REFERENCE]
+HEADER_FIELDS = [name for name in REFERENCE.BatchHeader.__slots__ if name not in ("start", "end")]
+
+
+def outcome(call: Callable[[], T]) -> tuple[type[Exception], None] | tuple[None, T]:
+    """What a call gives, or the class of what it raises: enough to say that two agree."""
+    try:
+        return None, call()
+    except Exception as error:
+        return type(error), None
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """A header or encoded batch of either module, as a dictionary."""
+    names = type(value).__slots__ if hasattr(value, "__slots__") else None
+    if names is None:
+        kind = REFERENCE.BatchHeader if hasattr(value, "crc") else REFERENCE.EncodedBatch
+        names = kind.__slots__
+    return {name: getattr(value, name) for name in names}
+
+
+def header_of(module: Any, batch: Batch) -> Any:
+    (header,) = module.parse_headers(batch.data)
+    return header
+
+
+def append(
+    module: Any,
+    builder: Any,
+    batch: Batch,
+    base_offset: int = 0,
+    topic: str = "topic",
+    partition: int = 0,
+    log_append_time_ms: int | None = None,
+    leader_epoch: int = 3,
+    keyed: bool = False,
+) -> None:
+    header = header_of(module, batch)
+    payload = memoryview(batch.data)[header.start + 61 : header.end]
+    builder.append(
+        topic,
+        TOPIC_ID,
+        partition,
+        base_offset,
+        leader_epoch,
+        header,
+        payload,
+        log_append_time_ms,
+        keyed,
+    )
+
+
+def block_of(module: Any, *batches: Batch, log_append_time_ms: int | None = None) -> bytes:
+    builder = module.BlockBuilder(1_700_000_000_000)
+    offset = 0
+    for batch in batches:
+        append(module, builder, batch, offset, log_append_time_ms=log_append_time_ms)
+        offset += batch.count
+    block: bytes = builder.finish()
+    return block

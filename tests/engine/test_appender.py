@@ -42,6 +42,7 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch, Record, batch_of
+from tests.support.waiting import LIMIT_S
 
 PRODUCER = 7
 LAST = 2**31 - 1
@@ -208,7 +209,7 @@ async def test_lingering_gathers_and_closing_cuts_it_short(scripted: ScriptedEng
     appender = make_appender(scripted, limits=replace(LIMITS, linger_ms=100_000))
     log = make_log()
     futures = [append(appender, log, plain(b"x")) for _ in range(5)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         await appender.close()
     assert await outcomes(futures) == list(range(5))
     assert len(scripted.inserts) == 1

@@ -30,9 +30,9 @@ from storage.schema import migrations
 from storage.schema_files import SchemaError
 from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
+from tests.support.waiting import LIMIT_S
 from tests.support.zookeeper import Keeper
 
-LIMIT_S = 20.0
 NAMES = [one.name for one in migrations()]
 _numbers = count()
 

@@ -43,7 +43,7 @@ from protocol.errors import (
 from storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.log_parts import LANES, ScriptedEngine
-from tests.support.waiting import until_async
+from tests.support.waiting import LIMIT_S, until_async
 
 LIMITS = GroupLimits(
     min_session_timeout_ms=1,
@@ -56,7 +56,6 @@ TOPIC, TOPIC_ID = "topic", UUID(int=1)
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
 HOUR_MS = 3_600_000
 ADMIN = Committer("", None, -1, CLIENT)
-LIMIT_S = 20.0
 
 
 def coordinator_on(

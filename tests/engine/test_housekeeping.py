@@ -21,6 +21,7 @@ from storage.slot_map import SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 from tests.support.stored_rows import store_records
+from tests.support.waiting import LIMIT_S
 
 SLOTS = 4
 MINUTE_MS = 60_000
@@ -124,7 +125,7 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptClu
         "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, 3, 5", {"id": str(topic.topic_id)}
     )
     await house.keeping.round()
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(LIMIT_S):
         while await house.engine.rows("SELECT count() FROM messages") != [[2]]:  # noqa: ASYNC110  # the engine has no event
             await asyncio.sleep(0.02)
 
@@ -169,7 +170,7 @@ async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_
         for number, one in house.known.sessions.items()
     }
     await house.keeping.round()
-    async with asyncio.timeout(30):  # the engine deletes behind
+    async with asyncio.timeout(LIMIT_S):  # the engine deletes behind
         while await house.engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await house.registry.deleted() == []

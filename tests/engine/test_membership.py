@@ -28,11 +28,10 @@ from tests.support.small_tables import (
     make_lane,
     settled,
 )
-from tests.support.waiting import until_async
+from tests.support.waiting import LIMIT_S, until_async
 
 ALL_BYTES = bytes(range(256))
 STRANGE_IDS = ["'; DROP TABLE x --", 'quo"te', "new\nline", "nul\0", "\\", "é😀", " ", "{a:String}"]
-LIMIT_S = 30.0
 
 
 @pytest.fixture

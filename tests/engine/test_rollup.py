@@ -20,8 +20,7 @@ from storage.engine import Row as EngineRow
 from storage.schema import migrations
 from tests.support.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
 from tests.support.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
-
-DEADLINE_S = 30.0
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -424,7 +423,7 @@ async def test_a_failure_of_the_engine_is_logged_and_tried_again(
     engine.fault = "before"
     rollup = Rollup(engine, log.no_row_before, log.clock_ms)
     rollup.start()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(LIMIT_S):
         await engine.counted.wait()
     await rollup.close()
     assert "could not be counted" in caplog.text
@@ -438,7 +437,7 @@ async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
     rollup = Rollup(log.engine, defect, log.clock_ms)
     rollup.start()
     assert rollup.task is not None
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.wait([rollup.task])
     with pytest.raises(AssertionError, match="a defect"):
         rollup.task.result()
@@ -474,7 +473,7 @@ async def test_the_appender_waits_for_blocks_that_have_their_time(engine: Counte
     await asyncio.wait([told], timeout=0.05)
     assert not told.done()
     scripted.gate.set()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(LIMIT_S):
         await told
     assert await engine.rows("SELECT count() FROM messages") == [[1]]
     await appended

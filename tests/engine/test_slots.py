@@ -26,6 +26,7 @@ from storage.slot_map import Slot, SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.log_parts import LANES, log_of
 from tests.support.shared_catalog import MemoryRegistry
+from tests.support.waiting import LIMIT_S
 
 SHARD = "one"
 SLOT = 0
@@ -190,7 +191,7 @@ async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
         await never.wait()
 
     monkeypatch.setattr(appender, "release", release)  # a shard that does not answer
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         with pytest.raises(SessionOver, match="a shard does not answer"):
             await broker.slots.give_up_slots([SLOT])
     broker.slots.abandon_slots()

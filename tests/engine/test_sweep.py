@@ -23,7 +23,6 @@ from tests.support.waiting import until_async
 
 DAY = 86_400_000
 NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
-DEADLINE_S = 30.0
 
 
 class SweptLog:

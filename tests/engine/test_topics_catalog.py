@@ -25,6 +25,7 @@ from tests.support.log_parts import (
     plain,
     stored_values,
 )
+from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
 
@@ -43,7 +44,7 @@ async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
 async def clean_ups_of(catalog: LocalCatalog) -> None:
     """Wait for them, and for the engine, which deletes rows behind them."""
     await asyncio.gather(*catalog._cleanups)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         unfinished = "SELECT 1 FROM system.mutations WHERE NOT is_done"
         while await catalog._engine.rows(unfinished):  # noqa: ASYNC110  # the engine has no event
             await asyncio.sleep(0.01)

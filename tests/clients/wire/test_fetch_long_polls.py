@@ -17,47 +17,44 @@ from tests.support.wire import Wire
 
 pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
 
+LONG_MS = 600_000
+"""Far longer than a `Wire` waits for an answer: what is answered did not wait for this to end."""
+
 
 class TestLongPolls:
     def test_nothing_comes_after_max_wait(self, wire: Wire, target: Target) -> None:
         began = time.monotonic()
         found = read(wire, target, 0, max_wait_ms=300, min_bytes=1)
-        assert 0.29 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.29
         assert (found.error_code, found.high_watermark) == (0, 0)
 
     @pytest.mark.parametrize(
         "limits",
-        [{"max_wait_ms": 0, "min_bytes": 1}, {"max_wait_ms": 30_000, "min_bytes": 0}],
+        [{"max_wait_ms": 0, "min_bytes": 1}, {"max_wait_ms": LONG_MS, "min_bytes": 0}],
         ids=["no time to wait", "no bytes to wait for"],
     )
     def test_there_is_nothing_to_wait_for(
         self, wire: Wire, target: Target, limits: dict[str, int]
     ) -> None:
-        began = time.monotonic()
         assert read(wire, target, 0, **limits).high_watermark == 0
-        assert time.monotonic() - began < 5
 
     def test_an_error_is_told_at_once(self, wire: Wire, target: Target) -> None:
-        began = time.monotonic()
-        found = read(wire, target, 5, max_wait_ms=30_000, min_bytes=1)
+        found = read(wire, target, 5, max_wait_ms=LONG_MS, min_bytes=1)
         assert found.error_code == errors.OffsetOutOfRange.code
-        assert time.monotonic() - began < 5
 
     def test_an_append_wakes_those_who_wait_for_it(
         self, broker: BrokerProcess, wire: Wire, topic: str
     ) -> None:
         target = messages.create_topic(wire, topic, partitions=2)
-        waiting = messages.fetch(target, 0, max_wait_ms=30_000, min_bytes=1)
+        waiting = messages.fetch(target, 0, max_wait_ms=LONG_MS, min_bytes=1)
         waiting.topics[0].partitions += messages.fetch(target, 0, partition=1).topics[0].partitions
         with Wire(broker) as poller, Wire(broker) as other:
             poll = poller.send_request(waiting, FETCH)
-            elsewhere = messages.fetch(target, 0, partition=1, max_wait_ms=30_000, min_bytes=1)
+            elsewhere = messages.fetch(target, 0, partition=1, max_wait_ms=LONG_MS, min_bytes=1)
             other.send_request(elsewhere, FETCH)
             assert poller.is_silent_for(0.1)
-            began = time.monotonic()
             write(wire, target, messages.small_batch())
             found = poller.receive_response(waiting, FETCH, poll).responses[0].partitions
-            assert time.monotonic() - began < 5
             assert other.is_silent_for(0.1), "woken by another partition"
         assert [len(offsets_of(item)) for item in found] == [1, 0]
 
@@ -65,7 +62,7 @@ class TestLongPolls:
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
         size = len(messages.small_batch())
-        waiting = messages.fetch(target, 0, max_wait_ms=30_000, min_bytes=3 * size)
+        waiting = messages.fetch(target, 0, max_wait_ms=LONG_MS, min_bytes=3 * size)
         with Wire(broker) as poller:
             poll = poller.send_request(waiting, FETCH)
             for _ in range(2):
@@ -82,7 +79,7 @@ class TestLongPolls:
     def test_deleting_the_topic_ends_the_wait(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
-        waiting = messages.fetch(target, 0, max_wait_ms=30_000, min_bytes=1)
+        waiting = messages.fetch(target, 0, max_wait_ms=LONG_MS, min_bytes=1)
         with Wire(broker) as poller:
             poll = poller.send_request(waiting, FETCH)
             assert poller.is_silent_for(0.1)
@@ -96,10 +93,8 @@ class TestLongPolls:
     ) -> None:
         pollers = [Wire(broker) for _ in range(50)]
         for poller in pollers:
-            poller.send_request(messages.fetch(target, 0, max_wait_ms=30_000, min_bytes=1), FETCH)
-        began = time.monotonic()
+            poller.send_request(messages.fetch(target, 0, max_wait_ms=LONG_MS, min_bytes=1), FETCH)
         wire.ask(ApiVersionsRequest(), 0)
-        assert time.monotonic() - began < 5
         write(wire, target, messages.small_batch())
         for poller in pollers:
             poller.receive()

@@ -1,22 +1,24 @@
-# make run    makes .venv, installs, starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test   installs what the tests need and runs them, in two lanes; ARGS passes arguments to one pytest
-# make lint   style and types
-# make bench  throughput and latency beside the bare engine
-# make bench-groups  consumer groups: time to join, latency of commits
+# make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
+# make test     installs what the tests need and runs all of them, in two lanes side by side;
+#               with ARGS it runs one pytest with these arguments instead
+# make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
+# make test-clients-cluster   the client tests through any of three brokers;
+#               ARGS="-m each_change" runs a part that takes minutes
+# make test-cluster   the tests that need real replicas, on a cluster that is running:
+#               URLS=HOST:PORT,... of its brokers, CLICKHOUSE=URL,... of all its servers
+# make test-spark     the long Spark tests: 10 million records, Spark killed midway
+# make fuzz     the long run with random input
+# make history  clients while parts of a cluster fail at random: SEED=7 MINUTES=10
+# make lint     style and types; make format repairs what can be repaired automatically
+# make bench    throughput and latency beside the bare engine
+# make bench-groups   consumer groups: time to join, latency of commits
 # make bench-scaling  what a cluster would take, by simulation
-# make bench-spark  rows into Spark, by the data source and by Spark's Kafka source
-# make test-spark   the long tests of Spark: 10 million records, Spark killed midway
-# make fuzz   the long run with random input
-# make history  clients while parts of a cluster are lost, at random: SEED=7 MINUTES=10
-# make cluster       2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
-#                    CLUSTER=down takes it away, or any other command of Compose
-# make test-clients-cluster  the client tests through any of three brokers;
-#                    ARGS="-m each_change" runs a part that takes minutes
-# make test-cluster  the tests that need real replicas, against a cluster that is there:
-#                    URLS=HOST:PORT,... of its brokers, CLICKHOUSE=URL,... of all its servers
+# make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
+# make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
+#               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
 #
-# PYTHON names the interpreter that .venv is made with (3.11 or newer). An installation is repeated
-# when what it is made from has changed.
+# PYTHON is the interpreter that .venv is made with (3.11 or newer). The installation is repeated
+# when pyproject.toml, setup.py or a compiled module has changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,7 +34,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-spark lint format bench bench-groups bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-groups bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -41,6 +43,10 @@ run: $(INSTALLED)
 test: $(INSTALLED_DEV)
 	@tools/require tests
 	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
+
+test-loaded: $(INSTALLED_DEV)
+	@tools/require tests
+	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
 
 test-spark: $(INSTALLED_DEV)
 	@tools/require tests
@@ -98,7 +104,7 @@ $(INSTALLED): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-# Both stamps: what is installed here includes what `make run` needs.
+# Both stamp files: this installs what `make run` needs, too.
 $(INSTALLED_DEV): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test,lint]'
 	@touch $(INSTALLED) $@

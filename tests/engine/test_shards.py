@@ -64,7 +64,7 @@ def servers_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return sent
 
-    for name in ("insert_block", "rows", "execute", "read_native"):
+    for name in ("insert", "rows", "execute", "read_native"):
         monkeypatch.setattr(ClickHouseServer, name, written_down(getattr(ClickHouseServer, name)))
     return urls
 

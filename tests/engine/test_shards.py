@@ -40,15 +40,16 @@ async def proxies(process: EngineProcess) -> AsyncIterator[list[TcpProxy]]:
 
 
 def server(url: str) -> ClickHouseServer:
+    """Its time-outs are long enough for a busy machine, on which a ping takes half a second."""
     return ClickHouseServer(
         url,
         user="default",
         password="",
         database="default",
         lanes=1,
-        connect_timeout_ms=300,
-        request_timeout_ms=2000,
-        ping_timeout_ms=500,
+        connect_timeout_ms=5000,
+        request_timeout_ms=4000,
+        ping_timeout_ms=2000,
     )
 
 

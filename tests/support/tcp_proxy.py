@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -189,5 +190,6 @@ class TcpProxy:
 def _reset(writer: asyncio.StreamWriter) -> None:
     connection = writer.get_extra_info("socket")
     if connection is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        with suppress(OSError):  # closed already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()

@@ -17,7 +17,7 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
@@ -121,7 +121,7 @@ async def migrate_cluster(
             await _read_history(target, made)
         for database, known in made.items():
             everywhere = layout.name if layout.replicated and not away else None
-            applied += await _apply(targets, database, known, everywhere, lock.renew)
+            applied += await _apply(targets, database, known, everywhere, lock)
         await lock.record_version(_newest())
     finally:
         await lock.release()
@@ -201,7 +201,7 @@ async def _apply(
     database: str,
     known: Sequence[ClusterMigration],
     everywhere: str | None,
-    still_alone: Callable[[], Awaitable[None]],
+    lock: _Lock,
 ) -> list[str]:
     """Apply every migration that some server lacks, in order; returns their names.
 
@@ -215,7 +215,7 @@ async def _apply(
             if not lacking:
                 continue
             for one in statements:
-                await still_alone()
+                await lock.renew()
                 if everywhere is not None and len(lacking) == len(targets):
                     await lacking[0].server.execute(_for_all(one, everywhere))
                 else:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
@@ -45,12 +44,7 @@ class Action(Enum):
     SESSION = "session"  # SET, USE, temporary tables: acts on the session alone
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    action: Action
-
-
-def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
     """How to run this statement. SqlError if it does not parse or this role may not run it.
 
     `handle` is already narrowed to the role. Nothing of `sql` is executed.
@@ -68,7 +62,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         _refuse_outside(tree)
         if role is Role.READER:
             _refuse_hidden(words, tree, database)
-    return Statement(action)
+    return action
 
 
 def only_statement(handle: Handle, sql: bytes) -> str:

@@ -23,8 +23,6 @@ class SqlEngine(Protocol):
 
 class Result(Protocol):
     def bytes(self) -> bytes: ...
-    def rows_read(self) -> int: ...
-    def bytes_read(self) -> int: ...
     def storage_rows_read(self) -> int: ...
     def storage_bytes_read(self) -> int: ...
     def rows_written(self) -> int: ...
@@ -71,7 +69,6 @@ class Summary:
     read_bytes: int = 0
     written_rows: int = 0
     written_bytes: int = 0
-    result_rows: int = 0
 
     @classmethod
     def of(cls, result: Result) -> Summary:
@@ -80,7 +77,6 @@ class Summary:
             read_bytes=result.storage_bytes_read(),
             written_rows=result.rows_written(),
             written_bytes=result.bytes_written(),
-            result_rows=result.rows_read(),
         )
 
     def as_header(self, elapsed_ns: int) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sql.http.access import Action, Role, Statement
+from sql.http.access import Action, Role
 from sql.http.engine import Handle, SqlEngine, Summary, new_mark, run
 from sql.http.errors import SqlError, sql_error
 from sql.http.handles import (
     FencedHandles,
     Handles,
+    OpenStatement,
     SqlLimits,
     StatementContext,
     close_the_file_system,
@@ -51,31 +52,35 @@ class SqlGateway:
         """Make the engine ready for people."""
         return await self.pool.call_control(_make_ready)
 
-    async def open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Statement]:
-        """A handle for this statement, and how it runs on it. The caller holds a permit."""
+    async def open(self, context: StatementContext, sql: bytes, permit: Permit) -> OpenStatement:
+        """Get a handle for this statement, and judge it. Raises SqlError.
+
+        `permit` stays the caller's until the statement is started.
+        """
         opening = asyncio.wrap_future(self.pool.submit(self._open, context, sql))
         try:
-            return await asyncio.shield(opening)
+            handle, action = await asyncio.shield(opening)
         except asyncio.CancelledError:
             with suppress(SqlError):
                 handle, _ = await opening
                 await self.pool.call(give_back, handle, context)
             raise
+        return OpenStatement(handle, context, action, permit)
 
-    def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Statement]:
+    def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Action]:
         params = context.text_params()
         handle = prepare(self._handles, context)
         try:
-            statement = self._handles.judge(handle, sql, params, context.role)
+            action = self._handles.judge(handle, sql, params, context.role)
             if (
-                statement.action is Action.SESSION
+                action is Action.SESSION
                 and context.session is not None
                 and context.session.handle is None
             ):
                 handle.close()
                 context.session.handle = self._handles.new(context.role)
                 handle = prepare(self._handles, context)
-            if context.read_only and statement.action is Action.WRITE:
+            if context.read_only and action is Action.WRITE:
                 raise sql_error(
                     164,
                     "READONLY",
@@ -86,33 +91,28 @@ class SqlGateway:
         except BaseException:
             give_back(handle, context)
             raise
-        return handle, statement
+        return handle, action
 
-    def start_read(
-        self, handle: Handle, context: StatementContext, sql: bytes, fmt: str, permit: Permit
-    ) -> RunningQuery:
-        """Start a query whose result is read from the returned stream. Takes `permit` over."""
-        return RunningQuery(self.pool, permit, handle, context, sql, fmt)
+    def start_read(self, opened: OpenStatement, sql: bytes, fmt: str) -> RunningQuery:
+        """Start a query whose result is read from the returned stream. Takes the permit over."""
+        return RunningQuery(self.pool, opened, sql, fmt)
 
-    def start_insert(
-        self, handle: Handle, context: StatementContext, head: InsertData, permit: Permit
-    ) -> RunningInsert:
-        """Start an insert whose data is written to the returned stream. Takes `permit` over."""
-        return RunningInsert(self.pool, permit, handle, context, head)
+    def start_insert(self, opened: OpenStatement, head: InsertData) -> RunningInsert:
+        """Start an insert whose data is written to the returned stream. Takes the permit over."""
+        return RunningInsert(self.pool, opened, head)
 
-    async def execute(
-        self, handle: Handle, context: StatementContext, sql: bytes, fmt: str
-    ) -> tuple[bytes, Summary]:
+    async def execute(self, opened: OpenStatement, sql: bytes, fmt: str) -> tuple[bytes, Summary]:
         """Run a statement with a small result to its end, even if the caller is cancelled
         meanwhile.
         """
 
         def call() -> tuple[bytes, Summary]:
             try:
-                result = run(handle, new_mark() + sql, fmt, context.text_params())
+                params = opened.context.text_params()
+                result = run(opened.handle, new_mark() + sql, fmt, params)
                 return result.bytes(), Summary.of(result)
             finally:
-                give_back(handle, context)
+                give_back(opened.handle, opened.context)
 
         return await self.pool.call(call)
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sql.http.access import Role, Statement, judge
+from sql.http.access import Action, Role, judge
 from sql.http.engine import Handle, SqlEngine, run, set_statement
 from sql.http.errors import SYNTAX_ERROR, sql_error
+from sql.http.pool import Permit
 from sql.http.sessions import SqlSession
 from sql.http.text import identifier, is_enclosed, literal
 
@@ -69,13 +70,23 @@ class StatementContext:
             raise sql_error(36, "BAD_ARGUMENTS", "Query parameters have to be UTF-8") from None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenStatement:
+    """A statement that may run: on `handle`, in a thread for which `permit` stands."""
+
+    handle: Handle
+    context: StatementContext
+    action: Action
+    permit: Permit
+
+
 class Handles(Protocol):
     """Makes handles, and says what may run on them."""
 
     def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
         """A new handle that can do what this role may, and no more; `tables` are in it."""
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         """How to run this statement. SqlError if it does not parse or this role may not run it."""
 
 
@@ -112,7 +123,7 @@ class FencedHandles:
             raise
         return handle
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         return judge(handle, sql, params, role)
 
 

@@ -228,17 +228,17 @@ class HttpInterface:
     ) -> web.StreamResponse:
         """Any statement but an INSERT with data."""
         gateway, answers = self._gateway, self._answers
-        handle, statement = await gateway.open(context, text)
+        opened = await gateway.open(context, text, permit)
         default_format = wanted.default_format or DEFAULT_FORMAT
-        if statement.action is not Action.READ:
-            result, summary = await gateway.execute(handle, context, text, default_format)
+        if opened.action is not Action.READ:
+            result, summary = await gateway.execute(opened, text, default_format)
             return await answers.whole(wanted, result, summary, None)
         fmt = output_clauses(text)[0].format or default_format
         if is_hello(wanted.client_revision, fmt, text):
-            facts, summary = await gateway.execute(handle, context, FACTS, FACTS_FORMAT)
+            facts, summary = await gateway.execute(opened, FACTS, FACTS_FORMAT)
             hello = hello_block(wanted.client_revision, facts)
             return await answers.whole(wanted, hello, summary, fmt)
-        query = gateway.start_read(handle, context, text, default_format, permit)
+        query = gateway.start_read(opened, text, default_format)
         return await answers.stream(request, wanted, query, fmt)
 
     async def _insert(
@@ -254,8 +254,8 @@ class HttpInterface:
                 if b"input_format_values" in head.settings.lower():
                     raise sql_error(497, "ACCESS_DENIED", _NO_EXPRESSIONS_HERE)
                 context.settings = {**context.settings, **NO_EXPRESSIONS}
-        handle, _ = await self._gateway.open(context, head.statement())
-        insert = self._gateway.start_insert(handle, context, head, permit)
+        opened = await self._gateway.open(context, head.statement(), permit)
+        insert = self._gateway.start_insert(opened, head)
         try:
             await insert.write(data)
             while not body.complete:

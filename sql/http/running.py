@@ -16,8 +16,8 @@ from contextlib import suppress
 
 from sql.http.engine import Handle, Summary, new_mark, run
 from sql.http.errors import sql_error
-from sql.http.handles import StatementContext, give_back
-from sql.http.pool import Permit, StatementPool
+from sql.http.handles import OpenStatement, give_back
+from sql.http.pool import StatementPool
 from sql.http.text import InsertData, OutputClause, identifier, output_clauses
 
 PIPE_BYTES = 1024 * 1024
@@ -29,19 +29,18 @@ _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
 class _Running:
     """A statement in a thread of the pool; the engine knows it by a mark in its text.
 
-    It takes `permit` over, and gives it and the handle back when its thread is free.
+    It takes the permit over, and gives it and the handle back when its thread is free.
     """
 
-    def __init__(self, pool: StatementPool, permit: Permit) -> None:
+    def __init__(self, pool: StatementPool, opened: OpenStatement) -> None:
         self._pool = pool
-        self._permit = permit
+        self._opened = opened
+        self._permit = opened.permit
         self._abandoned = False
         self.mark = new_mark()
         self.done: asyncio.Future[Summary]
 
-    def _begin(
-        self, call: Callable[[], Summary], context: StatementContext, handle: Handle, pipe_end: int
-    ) -> None:
+    def _begin(self, call: Callable[[], Summary], pipe_end: int) -> None:
         def in_thread() -> Summary:
             try:
                 if self._abandoned:
@@ -49,7 +48,7 @@ class _Running:
                 return call()
             finally:
                 os.close(pipe_end)
-                give_back(handle, context)
+                give_back(self._opened.handle, self._opened.context)
 
         self.done = asyncio.wrap_future(self._pool.submit(in_thread))
         self._permit = self._permit.hand_over()
@@ -73,24 +72,16 @@ class _Running:
 class RunningQuery(_Running):
     """A query, and the pipe that its result comes through."""
 
-    def __init__(
-        self,
-        pool: StatementPool,
-        permit: Permit,
-        handle: Handle,
-        context: StatementContext,
-        sql: bytes,
-        fmt: str,
-    ) -> None:
-        super().__init__(pool, permit)
+    def __init__(self, pool: StatementPool, opened: OpenStatement, sql: bytes, fmt: str) -> None:
+        super().__init__(pool, opened)
         self._out, into = _pipe()
         os.set_blocking(self._out, False)
-        params = context.text_params()
+        params = opened.context.text_params()
 
         def call() -> Summary:
-            return _write_result(handle, sql, fmt, into, self.mark, params)
+            return _write_result(opened.handle, sql, fmt, into, self.mark, params)
 
-        self._begin(call, context, handle, into)
+        self._begin(call, into)
 
     async def read(self) -> bytes:
         """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
@@ -126,25 +117,18 @@ class RunningInsert(_Running):
     (measured, chdb 4.4: a full disk, a constraint).
     """
 
-    def __init__(
-        self,
-        pool: StatementPool,
-        permit: Permit,
-        handle: Handle,
-        context: StatementContext,
-        head: InsertData,
-    ) -> None:
-        super().__init__(pool, permit)
+    def __init__(self, pool: StatementPool, opened: OpenStatement, head: InsertData) -> None:
+        super().__init__(pool, opened)
         out_of, self._in = _pipe()
         os.set_blocking(self._in, False)
         source = f"FROM INFILE '/dev/fd/{out_of}'".encode()
         text = self.mark + head.statement(source)
-        params = context.text_params()
+        params = opened.context.text_params()
 
         def call() -> Summary:
-            return Summary.of(run(handle, text, "TabSeparated", params))
+            return Summary.of(run(opened.handle, text, "TabSeparated", params))
 
-        self._begin(call, context, handle, out_of)
+        self._begin(call, out_of)
 
     async def write(self, data: bytes) -> None:
         """Hand data to the engine as fast as it reads. Raises SqlError if it reads no more."""

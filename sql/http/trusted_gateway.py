@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from sql.http.access import Action, Role, Statement, only_statement
+from sql.http.access import Action, Role, only_statement
 from sql.http.engine import Handle, SqlEngine, Summary, new_mark, run
 from sql.http.errors import SqlError, sql_error
 from sql.http.gateway import SqlGateway
@@ -93,19 +93,19 @@ class TrustedHandles:
             raise
         return handle
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Statement:
+    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         """Only how to run the statement; SqlError if it does not parse."""
         query_class = only_statement(handle, sql)
         if query_class == "READ_ONLY":
             if self._engine.read_nice:
                 run(handle, b"SET os_thread_priority = %d" % self._engine.read_nice, "Null")
-            return Statement(Action.READ)
+            return Action.READ
         words = tokens(sql)
         first, second = next(words), next(words, None)
         of_session = first.is_word(b"SET", b"USE") or (
             first.is_word(b"CREATE") and second is not None and second.is_word(b"TEMPORARY")
         )
-        return Statement(Action.SESSION if of_session else Action.WRITE)
+        return Action.SESSION if of_session else Action.WRITE
 
 
 class TrustedGateway(SqlGateway):

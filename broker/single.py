@@ -13,9 +13,9 @@ from uuid import uuid4
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
-from broker.log.log_starts import LogStarts
-from broker.log.removals import Removals
-from broker.log.retention import Retention, watch
+from broker.log.log_starts import LogStarts, SingleCheckpointLane
+from broker.log.removals import Removals, SingleRemovalShard
+from broker.log.retention import Retention, upkeep
 from broker.log.rollup import Rollup
 from broker.log.row_sources import SingleRowSource
 from broker.log.sweep import Sweep
@@ -55,17 +55,20 @@ class SingleNode:
             EndlessLease(uuid4()),
         )
         row_sources = SingleRowSource(engine)
-        self.rollup = Rollup(engine, self.appender.no_row_before, wall_ms)
+        self.rollup = Rollup(engine, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(
             engine, settings, self.appender.settled, self.groups.forget_topic
         )
-        log_starts = LogStarts(lambda _partition: (self.rows,))
-        self._retention = Retention(self.topics.logs.all, row_sources, log_starts, wall_ms)
-        self._sweep = Sweep(engine, wall_ms)
-        self._retention_every_ms = settings.retention_check_interval_ms
-        self._upkeep: asyncio.Task[None] | None = None
+        log_starts = LogStarts(SingleCheckpointLane(self.rows))
+        retention = Retention(self.topics.logs, row_sources, log_starts, wall_ms)
+        self._upkeep = upkeep(
+            settings.retention_check_interval_ms,
+            retention.round,
+            self.topics.remove_left_over,
+            Sweep(engine, wall_ms).round,
+        )
         self.broker = Broker(
             settings,
             Parts(
@@ -82,7 +85,10 @@ class SingleNode:
             ),
         )
         self.removals = Removals(
-            lambda: {"": engine}, self.topics, self.broker.row_sources, self.broker.cold_reader
+            SingleRemovalShard(engine),
+            self.topics,
+            self.broker.row_sources,
+            self.broker.cold_reader,
         )
         self.sql = make_app(engine, settings.sql)
 
@@ -100,19 +106,11 @@ class SingleNode:
     async def begin(self) -> None:
         self.rollup.start()
         self.removals.start()
-        self._upkeep = asyncio.create_task(
-            watch(
-                self._retention_every_ms,
-                self._retention.round,
-                self.topics.remove_left_over,
-                self._sweep.round,
-            ),
-            name="retention",
-        )
+        self._upkeep.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        own = (self.rollup.task, self.removals.task, self._upkeep)
+        own = (self.rollup.task, self.removals.task, self._upkeep.task)
         begun = [task for task in own if task is not None]
         return [*begun, *self.groups.background, *self.rows.background]
 
@@ -128,12 +126,7 @@ class SingleNode:
             parts.push_async_callback(self.removals.close)
             parts.push_async_callback(self.rows.close)
             parts.push_async_callback(self.groups.close)
-            parts.push_async_callback(self._stop_upkeep)
-
-    async def _stop_upkeep(self) -> None:
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.wait([self._upkeep])
+            parts.push_async_callback(self._upkeep.close)
 
 
 async def open_engine(settings: Settings) -> EmbeddedEngine:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -31,7 +31,7 @@ from broker.topics import remove_rows, store_version
 from common.clock import wall_ms
 from common.tasks import Periodic
 from storage.engine import EngineError
-from storage.slot_map import Slot, SlotMap
+from storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,28 @@ class Known(Protocol):
     def sessions(self) -> Mapping[int, BrokerSession]: ...
 
 
+class _AppendTimes:
+    """`AppendTimes` of a shard: every broker that writes there has to promise."""
+
+    def __init__(self, host: ShardHost, ownership: Known) -> None:
+        self._host = host
+        self._ownership = ownership
+
+    async def no_row_before(self, time_ms: int) -> None:
+        await self._host.no_row_before(time_ms)
+        sessions, shard = self._ownership.sessions, self._host.name
+        for session in sessions.values():
+            if session.session_id == self._ownership.session_id:
+                continue
+            if not session.is_over and session.append_floors.get(shard, 0) < time_ms:
+                raise NotYet(f"broker {session.node_id} may still write into those minutes")
+        slot_map = self._ownership.slot_map
+        for slot in () if slot_map is None else slot_map.slots:
+            owner = sessions.get(slot.owner)
+            if slot.writes_to == shard and slot.owner and (owner is None or owner.is_over):
+                raise NotYet("slots of a broker that is gone have not been taken over")
+
+
 class Housekeeping:
     """The rounds of one broker; most of them find nothing to do."""
 
@@ -70,7 +92,8 @@ class Housekeeping:
         self._catalog = catalog
         self._hosts = hosts
         self._rollups = {
-            host.name: Rollup(host.engine, self._promise(host), clock_ms) for host in hosts
+            host.name: Rollup(host.engine, _AppendTimes(host, ownership), clock_ms)
+            for host in hosts
         }
         self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
         self._sweep_every_s = sweep_every_ms / 1000
@@ -141,25 +164,6 @@ class Housekeeping:
                 " AND version = {version:UInt64} LIMIT 1",
                 {"topic_id": str(topic_id), "version": version},
             )
-
-    def _promise(self, host: ShardHost) -> Callable[[int], Awaitable[None]]:
-        async def no_row_before(time_ms: int) -> None:
-            await host.no_row_before(time_ms)
-            for session in self._ownership.sessions.values():
-                if session.session_id == self._ownership.session_id:
-                    continue
-                if not session.is_over and session.append_floors.get(host.name, 0) < time_ms:
-                    raise NotYet(f"broker {session.node_id} may still write into those minutes")
-            for slot in self._slots():
-                owner = self._ownership.sessions.get(slot.owner)
-                if slot.writes_to == host.name and slot.owner and (owner is None or owner.is_over):
-                    raise NotYet("slots of a broker that is gone have not been taken over")
-
-        return no_row_before
-
-    def _slots(self) -> Iterable[Slot]:
-        slot_map = self._ownership.slot_map
-        return () if slot_map is None else slot_map.slots
 
     def _is_topic_housekeeper(self) -> bool:
         slot_map, me = self._ownership.slot_map, self._ownership.session_id

@@ -33,8 +33,7 @@ from broker.config import Settings
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
-from broker.log.retention import Retention
-from broker.log.retention import watch as watch_retention
+from broker.log.retention import Retention, upkeep
 from broker.log.tail_cache import TailCache
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
@@ -104,7 +103,7 @@ class ClusterNode:
         self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
         slots = Slots(served, self._hosts, session, logs, self._topics, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
-        log_starts = LogStarts(logs.lanes)
+        log_starts = LogStarts(logs)
         self.broker = Broker(
             settings,
             Parts(
@@ -120,15 +119,9 @@ class ClusterNode:
                 None,
             ),
         )
-        self._retention = Retention(logs.all, logs, log_starts, wall_ms)
-        self._removals = Removals(
-            lambda: {host.name: host.engine for host in self._hosts.reachable()},
-            self._topics,
-            logs,
-            self.broker.cold_reader,
-            lambda shard: self._hosts.of(shard).is_housekeeper(),
-        )
-        self._retention_every_ms = settings.retention_check_interval_ms
+        retention = Retention(logs, logs, log_starts, wall_ms)
+        self._upkeep = upkeep(settings.retention_check_interval_ms, retention.round)
+        self._removals = Removals(self._hosts, self._topics, logs, self.broker.cold_reader)
         self._housekeeping = Housekeeping(
             self._ownership,
             topic_registry,
@@ -138,7 +131,6 @@ class ClusterNode:
         )
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
         self._watching = TopicWatch(self._topics)
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read the topics and start what needs no session. Raises `EngineError`."""
@@ -152,11 +144,7 @@ class ClusterNode:
 
     async def begin(self) -> None:
         await self._ownership.join()
-        self._tasks = [
-            asyncio.create_task(
-                watch_retention(self._retention_every_ms, self._retention.round), name="retention"
-            ),
-        ]
+        self._upkeep.start()
         self._watching.start()
         self._lanes.start()
         self._housekeeping.start()
@@ -164,8 +152,8 @@ class ClusterNode:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        begun = (self._watching, self._lanes, self._housekeeping, self._removals)
-        tasks = [*self._tasks, *self._ownership.background]
+        begun = (self._upkeep, self._watching, self._lanes, self._housekeeping, self._removals)
+        tasks = [*self._ownership.background]
         tasks += [one.task for one in begun if one.task is not None]
         for shard in self._shards:
             tasks += shard.background
@@ -199,17 +187,12 @@ class ClusterNode:
             parts.push_async_callback(self.broker.cold_reader.close)
             for host in self._hosts:
                 parts.push_async_callback(host.close)
-            parts.push_async_callback(self._stop_tasks)
+            parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._watching.close)
             parts.push_async_callback(self._lanes.close)
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)
             parts.push_async_callback(self.hand_over)
-
-    async def _stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _first_map(cluster: ClusterConfig) -> SlotMap:

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from broker.cluster.session import OwnSession, Tenure
 from broker.config import Settings
 from broker.log.appender import Appender
-from broker.log.rollup import Rollup
+from broker.log.rollup import CountedMinutes
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SessionWriteLease
 from broker.wiring import append_limits, group_coordinator
@@ -89,7 +89,7 @@ class ShardHost:
                 self.writing = Writing(tenure, await self._appender_of(tenure))
 
     async def _appender_of(self, tenure: Tenure) -> Appender:
-        counted = await Rollup(self.engine, _no_promise, wall_ms).counted_until()
+        counted = await CountedMinutes(self.engine, wall_ms).end_ms()
         appender = Appender(
             self.engine,
             self._cache,
@@ -167,7 +167,3 @@ class ShardHosts:
         """Forget the offsets that groups committed to a deleted topic."""
         for host in self:
             await host.groups.forget_topic(topic, topic_id)
-
-
-async def _no_promise(_time_ms: int) -> None:
-    """For a roll-up that is only asked up to where it has counted."""

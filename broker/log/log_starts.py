@@ -1,43 +1,59 @@
-"""Moves the starts of logs: retention, DeleteRecords and whatever else gives records up.
+"""Moves the starts of logs, for retention, DeleteRecords and everything else that removes records.
 
-The checkpoint is stored first, on every engine that may have rows of the partition; then consumers
-are told OFFSET_OUT_OF_RANGE below it; rows go last, in the background (broker/log/sweep.py), so a
-crash at any point leaves records that are there whole, or that nobody is served any more.
+The checkpoint is stored first, on every engine that may have rows of the partition. Then consumers
+get OFFSET_OUT_OF_RANGE below it. Rows go last, in the background (broker/log/sweep.py): after a
+crash at any point a record is either stored in full, or served to nobody.
 
 A log start is never above the high watermark, and the floor that is stored with it is the high
-watermark: an emptied partition goes on with the offset that comes next, after any restart. In a
-cluster an owner that has lost its slot without knowing it may still store one. That is harmless:
-what it stores is not above a high watermark that was reached, log starts only grow, and its
-successor adopts it (`Retention`). Until then consumers there find a gap in place of an error.
+watermark: an emptied partition continues with its next offset after any restart. In a cluster, a
+broker that has lost a slot without knowing it may still store a log start. That is harmless: it is
+not above a high watermark that was reached, log starts only grow, and the new leader adopts it
+(`Retention`). Until then consumers there find a gap in place of an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Protocol
 
 from broker.log.checkpoints import CHECKPOINTS
 from broker.log.partition import PartitionLog
 from storage.row_lane import RowLane, TableRows
 
 
-class LogStarts:
-    """The only one who moves a log start while the log is open."""
+class CheckpointLanes(Protocol):
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        """The row lane of every engine that may have rows of it. Raises `EngineError`."""
 
-    def __init__(self, lanes: Callable[[PartitionLog], Collection[RowLane]]) -> None:
-        """`lanes`: of every engine that may have rows of a partition. Raises `EngineError`."""
-        self._lanes = lanes
+
+class SingleCheckpointLane:
+    """`CheckpointLanes` of a broker with one ClickHouse."""
+
+    def __init__(self, lane: RowLane) -> None:
+        self._lane = lane
+
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        return (self._lane,)
+
+
+class LogStarts:
+    """Nothing else moves a log start while the log is open."""
+
+    def __init__(self, checkpoints: CheckpointLanes) -> None:
+        self._checkpoints = checkpoints
 
     async def raise_to(self, partition: PartitionLog, offset: int) -> None:
-        """Give up what is below `offset`, which is at most the high watermark.
+        """Remove the records below `offset`, which is at most the high watermark.
 
-        Raises `EngineError`: nothing has moved then. Many at once cost little more than one: their
-        checkpoints are stored together.
+        Raises `EngineError`: then nothing has moved. Many calls at once cost little more than one:
+        their checkpoints are stored together.
         """
         assert offset <= partition.high_watermark, f"{partition}: {offset} is beyond the end"
         if offset <= partition.log_start_offset:
             return
         row = (partition.topic_id, partition.partition, offset, partition.high_watermark)
         checkpoint = TableRows(CHECKPOINTS, [row])
-        await asyncio.gather(*(lane.store(checkpoint) for lane in self._lanes(partition)))
+        lanes = self._checkpoints.lanes(partition)
+        await asyncio.gather(*(lane.store(checkpoint) for lane in lanes))
         partition.begin_at(offset)

@@ -1,154 +1,75 @@
-"""Counts the log into `partition_minutes`, once a minute, for the views on top of it.
+"""Counts the log into `partition_minutes`, once a minute; several views are built on that table.
 
-What holds:
-* Every row of a live topic is counted once. A window is one insert and one part, and where the
-  last one ended is read from the table itself: what a crash cuts off was never there.
-* A window is counted when no row can come into it any more. Rows carry the wall clock, which can
-  be set back, so the appender is told first: from now on no row below this time.
-* With several brokers one counts for all (`counts`), and every broker keeps the promise: a minute
-  is counted when all have said that no row can come into it (`NotYet` otherwise). Whoever counts
-  next uses the same token for the same window, so a window that two begin is counted once.
-* A clock that was years ahead, and is put right, does not hold append_time for years: minutes that
-  are still to come are taken out of the table, and counted when they are over."""
+What must hold:
+* Every row of a live topic is counted once. A window of minutes is counted by one insert, which is
+  one part, and the table itself tells where the last window ended: what a crash interrupts was
+  never stored.
+* A window is counted when no more rows can come into it. Rows carry the wall clock, which can be
+  set back, so the appender is told first that no row may be older than the end of the window.
+* In a cluster one broker counts for a whole shard, and every broker keeps the promise: a minute is
+  counted when all have said that they write no more rows into it (`NotYet` otherwise). The broker
+  that counts next uses the same token for the same window, so a window that two brokers begin is
+  counted once.
+* A clock that was years ahead and is set right must not hold append_time back for years: minutes
+  that lie in the future are deleted from the table, and counted again when they are over.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 from uuid import uuid4
 
+from common.clock import DAY_MS, MINUTE_MS, SECOND_MS
+from common.tasks import Periodic
+from sql.queries import query
 from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 
-_MINUTE_MS = 60_000
-_DAY_MINUTES = 24 * 60
+_DAY_MINUTES = DAY_MS // MINUTE_MS
 _DELAY_MS = 1_000  # into a minute, before the last one is counted
-_CLOCK_TOLERANCE_MS = 5 * _MINUTE_MS  # how far append_time may stay ahead of the clock
-_WINDOW_ROWS = 1_000_000  # partitions times minutes: what a window may take in memory
-
-# The settings make it one block, however many rows it has.
-_COUNT = """
-    INSERT INTO partition_minutes
-        (topic, topic_id, partition, minute, records, bytes, min_offset, max_offset,
-         first_append_time, last_append_time)
-    WITH
-        fromUnixTimestamp64Milli({start_ms:Int64}, 'UTC') AS start_time,
-        fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC') AS end_time
-    SELECT
-        topic, topic_id, partition, toStartOfMinute(append_time) AS minute, count(),
-        sum(ifNull(length(key), 0) + ifNull(length(value), 0)), min(offset), max(offset),
-        min(append_time), max(append_time)
-    FROM messages
-    WHERE append_time >= start_time AND append_time < end_time
-        AND topic_id IN (SELECT topic_id FROM topics)
-    GROUP BY topic, topic_id, partition, minute
-    UNION ALL
-    SELECT
-        '', toUUID('00000000-0000-0000-0000-000000000000'), -1,
-        toDateTime(end_time - INTERVAL 1 MINUTE, 'UTC'), 0, 0, 0, -1, end_time, end_time
-    SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_bytes = 0,
-        min_insert_block_size_rows = 1000000000, insert_deduplication_token = '%s'
-"""
+_CLOCK_TOLERANCE_MS = 5 * MINUTE_MS  # how far append_time may stay ahead of the clock
+_WINDOW_ROWS = 1_000_000  # partitions times minutes: limits the memory that a window needs
 
 
 class NotYet(Exception):
     """Another broker may still write rows of the minutes that are over."""
 
 
-def _always() -> bool:
-    return True
+class AppendTimes(Protocol):
+    """Who gives rows their append_time."""
 
+    async def no_row_before(self, time_ms: int) -> None:
+        """Returns when no row can get an append_time below `time_ms` any more.
 
-class Rollup:
-    """Keeps `partition_minutes` up to the last full minute."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        no_row_before: Callable[[int], Awaitable[None]],
-        clock_ms: Callable[[], int],
-        counts: Callable[[], bool] = _always,
-    ) -> None:
-        """`no_row_before(t)` returns when no row with an append_time below `t` can come any more.
-
-        A later call with a lower time takes back what an earlier one promised. It raises `NotYet`
-        where that is for other brokers to say. `counts`: whether this is the broker that counts.
+        A later call with a lower time takes back what an earlier one promised. Raises `NotYet`
+        where other brokers have not promised it.
         """
+
+
+class CountedMinutes:
+    """How far one ClickHouse is counted."""
+
+    def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
-        self._no_row_before = no_row_before
         self._clock_ms = clock_ms
-        self._counts = counts
-        self._taken_back = ""
-        self.task: asyncio.Task[None] | None = None
+        self.token_prefix = "minutes-"
 
-    async def open(self) -> None:
-        """Keep new rows out of the minutes that are counted. Before the first append.
+    async def end_ms(self) -> int | None:
+        """Up to where the log is counted; None before the first time. Raises `EngineError`.
 
-        Raises `EngineError`.
+        Minutes that lie in the future are deleted first, because the clock was ahead.
         """
-        await self._no_row_before(await self.counted_until() or 0)
-
-    def start(self) -> None:
-        """Count from now on. `task` ends only by a defect."""
-        self.task = asyncio.create_task(self._run(), name="rollup")
-
-    async def close(self) -> None:
-        """Stop. The window that is being counted is counted."""
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait([self.task])
-
-    async def count(self) -> None:
-        """Count all minutes that are over and not counted yet. Raises `EngineError`."""
-        await self._forget_deleted_topics()
-        counted = await self.counted_until()
-        now_ms = self._clock_ms()
-        end = now_ms - now_ms % _MINUTE_MS
-        if counted is not None and counted >= end:
-            await self._no_row_before(counted)
-            return
-        await self._no_row_before(end)
-        step = await self._window_ms()
-        start = counted
-        if start is None or end - start > step:
-            start = await self._first_minute(start or 0, end)
-        while start < end:
-            until = min(start + step, end)
-            await self._count_window(start, until)
-            if await self._last_minute() != until:
-                return  # another broker counted a window from here: the next round goes on from it
-            start = until
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                if self._counts():
-                    await self.count()
-            except NotYet as error:
-                log.info("the log is counted later: %s", error)
-            except EngineError as error:
-                log.error("the log could not be counted, again in a minute: %s", error)
-            left_ms = _MINUTE_MS - self._clock_ms() % _MINUTE_MS
-            await asyncio.sleep((left_ms + _DELAY_MS) / 1000)
-
-    async def _count_window(self, start_ms: int, end_ms: int) -> None:
-        # As a window begins where the stored one before it ended, one that failed and may be stored
-        # all the same is repeated with the same token, and a new one never has an old token.
-        token = f"minutes-{self._taken_back}{start_ms}"
-        await self._engine.execute(_COUNT % token, {"start_ms": start_ms, "end_ms": end_ms})
-
-    async def counted_until(self) -> int | None:
-        """Up to where the log is counted, in ms; None before the first time."""
-        counted = await self._last_minute()
+        counted = await self.last_end_ms()
         now_ms = self._clock_ms()
         if counted is None or counted <= now_ms + _CLOCK_TOLERANCE_MS:
             return counted
         log.warning(
-            "the clock is %d s behind the last minute that was counted: that was ahead of its time"
-            " and is counted again when it is over",
-            (counted - now_ms) // 1000,
+            "the clock is %d s behind the last minute that was counted, so it was ahead then;"
+            " minutes that lie in the future are counted again when they are over",
+            (counted - now_ms) // SECOND_MS,
         )
         await self._engine.execute(
             "ALTER TABLE partition_minutes DELETE"
@@ -156,15 +77,78 @@ class Rollup:
             " SETTINGS mutations_sync = 1",
             {"now_ms": now_ms},
         )
-        self._taken_back = f"{uuid4()}-"
-        return await self._last_minute()
+        # The tokens of the windows that were deleted are still known.
+        self.token_prefix = f"minutes-{uuid4()}-"
+        return await self.last_end_ms()
 
-    async def _last_minute(self) -> int | None:
+    async def last_end_ms(self) -> int | None:
         """The end of the last minute in the table."""
         rows = await self._engine.rows(
             "SELECT toUnixTimestamp(max(minute)) AS last FROM partition_minutes HAVING last > 0"
         )
-        return rows[0][0] * 1000 + _MINUTE_MS if rows else None
+        return rows[0][0] * SECOND_MS + MINUTE_MS if rows else None
+
+
+class Rollup(Periodic):
+    """Keeps `partition_minutes` up to the last full minute."""
+
+    def __init__(self, engine: Engine, appends: AppendTimes, clock_ms: Callable[[], int]) -> None:
+        super().__init__("rollup", self._pause_s, self._count_or_log, at_once=True)
+        self._engine = engine
+        self._appends = appends
+        self._clock_ms = clock_ms
+        self._counted = CountedMinutes(engine, clock_ms)
+
+    async def open(self) -> None:
+        """Keep new rows out of the minutes that are counted. Must precede the first append.
+
+        Raises `EngineError`.
+        """
+        await self._appends.no_row_before(await self._counted.end_ms() or 0)
+
+    async def count(self) -> None:
+        """Count all minutes that are over and not counted yet. Raises `EngineError` and `NotYet`.
+
+        A window that is being counted when the caller is cancelled is counted all the same.
+        """
+        await self._forget_deleted_topics()
+        counted = await self._counted.end_ms()
+        now_ms = self._clock_ms()
+        end = now_ms - now_ms % MINUTE_MS
+        if counted is not None and counted >= end:
+            await self._appends.no_row_before(counted)
+            return
+        await self._appends.no_row_before(end)
+        step = await self._window_ms()
+        start = counted
+        if start is None or end - start > step:
+            start = await self._first_minute(start or 0, end)
+        while start < end:
+            until = min(start + step, end)
+            await self._count_window(start, until)
+            if await self._counted.last_end_ms() != until:
+                return  # another broker counted a window from here: the next round goes on from it
+            start = until
+
+    async def _count_or_log(self) -> None:
+        try:
+            await self.count()
+        except NotYet as error:
+            log.info("the log is counted later: %s", error)
+        except EngineError as error:
+            log.error("the log could not be counted; retrying in a minute: %s", error)
+
+    def _pause_s(self) -> float:
+        left_ms = MINUTE_MS - self._clock_ms() % MINUTE_MS
+        return (left_ms + _DELAY_MS) / SECOND_MS
+
+    async def _count_window(self, start_ms: int, end_ms: int) -> None:
+        # A window begins where the stored one before it ended. So an insert that failed, but may be
+        # stored, is repeated with the same token, and a new window never has an old token.
+        token = f"{self._counted.token_prefix}{start_ms}"
+        await self._engine.execute(
+            query("count_minutes", token=token), {"start_ms": start_ms, "end_ms": end_ms}
+        )
 
     async def _first_minute(self, start_ms: int, end_ms: int) -> int:
         """The first minute in this time that has rows; the last minute when none has."""
@@ -176,16 +160,16 @@ class Rollup:
             {"start_ms": start_ms, "end_ms": end_ms},
         )
         if not rows:
-            return end_ms - _MINUTE_MS
+            return end_ms - MINUTE_MS
         first: int = rows[0][0]
-        return first - first % _MINUTE_MS
+        return first - first % MINUTE_MS
 
     async def _window_ms(self) -> int:
         """How much is counted at once: up to a day, less where there are many partitions."""
         rows = await self._engine.rows("SELECT sum(partitions) FROM topics")
         partitions: int = rows[0][0]
         minutes = _WINDOW_ROWS // max(partitions, 1)
-        return min(max(minutes, 1), _DAY_MINUTES) * _MINUTE_MS
+        return min(max(minutes, 1), _DAY_MINUTES) * MINUTE_MS
 
     async def _forget_deleted_topics(self) -> None:
         rows = await self._engine.rows(
@@ -197,5 +181,5 @@ class Rollup:
             await self._engine.execute(
                 "ALTER TABLE partition_minutes DELETE WHERE has({gone:Array(UUID)}, topic_id)"
                 " SETTINGS mutations_sync = 1",
-                {"gone": sorted({str(topic_id) for (topic_id,) in rows})},
+                {"gone": sorted({topic_id for (topic_id,) in rows})},
             )

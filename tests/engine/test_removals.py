@@ -13,7 +13,7 @@ from broker.config import Settings
 from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.removals import Piece, Range, Removals, clipped, pieces
+from broker.log.removals import Piece, Range, Removals, SingleRemovalShard, clipped, pieces
 from broker.log.row_sources import SingleRowSource
 from broker.log.tail_cache import TailCache
 from broker.topics import LocalCatalog
@@ -33,6 +33,15 @@ ALL = 1 << 40
 COMPACT = {"cleanup.policy": "compact"}
 
 
+class Shard(SingleRemovalShard):
+    """A shard of which another broker may be the housekeeper."""
+
+    is_mine = True
+
+    def is_housekeeper(self) -> bool:
+        return self.is_mine
+
+
 class CompactedTopics:
     """A log, and the part of the broker that removes."""
 
@@ -41,14 +50,8 @@ class CompactedTopics:
         self.scripted = ScriptedEngine(engine)
         self.catalog = LocalCatalog(engine, Settings())
         self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
-        self.removals = Removals(
-            lambda: {"": engine},
-            self.catalog,
-            SingleRowSource(engine),
-            self.reader,
-            lambda _: self.answers,
-        )
-        self.answers = True
+        self.shard = Shard(engine)
+        self.removals = Removals(self.shard, self.catalog, SingleRowSource(engine), self.reader)
 
     async def log(
         self,
@@ -166,10 +169,10 @@ async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
     log = await house.log(5)
     unknown = await house.decide(uuid4(), (0, 3))
     partition = await house.decide(log.topic_id, (0, 3), partition=7)
-    house.answers = False
+    house.shard.is_mine = False
     await house.removals.round()
     assert await house.noted() == {}
-    house.answers = True
+    house.shard.is_mine = True
     await house.removals.round()
     assert await house.noted() == {
         unknown: (0, "there is no such topic"),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.log.checkpoints import read_checkpoints
-from broker.log.log_starts import LogStarts
+from broker.log.log_starts import LogStarts, SingleCheckpointLane
 from broker.log.partition import PartitionLog
 from broker.log.retention import Retention
 from broker.log.row_sources import SingleRowSource
@@ -36,10 +36,11 @@ class RetainedLogs:
         self.engine = engine
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
-        self.starts = LogStarts(lambda _: (lane,))
-        self.retention = Retention(
-            lambda: self.logs, SingleRowSource(engine), self.starts, self.clock
-        )
+        self.starts = LogStarts(SingleCheckpointLane(lane))
+        self.retention = Retention(self, SingleRowSource(engine), self.starts, self.clock)
+
+    def all(self) -> list[PartitionLog]:
+        return self.logs
 
     def log(self, **configs: str) -> PartitionLog:
         """A partition; `retention_ms="1000"` is the config retention.ms."""
@@ -256,7 +257,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
 ) -> None:
     scripted = ScriptedEngine(engine)
     lane = make_lane(scripted)
-    starts = LogStarts(lambda _: (lane,))
+    starts = LogStarts(SingleCheckpointLane(lane))
     log = make_log(end=10)
     scripted.gate.clear()
     moving = asyncio.create_task(starts.raise_to(log, 7))
@@ -286,7 +287,12 @@ async def test_it_is_stored_wherever_the_partition_may_have_rows(house: Retained
             stored.append(self.name)
 
     log = make_log(end=10)
-    starts = LogStarts(lambda _: (Lane("old"), Lane("new")))  # type: ignore[arg-type, return-value]
+
+    class Lanes:
+        def lanes(self, _: PartitionLog) -> tuple[Lane, Lane]:
+            return Lane("old"), Lane("new")
+
+    starts = LogStarts(Lanes())  # type: ignore[arg-type]
     await starts.raise_to(log, 4)
     assert sorted(stored) == ["new", "old"]
     await starts.raise_to(log, 4)

@@ -39,7 +39,7 @@ def log(engine: CountedEngine) -> Log:
 
 @pytest.fixture
 def rollup(log: Log) -> Rollup:
-    return Rollup(log.engine, log.no_row_before, log.clock_ms)
+    return Rollup(log.engine, log, log.clock_ms)
 
 
 async def minutes(log: Log) -> list[EngineRow]:
@@ -109,7 +109,7 @@ async def test_counting_again_changes_nothing(log: Log, rollup: Rollup) -> None:
     log.now_ms += 5 * MINUTE
     await rollup.count()
     await rollup.count()
-    await Rollup(log.engine, log.no_row_before, log.clock_ms).count()
+    await Rollup(log.engine, log, log.clock_ms).count()
     assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
 
 
@@ -164,7 +164,7 @@ async def test_after_a_restart_no_row_comes_into_a_counted_minute(log: Log, roll
     await rollup.count()
     log.now_ms -= 30_000
     log.floor_ms = 0
-    await Rollup(log.engine, log.no_row_before, log.clock_ms).open()
+    await Rollup(log.engine, log, log.clock_ms).open()
     await log.append("orders", 3)
     assert await stats(log) == truth(log)
 
@@ -279,7 +279,7 @@ async def test_a_clock_that_was_days_ahead_holds_nothing_up(
     log.now_ms = NOON + 2 * MINUTE
     if restarted:
         log.floor_ms = 0
-        rollup = Rollup(log.engine, log.no_row_before, log.clock_ms)
+        rollup = Rollup(log.engine, log, log.clock_ms)
         await rollup.open()
     else:
         await rollup.count()
@@ -383,7 +383,7 @@ async def test_every_row_counts_once_whatever_happens(
         await engine.execute(f"TRUNCATE TABLE {table}")
     engine.fault = None
     log = Log(engine)
-    rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+    rollup = Rollup(engine, log, log.clock_ms)
     await log.topic("orders")
     await rollup.open()
     for step, amount in steps:
@@ -393,7 +393,7 @@ async def test_every_row_counts_once_whatever_happens(
             log.now_ms += amount
         elif step == "restart":
             log.floor_ms = 0
-            rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+            rollup = Rollup(engine, log, log.clock_ms)
             await rollup.open()
         elif step == "made again":
             await log.topic("orders")
@@ -421,7 +421,7 @@ async def test_a_failure_of_the_engine_is_logged_and_tried_again(
     await log.append("orders", 3)
     log.now_ms += 2 * MINUTE - 5
     engine.fault = "before"
-    rollup = Rollup(engine, log.no_row_before, log.clock_ms)
+    rollup = Rollup(engine, log, log.clock_ms)
     rollup.start()
     async with asyncio.timeout(LIMIT_S):
         await engine.counted.wait()
@@ -431,10 +431,11 @@ async def test_a_failure_of_the_engine_is_logged_and_tried_again(
 
 
 async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
-    async def defect(_time_ms: int) -> None:
-        raise AssertionError("a defect")
+    class Defect:
+        async def no_row_before(self, time_ms: int) -> None:
+            raise AssertionError("a defect")
 
-    rollup = Rollup(log.engine, defect, log.clock_ms)
+    rollup = Rollup(log.engine, Defect(), log.clock_ms)
     rollup.start()
     assert rollup.task is not None
     async with asyncio.timeout(LIMIT_S):

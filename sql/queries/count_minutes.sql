@@ -1,0 +1,25 @@
+-- Counts the rows of a window into partition_minutes, a row for each partition and minute, and
+-- notes with a row of its own (topic '') up to where the log is counted now.
+--
+-- Parameters: start_ms, end_ms: the window, without its end. Placeholder: ${token}: the
+-- deduplication token of the window. The settings make it one block, however many rows it has.
+INSERT INTO partition_minutes
+    (topic, topic_id, partition, minute, records, bytes, min_offset, max_offset,
+     first_append_time, last_append_time)
+WITH
+    fromUnixTimestamp64Milli({start_ms:Int64}, 'UTC') AS start_time,
+    fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC') AS end_time
+SELECT
+    topic, topic_id, partition, toStartOfMinute(append_time) AS minute, count(),
+    sum(ifNull(length(key), 0) + ifNull(length(value), 0)), min(offset), max(offset),
+    min(append_time), max(append_time)
+FROM messages
+WHERE append_time >= start_time AND append_time < end_time
+    AND topic_id IN (SELECT topic_id FROM topics)
+GROUP BY topic, topic_id, partition, minute
+UNION ALL
+SELECT
+    '', toUUID('00000000-0000-0000-0000-000000000000'), -1,
+    toDateTime(end_time - INTERVAL 1 MINUTE, 'UTC'), 0, 0, 0, -1, end_time, end_time
+SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_bytes = 0,
+    min_insert_block_size_rows = 1000000000, insert_deduplication_token = '${token}';

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 from uuid import UUID, uuid4
 
@@ -95,7 +94,7 @@ class ShardHost:
             self._cache,
             self._settings.lanes,
             append_limits(self._settings),
-            SessionWriteLease(tenure.session_id, tenure.may_serve, partial(tenure.days, self.name)),
+            SessionWriteLease(tenure, self.name),
         )
         self._floor_ms = max(self._floor_ms, counted or 0)
         await appender.no_row_before(self._floor_ms)

@@ -1,7 +1,7 @@
-"""`partition_checkpoints`: what cannot be read off the rows of a log once some of them are deleted.
+"""`partition_checkpoints`: what the rows of a log do not tell once some of them are deleted.
 
-A checkpoint is a log start offset and a floor of the next offset. Of several for a partition the
-largest of each counts, so to store one twice, or an older one late, changes nothing.
+A checkpoint is a log start offset and a floor of the next offset. If a partition has several, the
+largest of each counts, so storing one twice, or an older one late, changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SELECT = (
 async def read_checkpoints(
     engine: Engine, topic_ids: Iterable[UUID] | None = None
 ) -> dict[Key, tuple[int, int]]:
-    """(log start offset, floor of the next offset); of all topics, or of these.
+    """(log start offset, floor of the next offset) of each partition, of all topics or of these.
 
     Raises `EngineError`.
     """
@@ -46,6 +46,5 @@ async def read_checkpoints(
             {"topics": sorted(str(topic_id) for topic_id in topic_ids)},
         )
     return {
-        (UUID(str(topic_id)), partition): (start, floor)
-        for topic_id, partition, start, floor in rows
+        (UUID(topic_id), partition): (start, floor) for topic_id, partition, start, floor in rows
     }

@@ -1,8 +1,10 @@
 """Where each partition's log ends, read from its rows when its leader begins.
 
-There are two ways. One query over all rows costs by the row (measured: 0.4 s for 10 M rows, 2
-cores); a look at the last row of each partition costs by the partition (3 ms, whatever its size).
-The cheaper one is taken, so that neither many rows nor many partitions make the start slow."""
+There are two ways. The cost of one query over all rows grows with the rows (measured: 0.4 s for 10
+M rows, 2 cores); the cost of looking up the last row of each partition grows with the partitions (3
+ms for each, whatever its size). The cheaper way is chosen, so that neither many rows nor many
+partitions make the start slow.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
+from broker.log.partition_sql import IS_PARTITION, parameters
 from storage.engine import Engine
 
-_ROWS_WORTH_A_LOOK = 75_000  # 3 ms of the scan
+_ROWS_LIKE_A_LOOKUP = 75_000  # what the scan reads in 3 ms
 
 Partition = tuple[str, UUID, int]  # topic name, topic id, partition
 
@@ -24,9 +27,9 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
         "SELECT sum(rows) FROM system.parts"
         " WHERE database = currentDatabase() AND table = 'messages' AND active"
     )
-    if rows[0][0] < len(wanted) * _ROWS_WORTH_A_LOOK:
+    if rows[0][0] < len(wanted) * _ROWS_LIKE_A_LOOKUP:
         return await _scan(engine)
-    ends = await asyncio.gather(*(_look(engine, partition) for partition in wanted))
+    ends = await asyncio.gather(*(_look_up(engine, partition) for partition in wanted))
     return {
         (topic_id, partition): end
         for (_, topic_id, partition), end in zip(wanted, ends, strict=True)
@@ -36,19 +39,18 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
 
 async def _scan(engine: Engine) -> dict[tuple[UUID, int], int]:
     return {
-        (UUID(str(topic_id)), partition): last + 1
+        (UUID(topic_id), partition): last + 1
         for topic_id, partition, last in await engine.rows(
             "SELECT topic_id, partition, max(offset) FROM messages GROUP BY topic_id, partition"
         )
     }
 
 
-async def _look(engine: Engine, partition: Partition) -> int | None:
+async def _look_up(engine: Engine, partition: Partition) -> int | None:
     name, topic_id, number = partition
     rows = await engine.rows(
-        "SELECT offset FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-        " AND partition = {partition:Int32}"
+        f"SELECT offset FROM messages WHERE {IS_PARTITION}"
         " ORDER BY topic DESC, partition DESC, offset DESC LIMIT 1",
-        {"topic": name, "topic_id": str(topic_id), "partition": number},
+        parameters(name, topic_id, number),
     )
     return rows[0][0] + 1 if rows else None

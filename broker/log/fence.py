@@ -1,18 +1,19 @@
-"""Fences: block numbers of a lane that nobody can use any more, in the engine itself.
+"""Fences: block numbers of a lane that nobody can use any more, enforced by the engine itself.
 
-Block `number` of a lane has the token `<session>-<lane>-<number>`; numbers go up from 1 without a
-hole, and a number is sent when the one before it is resolved. Whoever inserts a token first wins:
-the engine drops a later block with it, however late. So a successor that inserts at the first free
-number of every lane has seen the last block that will ever land, and one in flight changes nothing.
+Block `number` of a lane has the token `<session>-<lane>-<number>`. Numbers go up from 1 without a
+hole, and a number is sent when the one before it is resolved. The first insert of a token wins: the
+engine drops a later block with the same token, however late it arrives. So a successor that inserts
+at the first free number of every lane has seen the last block that will ever be stored, and a block
+that is still on its way changes nothing.
 
 What must hold for that:
-* A row is asked for after its insert returned, and must then be seen: not there means that the
-  number had been used. A replica may not have the row yet that another broker's fence put there, so
-  it catches up before that is believed.
-* The engine remembers tokens from the last count of the lane on (the deduplication window).
+* A row is looked for after its insert returned, and must then be visible. If it is not, the number
+  had been used. A replica may not have the row yet that another broker's fence stored elsewhere, so
+  it catches up before that answer is trusted.
+* The engine remembers tokens from the last known count of the lane on (the deduplication window).
 * Tokens are remembered per ClickHouse partition, which is a day here. A fence has a row for every
-  day that the session may have used, and a number is free only if all of them landed.
-* A burnt number counts as used, so a burn is no fence: its row is another.
+  day that the session may have used, and a number is free only if all of these rows are stored.
+* A burnt number counts as used: the row of a burn differs from the row of a fence.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ _ROWS = Table(
 
 
 def _nothing_is_written_elsewhere() -> None:
-    """For an engine that is one server."""
+    """The `catch_up` of an engine that is one server."""
 
 
 def block_token(identity: object, lane: int, number: int) -> str:
-    """What the engine knows a block of the log by."""
+    """The deduplication token of a block of the log."""
     return f"{identity}-{lane}-{number}"
 
 
@@ -65,26 +66,26 @@ async def fence(
     day: int,
     catch_up: Callable[[], None] = _nothing_is_written_elsewhere,
 ) -> None:
-    """Let no block of a session that is over land on this shard any more.
+    """Make sure that no more block of a session that is over is stored on this shard.
 
     `lane_counts`: how many numbers each of its lanes is known to have resolved, at least. `day`
     (days since 1970): the first of the two that its blocks may be of. `catch_up`: after it the
-    engine's next read sees what others wrote (`Shard.expect_foreign_writes`). Raises `EngineError`;
-    it may be repeated, by anybody, at any time, also while another does the same.
+    engine's next read sees what others wrote (`Shard.expect_foreign_writes`). Raises `EngineError`.
+    Any broker may repeat it at any time, also while another broker does the same.
     """
 
     async def fenced(lane: int, number: int) -> bool:
-        place = _Place(session_id, lane, number, _FENCE_PARTITION)
-        if await _landed(engine, 0, place, times_ms):
+        key = _NumberKey(session_id, lane, number, _FENCE_PARTITION)
+        if await _is_stored_first(engine, 0, key, times_ms):
             return True
         catch_up()
-        return await _is_there(engine, place, times_ms)
+        return await _is_visible(engine, key, times_ms)
 
     times_ms = [(day + n) * DAY_MS for n in range(SESSION_DAYS)]
     for lane, resolved in enumerate(lane_counts):
         first = await _fence_first_free(partial(fenced, lane), resolved)
-        log.info("session %d, lane %d: no block lands from %d on", session_id, lane, first)
-    # Only now: while a fence is not complete its rows tell others which numbers are not used.
+        log.info("session %d, lane %d: fenced from block %d on", session_id, lane, first)
+    # Only now: until a fence is complete, its rows tell others which numbers are unused.
     await _remove(engine, session_id, _FENCE_PARTITION, times_ms)
 
 
@@ -93,19 +94,19 @@ async def burn(
 ) -> bool:
     """Use up the number of a block that was refused. False: the block is stored after all.
 
-    Asked by the lane itself; `append_time_ms` is that of the block. Raises `EngineError`, and is to
-    be repeated then.
+    Called by the lane itself; `append_time_ms` is that of the block. Raises `EngineError`; then it
+    has to be repeated.
     """
-    place = _Place(session_id, lane, number, _BURN_PARTITION)
-    burnt = await _landed(engine, lane, place, [append_time_ms])
+    key = _NumberKey(session_id, lane, number, _BURN_PARTITION)
+    burnt = await _is_stored_first(engine, lane, key, [append_time_ms])
     if burnt:
         await _remove(engine, session_id, _BURN_PARTITION, [append_time_ms])
     return burnt
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A block number, and where in `messages` the rows are that use it up."""
+class _NumberKey:
+    """A block number of a lane, and the key of the rows in `messages` that use it up."""
 
     session_id: int
     lane: int
@@ -122,7 +123,7 @@ class _Place:
 
 
 async def _fence_first_free(fenced: Callable[[int], Awaitable[bool]], used: int) -> int:
-    """Fence the first number after `used` that is free: gallop until one is, then halve."""
+    """Fence the first free number after `used`: double the step until one is free, then bisect."""
     step = 1
     while not await fenced(used + step):
         used += step
@@ -137,18 +138,20 @@ async def _fence_first_free(fenced: Callable[[int], Awaitable[bool]], used: int)
     return free
 
 
-async def _landed(engine: Engine, connection: int, place: _Place, times_ms: Sequence[int]) -> bool:
-    """Insert a row per time with the token of a block; whether all of them are in the table then.
+async def _is_stored_first(
+    engine: Engine, connection: int, key: _NumberKey, times_ms: Sequence[int]
+) -> bool:
+    """Insert a row per time with the token of a block. Whether all of them are in the table then.
 
     `connection` is the lane of the engine that is used.
     """
-    rows = [("", place.topic_id, place.partition, place.offset, True, time) for time in times_ms]
-    token = block_token(place.session_id, place.lane, place.number)
+    rows = [("", key.topic_id, key.partition, key.offset, True, time) for time in times_ms]
+    token = block_token(key.session_id, key.lane, key.number)
     await engine.insert_block(connection, _ROWS.name, _ROWS.column_list, block(_ROWS, rows), token)
-    return await _is_there(engine, place, times_ms)
+    return await _is_visible(engine, key, times_ms)
 
 
-async def _is_there(engine: Engine, place: _Place, times_ms: Sequence[int]) -> bool:
+async def _is_visible(engine: Engine, key: _NumberKey, times_ms: Sequence[int]) -> bool:
     found = await engine.rows(
         "SELECT uniqExact(append_time) FROM messages WHERE topic = ''"
         " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
@@ -156,9 +159,9 @@ async def _is_there(engine: Engine, place: _Place, times_ms: Sequence[int]) -> b
         " AND append_time >= fromUnixTimestamp64Milli({first_ms:Int64}, 'UTC')"
         " AND append_time <= fromUnixTimestamp64Milli({last_ms:Int64}, 'UTC')",
         {
-            "topic_id": str(place.topic_id),
-            "partition": place.partition,
-            "offset": place.offset,
+            "topic_id": str(key.topic_id),
+            "partition": key.partition,
+            "offset": key.offset,
             "first_ms": times_ms[0],
             "last_ms": times_ms[-1],
         },
@@ -167,7 +170,7 @@ async def _is_there(engine: Engine, place: _Place, times_ms: Sequence[int]) -> b
 
 
 async def _remove(engine: Engine, session_id: int, partition: int, times_ms: Sequence[int]) -> None:
-    """Take the rows out of people's sight; the tokens stay known."""
+    """Hide the rows from queries; their tokens stay known."""
     for time_ms in times_ms:
         day = datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
         try:

@@ -1,8 +1,9 @@
 """One partition of one topic, as its leader sees it.
 
 What readers see (`log_start_offset`, `high_watermark`, the tail) changes on the event loop only,
-when a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane
-that the partition is bound to and runs ahead of it; a rejected block takes it back (`Staging`)."""
+when a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane of
+the partition and is ahead of that; a rejected block takes its changes back (`Staging`).
+"""
 
 from __future__ import annotations
 
@@ -57,14 +58,14 @@ class PartitionLog:
         self.high_watermark = next_offset
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
-        self.earlier: Sequence[Engine] = ()  # that have older rows, where its slot was moved
-        self.closed: KafkaError | None = None  # why no append is taken any more
+        self.earlier: Sequence[Engine] = ()  # with older rows, if its slot was moved
+        self.closed: KafkaError | None = None  # why appends are refused
         self.producers: dict[int, ProducerEntry] = {}  # the one silent for longest comes first
-        # First batches, by producer, that were refused and may come again: epoch and sequence.
+        # The first refused batch of a producer, which may come again: its epoch and sequence.
         self.refused: dict[int, tuple[int, int]] = {}
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
-        self.has_forgotten = False  # any producer: for its long silence, or with its rows
+        self.has_forgotten = False  # a producer that was silent for long, or lost its rows
         self.tail = PartitionTail()
         self.waiters: set[Callable[[PartitionLog], None]] = set()
 
@@ -82,25 +83,25 @@ class PartitionLog:
         self.wake()
 
     def begin_at(self, offset: int) -> None:
-        """Nothing below `offset` is served any more. A checkpoint with it has been stored."""
+        """Serve nothing below `offset` any more. A checkpoint with it has been stored."""
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
         self.log_start_offset = max(self.log_start_offset, offset)
 
     def close(self, why: KafkaError) -> None:
-        """Take no appends any more, and let those who wait hear why. The first reason stays."""
+        """Refuse appends from now on, and wake waiting fetches. The first reason stays."""
         if self.closed is None:
             self.closed = why
         self.wake()
 
     def note_refused(self, header: BatchHeader) -> None:
-        """Of a producer that is not known: what the client has sent after this must not come first.
+        """Remember a refused batch of an unknown producer: no later batch may come before it.
 
-        The client sends again from the earliest one on.
+        The client sends all batches again, from the earliest refused one on.
         """
         self.note_refused_from(header.producer_id, header.producer_epoch, header.base_sequence)
 
     def note_refused_from(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """As `note_refused`, of a batch that begins with this sequence."""
+        """As `note_refused`, for a batch that begins with this sequence."""
         if producer_id < 0 or producer_id in self.producers:
             return
         known = self.refused.get(producer_id)
@@ -112,7 +113,7 @@ class PartitionLog:
                 del self.refused[next(iter(self.refused))]
 
     def forget_producers(self, silent_since_ms: int) -> None:
-        """Drop those that have not appended since then (`producer_id_expiration_ms`)."""
+        """Drop producers that have not appended since then (`producer_id_expiration_ms`)."""
         while self.producers:
             producer_id, entry = next(iter(self.producers.items()))
             if entry.last_append_ms >= silent_since_ms:
@@ -121,36 +122,36 @@ class PartitionLog:
             self.has_forgotten = True
 
     def wake(self) -> None:
-        """Let every waiting fetch look at this partition again."""
+        """Make every waiting fetch look at this partition again."""
         for waiter in tuple(self.waiters):
             waiter(self)
 
 
 class Staging:
-    """What a block in the making has changed in its partitions, so that it can be taken back."""
+    """What a block has changed in its partitions before it is stored, so it can be taken back."""
 
     def __init__(self) -> None:
         self._offsets: dict[PartitionLog, int] = {}
         self._producers: list[tuple[PartitionLog, int, ProducerEntry | None, ProducerEntry]] = []
 
-    def reserve(self, log: PartitionLog, count: int) -> None:
-        """Take `count` offsets of `log`."""
-        self._offsets.setdefault(log, log.next_offset)
-        log.next_offset += count
+    def reserve(self, partition: PartitionLog, count: int) -> None:
+        """Give the next `count` offsets of the partition to the block."""
+        self._offsets.setdefault(partition, partition.next_offset)
+        partition.next_offset += count
 
-    def set_producer(self, log: PartitionLog, producer_id: int, entry: ProducerEntry) -> None:
-        before = log.producers.pop(producer_id, None)
-        self._producers.append((log, producer_id, before, entry))
-        log.producers[producer_id] = entry
+    def set_producer(self, partition: PartitionLog, producer_id: int, entry: ProducerEntry) -> None:
+        before = partition.producers.pop(producer_id, None)
+        self._producers.append((partition, producer_id, before, entry))
+        partition.producers[producer_id] = entry
 
     @property
     def first_offsets(self) -> dict[PartitionLog, int]:
-        """The first offset that the block takes in each of its partitions."""
+        """The first offset of the block in each of its partitions."""
         return self._offsets
 
     def take_back(self) -> None:
-        """Give back every offset and producer state: nothing of the block is stored."""
-        for log, producer_id, before, entry in reversed(self._producers):
-            log.producers[producer_id] = before or refused_first_entry(entry)
-        for log, first_offset in self._offsets.items():
-            log.next_offset = first_offset
+        """Nothing of the block is stored: restore every offset and producer state."""
+        for partition, producer_id, before, entry in reversed(self._producers):
+            partition.producers[producer_id] = before or refused_first_entry(entry)
+        for partition, first_offset in self._offsets.items():
+            partition.next_offset = first_offset

@@ -1,12 +1,14 @@
-"""Idempotent producers of one partition: what has been seen, and what may come next.
+"""Idempotent producers of one partition: what was stored of them, and what may come next.
 
 Values and functions, without IO or clock. Kafka's rules (KIP-98; `ProducerStateManager` in
 Kafka's source): the last five batches of a producer are remembered, because a client has at most
-five in flight; one of them again is a duplicate and is answered with its first offset; a sequence
-that does not follow is out of order; an epoch below the known one is fenced.
+five in flight. A remembered batch that comes again is a duplicate and is answered with its first
+offset; a sequence that does not follow the last one is out of order; an epoch below the known one
+is fenced.
 
-After a restart the batches are read back from the rows (`recovered`). There neighbouring batches
-have become one range, so a duplicate then is one that lies inside a range."""
+After a restart the batches are read back from the rows (`recovered`). Neighbouring batches have
+become one range there, so a batch is a duplicate if it lies inside a range.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,14 @@ def comes_after(sequence: int, other: int) -> bool:
 
 
 def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> SequenceRange:
-    """The range of rows that are neighbours; of one that wrapped all around, its end."""
+    """The range of neighbouring rows; if its sequences wrapped around, the end of it."""
     length = min(last_offset - first_offset, _SEQUENCES // 2)
     return SequenceRange((last_sequence - length) % _SEQUENCES, last_sequence, last_offset - length)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """What a partition knows of one producer. `last_append_ms`: wall clock, for expiry.
+    """What a partition knows of one producer. `last_append_ms` is by the wall clock, for expiry.
 
     `begins_at` is the sequence that must come first while `ranges` is empty.
     """
@@ -81,7 +83,7 @@ def first_entry(header: BatchHeader, base_offset: int, now_ms: int) -> ProducerE
 def refused_first_entry(entry: ProducerEntry) -> ProducerEntry:
     """What remains of a `first_entry` whose batch was not stored after all.
 
-    The client sends that batch again; the ones it had already sent after it must not come before.
+    The client sends that batch again; batches that it sent after it must not come first.
     """
     return ProducerEntry(entry.epoch, (), entry.last_append_ms, begins_at=entry.ranges[0].first)
 
@@ -95,7 +97,7 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
         return None
     if header.producer_epoch < entry.epoch:
         raise InvalidProducerEpoch(
-            f"producer {header.producer_id} comes with epoch {header.producer_epoch}, "
+            f"producer {header.producer_id} uses epoch {header.producer_epoch}, "
             f"the partition has seen epoch {entry.epoch}"
         )
     if header.producer_epoch > entry.epoch:

@@ -1,25 +1,25 @@
-"""Takes rows that nobody is served any more out of one ClickHouse: what lies below its log start.
+"""Removes rows that are served to nobody from one ClickHouse: those below their log start.
 
-It needs no memory of what has moved: the checkpoints in the same ClickHouse say where logs start,
-so what a crash left behind is found again. What is done, from the cheapest:
-* A day (a ClickHouse partition) that is over, and of which no row is left to be served, is dropped.
+It keeps no record of log starts that moved: the checkpoints in the same ClickHouse say where logs
+start, so what a crash left behind is found again. What it does, the cheapest first:
+* A day (a ClickHouse partition) that is over and has no served row left is dropped.
 * Elsewhere rows are deleted: one statement per day for many partitions of topics, when an eighth of
   a large day has come together, or when it has waited for a quarter of a day. A deletion writes a
-  mask for every part that it touches, so few large ones are better than many small ones.
-* Rows with a mask go from disk when the engine merges. It merges old days and large parts no more,
-  so a day of which half is masked is rewritten without them: for each row that is written one goes.
-* Minutes that were counted of such rows go, too (broker/log/rollup.py), so that sizes and first
-  times stay right; and the checkpoints of topics that are deleted.
+  mask for every part that it touches, so a few large deletions cost less than many small ones.
+* Masked rows leave the disk when the engine merges. It no longer merges old days and large parts,
+  so a day of which half is masked is rewritten without them: each row written removes one.
+* The minutes that were counted of such rows are deleted, too (broker/log/rollup.py), so that sizes
+  and first times stay right, and so are the checkpoints of deleted topics.
 
-A day is dropped only when it is over twice: nothing may come into it any more. That is what the
-roll-up has made sure of when it has counted a day to its end: no broker writes a row of that time,
-none has a block on its way, and the sessions of brokers that are gone have been fenced. And yet
-its tokens must stay for a while, because with the partition ClickHouse forgets them (measured: the
-same block goes in again after DROP PARTITION, and not after DELETE), and a fence is a token
-(broker/log/fence.py). So today and yesterday stay, as long as what is late could possibly come.
+A day is dropped only when it is over in two ways. First, no row may come into it any more. The
+roll-up has made sure of that when it has counted a day to its end: no broker writes a row of that
+time, none has a block on its way, and the sessions of brokers that are gone have been fenced.
+Second, its tokens must stay for a while, because ClickHouse forgets them with the partition
+(measured: the same block goes in again after DROP PARTITION, and not after DELETE), and a fence is
+a token (broker/log/fence.py). So today and yesterday stay, for as long as a late block could come.
 
-Deletions run in the background of the engine, which keeps them over restarts; while one runs
-nothing else is begun.
+Deletions run in the background of the engine, which continues them after a restart. While one runs,
+no other is begun.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from typing import TypeVar
 from uuid import UUID
 
 from broker.log.checkpoints import Key, read_checkpoints
+from common.clock import DAY_MS, HOUR_MS
+from sql.queries import query
 from storage.engine import Engine, Parameter
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_DAY_MS = 86_400_000
 _DAYS_KEPT = 2  # today and yesterday
-_SMALL_ROWS = 1_000_000  # a deletion in so many is no load worth waiting for
+_SMALL_ROWS = 1_000_000  # a deletion among so few rows is too little load to wait for
 _SHARE = 8
-_PATIENCE_MS = _DAY_MS // 4
-_MINUTES_EVERY_MS = _DAY_MS // 24  # that many are read, where they are many
+_PATIENCE_MS = DAY_MS // 4
+_MINUTES_EVERY_MS = HOUR_MS  # how often large numbers of minutes are read
 _PARTITIONS_IN_A_STATEMENT = 500
 _PARTITIONS_IN_A_QUESTION = 50
 
@@ -53,19 +54,12 @@ _UNFINISHED = (
     "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
     " AND table IN ('messages', 'partition_minutes', 'partition_checkpoints') AND NOT is_done"
 )
-# `signature`: the same parts have the same rows to be seen.
-_DAYS = (
-    "SELECT partition_id, sum(rows), max(has_lightweight_delete),"
-    " toString(groupBitXor(cityHash64(name))) AS signature FROM system.parts"
-    " WHERE database = currentDatabase() AND table = 'messages' AND active"
-    " GROUP BY partition_id HAVING sum(rows) > 0 ORDER BY partition_id"
-)
 _TOPICS = "SELECT topic_id, name, state FROM topic_versions FINAL"
 _DEAD_BY_DAY = (
     "SELECT toString(toYYYYMMDD(append_time)), partition, count() FROM messages"
     " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
 )
-# A fence that was not removed is no row for people, and of no use when its day is over.
+# A fence that was not removed is no record, and is of no use when its day is over.
 _VISIBLE = "SELECT count() FROM messages WHERE _partition_id = {day:String} AND topic != ''"
 _LAST_OFFSETS = (
     "SELECT topic_id, partition, max(offset) FROM messages"
@@ -76,12 +70,6 @@ _MINUTES = (
     "SELECT sum(rows) FROM system.parts"
     " WHERE database = currentDatabase() AND table = 'partition_minutes' AND active"
 )
-_DEAD_MINUTES = (
-    "SELECT topic_id, partition, count() FROM partition_minutes INNER JOIN"
-    " (SELECT topic_id, partition, max(log_start_offset) AS log_start FROM partition_checkpoints"
-    " GROUP BY topic_id, partition HAVING log_start > 0) AS logs USING (topic_id, partition)"
-    " WHERE topic != '' AND max_offset < log_start GROUP BY topic_id, partition"
-)
 _DEAD_CHECKPOINTS = (
     "SELECT DISTINCT topic_id FROM partition_checkpoints WHERE topic_id IN"
     " (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')"
@@ -90,7 +78,7 @@ _DEAD_CHECKPOINTS = (
 
 @dataclass(slots=True)
 class Dead:
-    """Rows of a partition that are below its log start and still there, by day (yyyymmdd)."""
+    """How many rows of a partition are stored below its log start, by day (yyyymmdd)."""
 
     counted_to: int = 0
     by_day: dict[str, int] = field(default_factory=dict)
@@ -98,7 +86,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A ClickHouse partition. `rows` are those on disk, masked ones included."""
+    """A ClickHouse partition of the log. `rows` are those on disk, including masked ones."""
 
     name: str
     rows: int
@@ -111,13 +99,13 @@ class Day:
 
 
 def is_worth_it(dead: int, rows: int, waiting_ms: int) -> bool:
-    """Whether to delete `dead` of so many rows now, the first of which have waited so long."""
+    """Whether to delete `dead` of these rows now; the first of them have waited so long."""
     return dead > 0 and (rows <= _SMALL_ROWS or dead * _SHARE >= rows or waiting_ms >= _PATIENCE_MS)
 
 
 def is_over(day: str, counted_until_ms: int, now_ms: int) -> bool:
-    """Whether no row of this day can come any more, and its tokens have been kept long enough."""
-    return day < _day_of(counted_until_ms) and day <= _day_of(now_ms - _DAYS_KEPT * _DAY_MS)
+    """Whether no row of this day can come any more and its tokens were kept long enough."""
+    return day < _day_of(counted_until_ms) and day <= _day_of(now_ms - _DAYS_KEPT * DAY_MS)
 
 
 def _day_of(time_ms: int) -> str:
@@ -125,7 +113,7 @@ def _day_of(time_ms: int) -> str:
 
 
 class Sweep:
-    """The rounds for one ClickHouse. One at a time looks after it; two do no harm."""
+    """The rounds for one ClickHouse. One broker at a time runs them; two do no harm."""
 
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
@@ -142,9 +130,9 @@ class Sweep:
         dead_topics: set[UUID] = set()
         for topic_id, name, state in await self._engine.rows(_TOPICS):
             if state == "live":
-                names[UUID(str(topic_id))] = str(name)
+                names[UUID(topic_id)] = name
             else:
-                dead_topics.add(UUID(str(topic_id)))
+                dead_topics.add(UUID(topic_id))
         starts = {
             key: start
             for key, (start, _) in (await read_checkpoints(self._engine)).items()
@@ -157,8 +145,8 @@ class Sweep:
         now_ms = self._clock_ms()
         ((counted_s,),) = await self._engine.rows(_COUNTED_UNTIL)
         days = [
-            Day(str(name), rows, bool(mask), str(signature))
-            for name, rows, mask, signature in await self._engine.rows(_DAYS)
+            Day(name, rows, bool(mask), signature)
+            for name, rows, mask, signature in await self._engine.rows(query("log_days"))
         ]
         self._visible = {
             day.name: self._visible[day.name] for day in days if day.name in self._visible
@@ -173,13 +161,13 @@ class Sweep:
             elif is_idle and self._is_due(day.name, dead[day.name], day.rows, now_ms):
                 await self._delete(day, starts, names)
             elif is_idle and day.has_mask and not self._merges_alone(day, now_ms):
-                await self._write_anew(day)
+                await self._rewrite(day)
         if is_idle:
             await self._forget_minutes(starts, now_ms)
             await self._forget_checkpoints()
 
     def _merges_alone(self, day: Day, now_ms: int) -> bool:
-        """Whether masked rows of a day go soon by themselves: small parts are merged all day."""
+        """Whether merges remove the masked rows soon: small parts are merged all day."""
         return day.name >= _day_of(now_ms) and day.rows <= _SMALL_ROWS
 
     def _deletions_are_done(self) -> None:
@@ -190,7 +178,7 @@ class Sweep:
         self._deleting.clear()
 
     async def _count(self, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
-        """What has come below a log start since the last round."""
+        """Count the rows that came below a log start since the last round."""
         self._dead = {key: self._dead.get(key, Dead()) for key in starts}
         news: defaultdict[UUID, list[tuple[int, int, int]]] = defaultdict(list)
         for (topic_id, partition), start in starts.items():
@@ -209,18 +197,18 @@ class Sweep:
                 )
                 for day, number, count in rows:
                     by_day = self._dead[topic_id, number].by_day
-                    by_day[str(day)] = by_day.get(str(day), 0) + count
+                    by_day[day] = by_day.get(day, 0) + count
                 for partition, _, end in some:
                     self._dead[topic_id, partition].counted_to = end
 
     async def _is_dead(
         self, day: Day, dead: int, starts: Mapping[Key, int], dead_topics: Collection[UUID]
     ) -> bool:
-        """Whether nothing in a day that is over can be served to anybody."""
+        """Whether a day that is over has no row left that is served to anybody."""
         if await self._rows_to_see(day) > dead:
             return False
         for topic_id, partition, last in await self._engine.rows(_LAST_OFFSETS, {"day": day.name}):
-            key = UUID(str(topic_id)), partition
+            key = UUID(topic_id), partition
             if key[0] not in dead_topics and last >= starts.get(key, 0):
                 return False
         return True
@@ -240,7 +228,7 @@ class Sweep:
         for dead in self._dead.values():
             dead.by_day.pop(day.name, None)
         self._waiting_since_ms.pop(day.name, None)
-        log.info("%s is dropped: %d rows that nobody is served any more", day.iso, day.rows)
+        log.info("%s is dropped: %d rows below their log starts", day.iso, day.rows)
 
     async def _delete(self, day: Day, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
         dead = {
@@ -257,7 +245,7 @@ class Sweep:
         self._deleting += ((key, day.name, rows) for key, rows in dead.items())
         log.info("%s: %d of %d rows are being deleted", day.iso, sum(dead.values()), day.rows)
 
-    async def _write_anew(self, day: Day) -> None:
+    async def _rewrite(self, day: Day) -> None:
         visible = await self._rows_to_see(day)
         if day.rows < 2 * visible:
             return
@@ -265,7 +253,7 @@ class Sweep:
             f"ALTER TABLE messages APPLY DELETED MASK IN PARTITION '{day.iso}'"
             " SETTINGS mutations_sync = 0"
         )
-        log.info("%s is written anew: %d of %d rows stay", day.iso, visible, day.rows)
+        log.info("%s is rewritten: %d of %d rows stay", day.iso, visible, day.rows)
 
     def _is_due(self, what: str, dead: int, rows: int, now_ms: int) -> bool:
         if dead == 0:
@@ -278,25 +266,24 @@ class Sweep:
         return True
 
     async def _forget_minutes(self, starts: Mapping[Key, int], now_ms: int) -> None:
-        ((found,),) = await self._engine.rows(_MINUTES)
-        rows = found
+        ((rows,),) = await self._engine.rows(_MINUTES)
         if rows > _SMALL_ROWS and now_ms - self._minutes_read_ms < _MINUTES_EVERY_MS:
             return
         self._minutes_read_ms = now_ms
         dead = {
-            (UUID(str(topic_id)), partition): count
-            for topic_id, partition, count in await self._engine.rows(_DEAD_MINUTES)
+            (UUID(topic_id), partition): count
+            for topic_id, partition, count in await self._engine.rows(query("dead_minutes"))
         }
         if self._is_due("minutes", sum(dead.values()), rows, now_ms):
-            logs = {key: starts[key] for key in dead if key in starts}
-            for which, _ in _below(logs, None, "max_offset"):
+            log_starts = {key: starts[key] for key in dead if key in starts}
+            for which, _ in _below(log_starts, None, "max_offset"):
                 await self._engine.execute(
                     f"ALTER TABLE partition_minutes DELETE WHERE topic != '' AND ({which})"
                     " SETTINGS mutations_sync = 0"
                 )
 
     async def _forget_checkpoints(self) -> None:
-        gone = [str(topic_id) for (topic_id,) in await self._engine.rows(_DEAD_CHECKPOINTS)]
+        gone = [topic_id for (topic_id,) in await self._engine.rows(_DEAD_CHECKPOINTS)]
         if gone:
             await self._engine.execute(
                 "DELETE FROM partition_checkpoints WHERE has({gone:Array(UUID)}, topic_id)"
@@ -306,13 +293,13 @@ class Sweep:
 
 
 def _below(
-    logs: Mapping[Key, int], names: Mapping[UUID, str] | None, offset: str
+    log_starts: Mapping[Key, int], names: Mapping[UUID, str] | None, offset: str
 ) -> Iterator[tuple[str, dict[str, Parameter]]]:
-    """Conditions for rows below these log starts, each of a size that the engine takes.
+    """Conditions for rows below these log starts, each of a size that the engine accepts.
 
-    `names`: of the topics, where the table is in order of them.
+    `names`: the names of the topics, if the table is ordered by them.
     """
-    for some in _batched(sorted(logs.items()), _PARTITIONS_IN_A_STATEMENT):
+    for some in _batched(sorted(log_starts.items()), _PARTITIONS_IN_A_STATEMENT):
         by_topic: defaultdict[UUID, list[tuple[int, int]]] = defaultdict(list)
         for (topic_id, partition), start in some:
             by_topic[topic_id].append((partition, start))

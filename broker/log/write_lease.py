@@ -7,7 +7,6 @@ by their block numbers (broker/log/fence.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -18,6 +17,8 @@ from broker.log.partition_sql import IS_PARTITION, log_parameters
 from storage.engine import Engine
 
 _EVERY_DAY = range(1 << 32)
+AWAY_AFTER_MS = 3000
+"""How long clients wait for a shard that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,37 @@ class EndlessLease:
         return found != [[0]]
 
 
-@dataclass(frozen=True, slots=True)
+class WritingSession(Protocol):
+    """One session of a broker, from its begin to its end."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    def may_serve(self) -> bool:
+        """False once the session is over, and never true again."""
+
+    def days(self, shard: str) -> range:
+        """The days since 1970 of which it may write rows there, by its row in the registry."""
+
+
 class SessionWriteLease:
-    """`WriteLease` of one session of a broker on one shard.
+    """`WriteLease` of one session of a broker on one shard."""
 
-    `is_valid`: whether the session lasts. `days`: what the session's row in the registry allowed
-    when it was last renewed.
-    """
+    is_fenced = True
 
-    identity: int
-    is_valid: Callable[[], bool]
-    days: Callable[[], range]
-    away_after_ms: int | None = 3000
-    is_fenced: bool = True
+    def __init__(
+        self, session: WritingSession, shard: str, away_after_ms: int | None = AWAY_AFTER_MS
+    ) -> None:
+        self.identity = session.session_id
+        self.away_after_ms = away_after_ms
+        self._session = session
+        self._shard = shard
+
+    def is_valid(self) -> bool:
+        return self._session.may_serve()
+
+    def days(self) -> range:
+        return self._session.days(self._shard)
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
         """By burning its number: what is burnt can never be stored, however late it arrives."""

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 import pytest
 
@@ -54,14 +53,29 @@ class Session:
     """A session whose end is decided by the test."""
 
     def __init__(self, number: int = SESSION) -> None:
-        self.number = number
+        self.session_id = number
         self.is_valid = True
-        self.days = range(today(), today() + 2)
+        self.writable_days = range(today(), today() + 2)
+
+    def may_serve(self) -> bool:
+        return self.is_valid
+
+    def days(self, _shard: str) -> range:
+        return self.writable_days
 
     def lease(self, away_after_ms: int = 600_000) -> SessionWriteLease:
-        return SessionWriteLease(
-            self.number, lambda: self.is_valid, lambda: self.days, away_after_ms
-        )
+        return SessionWriteLease(self, "shard", away_after_ms)
+
+
+class ScriptedSession(Session):
+    """A session that may serve as often as it says, and then no more."""
+
+    def __init__(self, *answers: bool) -> None:
+        super().__init__(len(answers))
+        self._answers = iter(answers)
+
+    def may_serve(self) -> bool:
+        return next(self._answers, False)
 
 
 @pytest.fixture
@@ -200,16 +214,14 @@ async def test_a_duplicate_is_not_acknowledged_after_the_lease(
 
 
 async def test_the_lease_is_asked_before_sending_and_before_publishing(
-    scripted: ScriptedEngine, session: Session
+    scripted: ScriptedEngine,
 ) -> None:
     for answers, outcome in (
         ([], NotLeaderOrFollower),
         ([True], RequestTimedOut),
         ([True, True], 0),
     ):
-        lease = SessionWriteLease(
-            len(answers), partial(next, iter(answers), False), lambda: session.days
-        )
+        lease = ScriptedSession(*answers).lease()
         appender = make_appender(scripted, lease=lease)
         log = make_log()
         found = await outcomes([append(appender, log, plain(b"x"))])
@@ -267,7 +279,7 @@ async def test_an_owner_that_wakes_with_an_insert_in_flight_changes_nothing_afte
     asleep = append(appender, log, plain(b"zombie"))
     await scripted.next_insert()
     session.is_valid = False
-    await fence(engine, SESSION, counted, session.days[0])
+    await fence(engine, SESSION, counted, session.writable_days[0])
     scripted.gate.set()
     assert await outcomes([asleep]) == [RequestTimedOut]
     assert log.high_watermark == 4
@@ -375,7 +387,7 @@ async def test_whatever_happens_a_successor_fences_what_was_in_flight(
         scripted.gate.clear()
         await scripted.next_insert()
     session.is_valid = False
-    await fence(engine, SESSION, counted, session.days[0])
+    await fence(engine, SESSION, counted, session.writable_days[0])
     end = await stored_values(engine, log)
     scripted.gate.set()
     async with asyncio.timeout(LIMIT_S):
@@ -394,10 +406,10 @@ async def test_rows_are_of_the_days_that_the_session_told_and_of_no_other(
 ) -> None:
     log = make_log()
     for days in (range(today() - 2, today()), range(today() + 1, today() + 3)):
-        session.days = days
+        session.writable_days = days
         assert await outcomes([append(appender, log, plain(b"x"))]) == [NotLeaderOrFollower]
     assert scripted.inserts == []
-    session.days = range(today() - 1, today() + 1)  # renewed
+    session.writable_days = range(today() - 1, today() + 1)  # renewed
     assert await outcomes([append(appender, log, plain(b"x"))]) == [0]
 
 
@@ -409,7 +421,7 @@ async def test_a_block_of_another_day_than_the_sessions_is_not_sent_again(
     scripted.gate.clear()
     done = append(appender, log, plain(b"x"))
     await scripted.next_insert()
-    session.days = range(today() + 1, today() + 3)
+    session.writable_days = range(today() + 1, today() + 3)
     scripted.gate.set()
     assert await outcomes([done]) == [RequestTimedOut]
     assert (len(scripted.inserts), appender.has_ended) == (1, True)

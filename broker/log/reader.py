@@ -1,9 +1,9 @@
 """Cold reads: ranges of the log from the engine, encoded back into record batches.
 
-A read asks for some rows by primary key and stops as soon as it has enough bytes. What it read
-beyond the caller's limit stays for the next fetch, and the range after it is read ahead, so that
-a consumer that catches up waits for the engine rarely. All of this is bounded by one budget in
-bytes."""
+A read asks for rows by primary key and stops as soon as it has enough bytes. What it read beyond
+the caller's limit is kept for the next fetch, and the range after it is read ahead, so a consumer
+that catches up rarely waits for the engine. One budget in bytes bounds all of this.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_PARTITION, log_parameters
 from broker.log.row_sources import RowSources
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
-from storage.engine import Parameter
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ _BATCH_BYTES = 1 << 19
 _READ_AHEADS = 2
 _SELECT = (
     f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages"
-    " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-    " AND partition = {partition:Int32} AND offset >= {first:Int64} AND offset < {end:Int64}"
+    f" WHERE {IS_PARTITION} AND offset >= {{first:Int64}} AND offset < {{end:Int64}}"
     " ORDER BY topic, partition, offset"
 )
 
@@ -85,7 +84,7 @@ class ColdReader:
         return segment.read(offset, max_bytes)
 
     def forget(self, partition: PartitionLog) -> None:
-        """Rows of the partition have been removed: keep nothing that was read before this."""
+        """Rows of the partition have been removed: drop everything that was read before."""
         for key in [key for key in self._segments if key[0] is partition]:
             self._size -= self._segments.pop(key).size
         for key in [key for key in self._loads if key[0] is partition]:
@@ -105,7 +104,7 @@ class ColdReader:
         return None
 
     async def _load(self, partition: PartitionLog, offset: int) -> _Segment:
-        # Shared by all who ask for the same range, and not ended when one of them leaves.
+        # Shared by all callers of the same range, and not ended when one of them is cancelled.
         key = (partition, offset)
         task = self._loads.get(key)
         if task is None:
@@ -152,22 +151,16 @@ class ColdReader:
     def _read_ahead_done(self, task: asyncio.Task[_Segment]) -> None:
         self._read_ahead_slots += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("read-ahead failed; the next fetch asks again: %s", error)
+            log.warning("read-ahead failed; the next fetch reads again: %s", error)
 
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
-        place = await self._row_sources.of_offset(partition, offset)
-        end = partition.high_watermark if place.end is None else place.end
+        source = await self._row_sources.of_offset(partition, offset)
+        end = partition.high_watermark if source.end is None else source.end
         chunks: list[bytes] = []
         size = 0
         complete = True
-        params: dict[str, Parameter] = {
-            "topic": partition.topic.name,
-            "topic_id": str(partition.topic_id),
-            "partition": partition.partition,
-            "first": offset,
-            "end": end,
-        }
-        async with aclosing(place.engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
+        params = log_parameters(partition) | {"first": offset, "end": end}
+        async with aclosing(source.engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
             async for chunk in stream:
                 chunks.append(chunk)
                 size += len(chunk)

@@ -1,15 +1,16 @@
-"""Batches of idempotent producers that were refused for now, and what was sent behind them.
+"""Batches of idempotent producers that were refused for now, and later batches sent behind them.
 
-A client has several batches of a partition on their way when it hears that the first of them was
-refused: NOT_LEADER_OR_FOLLOWER while a slot changes hands, for one. If the partition can be written
-again before the second one arrives, that one leaves a gap, and Kafka answers
-OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new epoch, under which it sends all again
-that nobody acknowledged, of every partition; and what is stored on one of them, with its answer
-lost together with the leader, is stored a second time. So a batch behind a refused one is refused
-as that one was, and the client sends both again in their order, under the epoch that finds copies.
+A client has several batches of a partition on their way when it is told that the first of them was
+refused, for example with NOT_LEADER_OR_FOLLOWER while a slot changes hands. If the partition can be
+written again before the second batch arrives, that batch leaves a gap, and Kafka answers
+OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new epoch, under which it sends again every
+unacknowledged batch of every partition. A batch that is stored on one of them, but whose answer was
+lost together with the leader, is then stored a second time. So a batch behind a refused one is
+refused with the same error, and the client sends both again in their order, under the epoch that
+finds duplicates.
 
-For a log without anything of the producer there is no gap to see. It is told what was refused
-before it was there (`tell`), or a later batch would be taken for the first.
+A log that knows nothing of the producer sees no gap. It is told what was refused before it was
+opened (`tell`), or it would accept a later batch as the first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, 
 
 KEPT = 100_000
 _SENT_AGAIN_S = 60.0
-"""A client that goes on sends a refused batch again within this time, here or to another leader."""
+"""A client that continues sends a refused batch again within this time, to any leader."""
 _FOR_NOW = (NotLeaderOrFollower, KafkaStorageError, RequestTimedOut)
 
 _Key: TypeAlias = tuple[UUID, int, int]
@@ -38,7 +39,7 @@ _Key: TypeAlias = tuple[UUID, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
+class _RefusedBatch:
     epoch: int
     sequence: int
     error: KafkaError
@@ -50,7 +51,7 @@ class _Refused:
         )
 
     def is_after(self, header: BatchHeader) -> bool:
-        """Also where it is of a later epoch."""
+        """Also if it is of a later epoch."""
         return self.epoch > header.producer_epoch or (
             self.epoch == header.producer_epoch and comes_after(self.sequence, header.base_sequence)
         )
@@ -60,12 +61,12 @@ class RefusedBatches:
     """The first batch that a producer has to send again, by partition."""
 
     def __init__(self) -> None:
-        self._first: OrderedDict[_Key, _Refused] = OrderedDict()
+        self._first: OrderedDict[_Key, _RefusedBatch] = OrderedDict()
 
     def watch(
         self, topic_id: UUID, partition: int, header: BatchHeader, done: asyncio.Future[Appended]
     ) -> None:
-        """Take note of what becomes of a batch, before anybody who waits for `done` goes on."""
+        """Note the outcome of a batch, before anybody who waits for `done` continues."""
         if header.producer_id >= 0:
             key = topic_id, partition, header.producer_id
             done.add_done_callback(partial(self._ended, key, header))
@@ -76,7 +77,7 @@ class RefusedBatches:
             self._note((topic_id, partition, header.producer_id), header, error)
 
     def before(self, topic_id: UUID, partition: int, header: BatchHeader) -> KafkaError | None:
-        """What a batch before this one was refused with, if that has to come again first."""
+        """The error of an earlier refused batch, if that one has to come again first."""
         first = self._first.get((topic_id, partition, header.producer_id))
         if first is None or not first.is_before(header):
             return None
@@ -86,7 +87,7 @@ class RefusedBatches:
         )
 
     def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
-        """Let a log that was not there yet know what was refused of the producer of this batch."""
+        """Tell a newly opened log which batch of this producer was refused before."""
         first = self._first.get((partition.topic_id, partition.partition, header.producer_id))
         if (
             first is not None
@@ -110,14 +111,14 @@ class RefusedBatches:
             return
         # A copy: a traceback holds the batch.
         copy = type(error)(*error.args)
-        self._first[key] = _Refused(
+        self._first[key] = _RefusedBatch(
             header.producer_epoch, header.base_sequence, copy, time.monotonic()
         )
         if len(self._first) > KEPT:
             self._first.popitem(last=False)
 
     def _forget(self, key: _Key, header: BatchHeader) -> None:
-        """A batch is stored; an earlier one that is sent again does not settle a later one."""
+        """This batch is stored. It settles a refusal unless a later batch was refused."""
         first = self._first.get(key)
         if first is not None and not first.is_after(header):
             del self._first[key]

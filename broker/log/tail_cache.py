@@ -1,8 +1,8 @@
 """The newest record batches, as they go to consumers: encoded, with their offsets stamped.
 
 Consumers that keep up are served from here and never reach the engine. One budget in bytes covers
-all partitions; the batch that was appended first goes first. What has left the cache is read from
-the engine (`reader.py`).
+all partitions; the oldest batch is dropped first. Batches that are no longer cached are read from
+the engine (broker/log/reader.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PartitionTail:
         return max(self._batches[self._head].base_offset, self._hidden_below)
 
     def hide_below(self, offset: int) -> None:
-        """Rows have been removed below `offset`: what is left of them is for the engine to say.
+        """Rows below `offset` have been removed: reads there have to ask the engine.
 
         `offset` lies below the end of the log.
         """
@@ -48,7 +48,7 @@ class PartitionTail:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` of them.
 
         `at_least_one` returns the first batch whatever its size, so that a consumer with small
-        limits gets on (KIP-74). None when the cache does not reach back to `offset`.
+        limits makes progress (KIP-74). None when the cache does not reach back to `offset`.
         """
         start = self.start_offset
         if start is None or offset < start:
@@ -87,7 +87,7 @@ class TailCache:
         self._order: deque[tuple[PartitionTail, int]] = deque()
 
     def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
-        """Append a batch to a partition's tail, and let the oldest of all go to make room."""
+        """Append a batch to a partition's tail, and drop the oldest of all to make room."""
         size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
         tail.append(batch)
         self._order.append((tail, size))

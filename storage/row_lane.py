@@ -1,11 +1,11 @@
-"""Group commit for the small tables: what waits while a block is stored becomes the next one.
+"""Group commit for the small tables: rows that wait while a block is stored form the next block.
 
 A call of `store` gives rows of one table or of several, which are inserted in the order given: a
-reader may find the first table's without the second's, never the other way round. All calls that
-wait go in one round, with one block per table. A block that is refused fails the calls that have
-rows in it, and nothing more of those calls is inserted; the others of the round do not notice.
+reader may find the rows of the first table without those of the second, never the reverse. All
+calls that wait go into one round, with one block per table. A block that is refused fails the calls
+that have rows in it, and nothing more of those calls is inserted; other calls are not affected.
 
-An insert whose outcome is unknown is repeated with its token until it is known.
+An insert whose outcome is unknown is repeated with its token until the outcome is known.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
+from common.tasks import Backoff, event_within
 from storage.blocks import Table, block
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, StorageFault
 
 log = logging.getLogger(__name__)
 
 _ROWS_MAX = 8192
-"""A round takes no further call once it has this many rows: to encode them takes the loop 16 ms."""
+"""A round with this many rows accepts no further call: encoding them takes the loop 16 ms."""
 _GATHER_PER_CALL_S = 0.002
 _GATHER_MAX_S = 0.02
-"""How long after a round the next one gathers: the longer, the more came together in the last. A
-round costs the engine 4 ms and its merges as much again, whether it has 10 rows or 100 (measured:
-1,000 commits of 10 rows a second take 0.6 of a core like this, and 1.1 without). Who is alone
-hardly waits."""
+"""How long after a round the next one gathers; longer if the last round had many calls. A round
+costs the engine 4 ms and its merges as much again, whether it has 10 rows or 100 (measured: 1,000
+commits of 10 rows a second take 0.6 of a core like this, and 1.1 without). A single caller hardly
+waits."""
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 
@@ -48,28 +49,40 @@ class TableRows:
 
 
 @dataclass(slots=True)
-class _Call:
+class _StoreCall:
     writes: tuple[TableRows, ...]
     done: asyncio.Future[None]
     stored_tables: int = 0
+
+
+class Writer(Protocol):
+    def may_serve(self) -> bool:
+        """Whether this broker may write now."""
+
+
+class AlwaysWriter:
+    """`Writer` of a broker that is alone."""
+
+    def may_serve(self) -> bool:
+        return True
 
 
 class RowLane:
     """Inserts through one lane of the engine."""
 
     def __init__(
-        self, engine: Engine, lane: int, instance: UUID, lease: Callable[[], bool] | None = None
+        self, engine: Engine, lane: int, instance: UUID, writer: Writer | None = None
     ) -> None:
         """`instance` is unique to this start of the process; it makes insert tokens unique.
 
-        `lease`: whether this broker may still write; asked before every attempt.
+        `writer` is asked before every attempt; without one, this broker is alone.
         """
         self._engine = engine
         self._lane = lane
         self._identity = f"{instance}-rows"
-        self._lease = lease
+        self._writer = writer or AlwaysWriter()
         self._block_number = 0
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[_StoreCall] = deque()
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._refusal: str | None = None
@@ -81,20 +94,19 @@ class RowLane:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that end before `close` only by a defect."""
+        """Tasks that end before `close` only by a bug."""
         return () if self._task is None else (self._task,)
 
     async def store(self, *writes: TableRows) -> None:
-        """Returns when all rows are stored. Raises `EngineError`: nothing is, or `PartlyStored`.
+        """Returns when all rows are stored.
 
-        A table comes once in a call.
-
-        Rows of a caller that is cancelled are stored all the same.
+        A table comes once in a call. Rows of a caller that is cancelled are stored all the same.
+        Raises `EngineError` when none is stored, and `PartlyStored`.
         """
         await asyncio.shield(self.put(*writes))
 
     def put(self, *writes: TableRows) -> asyncio.Future[None]:
-        """As `store`, for those who must know the outcome even if their own caller leaves.
+        """As `store`, for callers that need the outcome even if they are cancelled meanwhile.
 
         Calls end in the order in which they were made, unless they fail.
         """
@@ -103,7 +115,7 @@ class RowLane:
         if self._refusal is not None:
             done.set_exception(EngineError(self._refusal))
         else:
-            self._queue.append(_Call(filled, done))
+            self._queue.append(_StoreCall(filled, done))
             self._wake.set()
         return done
 
@@ -127,8 +139,10 @@ class RowLane:
                     return
                 self._wake.clear()
                 continue
-            await self._gather(gather_until - loop.time())
-            calls, tables = self._take()
+            gather_s = gather_until - loop.time()
+            if gather_s > 0 and not self._closing.is_set():
+                await event_within(self._closing, gather_s)
+            calls, tables = self._next_round()
             for table in tables:
                 await self._store(table, calls)
             for call in calls:
@@ -136,24 +150,15 @@ class RowLane:
                     call.done.set_result(None)
             gather_until = loop.time() + min(_GATHER_PER_CALL_S * len(calls), _GATHER_MAX_S)
 
-    async def _gather(self, seconds: float) -> None:
-        if seconds <= 0 or self._closing.is_set():
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        except TimeoutError:
-            return
-
-    def _take(self) -> tuple[list[_Call], list[Table]]:
-        """The calls of a round, and the order of their tables that suits them all."""
-        calls: list[_Call] = []
+    def _next_round(self) -> tuple[list[_StoreCall], list[Table]]:
+        """The calls of the next round, and an order of their tables that suits all of them."""
+        calls: list[_StoreCall] = []
         order: dict[Table, int] = {}
         rows = 0
         while self._queue and rows < _ROWS_MAX:
             call = self._queue[0]
-            places = [order.get(write.table, len(order)) for write in call.writes]
-            if places != sorted(places):
+            positions = [order.get(write.table, len(order)) for write in call.writes]
+            if positions != sorted(positions):
                 break
             for write in call.writes:
                 order.setdefault(write.table, len(order))
@@ -161,7 +166,7 @@ class RowLane:
             calls.append(self._queue.popleft())
         return calls, list(order)
 
-    async def _store(self, table: Table, calls: Iterable[_Call]) -> None:
+    async def _store(self, table: Table, calls: Iterable[_StoreCall]) -> None:
         here = [
             (call, write)
             for call in calls
@@ -179,7 +184,7 @@ class RowLane:
             log.error("rows of %s refused: %s", table.name, error)
             _fail(here, str(error), error.code)
         except Exception as error:
-            # A defect of those who made the rows, or a disk that may have lost a write.
+            # A bug in the caller that made the rows, or a disk that may have lost a write.
             log.exception("rows of %s cannot be stored", table.name)
             if isinstance(error, StorageFault):
                 self._damaged, self._refusal = True, str(error)
@@ -193,9 +198,9 @@ class RowLane:
         data = block(table, rows)
         self._block_number += 1
         token = f"{self._identity}-{self._block_number}"
-        delay = _RETRY_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
-            if self._lease is not None and not self._lease():
+            if not self._writer.may_serve():
                 raise EngineError("the lease of this broker is over")
             try:
                 await self._engine.insert_block(
@@ -203,16 +208,18 @@ class RowLane:
                 )
                 return
             except InsertOutcomeUnknown as error:
-                log.warning("outcome of block %s unknown, again in %.2f s: %s", token, delay, error)
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, _RETRY_MAX_S)
+                log.warning(
+                    "outcome of block %s is unknown; retrying in %.2f s: %s",
+                    token, backoff.next_s, error,
+                )  # fmt: skip
+                await asyncio.sleep(backoff.advance())
 
     def _refuse_all(self) -> None:
         while self._queue:
             self._queue.popleft().done.set_exception(EngineError(str(self._refusal)))
 
 
-def _fail(writes: Iterable[tuple[_Call, TableRows]], reason: str, code: int) -> None:
+def _fail(writes: Iterable[tuple[_StoreCall, TableRows]], reason: str, code: int) -> None:
     for call, _ in writes:
         kind = PartlyStored if call.stored_tables else EngineError
         if not call.done.done():

@@ -1,15 +1,15 @@
-"""Replicas as one engine: a shard of the cluster, and any server of it.
+"""Replicas as one engine: a shard of the cluster (`Shard`), and any server of it (`AnyServer`).
 
 A shard asks its replicas in the order of preference. What must hold:
-* A token whose outcome was once unknown stays so until a replica has taken it: a replica that
-  refuses it says nothing of the one that did not answer.
-* A log never seems to end earlier. Rows may have reached another replica than the one that is read,
-  so before the first read after a write elsewhere the replica fetches what it has not got
-  (SYSTEM SYNC REPLICA ... LIGHTWEIGHT), and one that cannot is not read.
-* A replica that fails is left alone for a while that grows, and comes back when it answers a ping.
+* Once the outcome of a token is unknown it stays unknown until a replica has accepted the token: a
+  replica that refuses it says nothing about the one that did not answer.
+* A log never seems to end earlier than it does. Rows may be on another replica than the one that is
+  read, so before the first read after a write elsewhere the replica fetches what it lacks
+  (SYSTEM SYNC REPLICA ... LIGHTWEIGHT). A replica that cannot do so is not read.
+* A replica that fails is not used for a pause that grows, and is used again once it answers a ping.
 
 Writes ask for `quorum` replicas. When fewer are alive, `quorum_min` are enough, as Kafka's in-sync
-replicas shrink to min.insync.replicas: what was acknowledged in the meantime is on that many.
+replicas shrink to min.insync.replicas: a block that was acknowledged meanwhile is on that many.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from typing import TypeVar
 
+from common.tasks import Backoff, Periodic
 from storage.clickhouse import ClickHouseServer, NotSent
 from storage.engine import (
     EngineError,
@@ -47,22 +48,22 @@ SYNCED_TABLES = (
 )
 _PING_S = 0.5
 _HEDGE_S = 0.25
-"""How long a server may be silent before the next is asked beside it."""
+"""How long a server may be silent before the next is asked as well."""
 _PAUSE_FIRST_S = 0.5
 _PAUSE_MAX_S = 30.0
-# More tokens than lanes of many sessions; the oldest is of a session that has long ended.
+# More tokens than the lanes of many sessions have; the oldest is of a session that ended long ago.
 _DOUBTS_MAX = 10_000
 _QUORUM_TIMEOUT_SHARE = 0.8  # of the request's, so that the server tells the outcome
 _TOO_FEW_LIVE_REPLICAS = 285
 _NOT_THERE = frozenset((60, 81))  # UNKNOWN_TABLE, UNKNOWN_DATABASE
-# The server's own trouble: another may do better. All else is a fault of the statement.
+# The server has a problem that another may not have. All other codes blame the statement.
 _TROUBLE = frozenset(
     (
-        0,  # no answer of ClickHouse
+        0,  # no answer from ClickHouse
         159,  # TIMEOUT_EXCEEDED
         160,  # TOO_SLOW
         173,  # CANNOT_ALLOCATE_MEMORY
-        192, 193, 194, 195,  # who asks is not known there
+        192, 193, 194, 195,  # the user is unknown or not allowed there
         198,  # DNS_ERROR
         202,  # TOO_MANY_SIMULTANEOUS_QUERIES
         203,  # NO_FREE_CONNECTION
@@ -84,7 +85,7 @@ _TROUBLE = frozenset(
 
 
 class _Replica:
-    """A server, and how it does."""
+    """A server, and whether it works."""
 
     def __init__(self, server: ClickHouseServer) -> None:
         self.server = server
@@ -92,20 +93,20 @@ class _Replica:
         self.rest_until = 0.0
         self.silent_since: float | None = None
         self.unanswered_pings = 0
-        self.writes = 0  # that may have reached it
-        self.caught_up_to = -1  # writes elsewhere
+        self.writes = 0  # blocks and statements that may have reached it
+        self.caught_up_to = -1  # how many writes elsewhere it has fetched
         self.catching_up = asyncio.Lock()
-        self._pause_s = _PAUSE_FIRST_S
+        self._backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
 
     def answered(self) -> None:
-        """It said something, be it an error."""
+        """It answered, if only with an error."""
         self.silent_since = None
         self.unanswered_pings = 0
 
     def did_well(self) -> None:
         self.answered()
         self.failed = False
-        self._pause_s = _PAUSE_FIRST_S
+        self._backoff.reset()
 
     def has_failed(self, error: EngineError, asked_at: float) -> None:
         if error.code:
@@ -114,14 +115,13 @@ class _Replica:
             self.silent_since = asked_at
         now = time.monotonic()
         if self.failed and now < self.rest_until:
-            return  # one of many requests that meet the same trouble
-        log.warning("%s is left alone for %.1f s: %s", self.server, self._pause_s, error)
+            return  # one of many requests with the same problem
+        log.warning("%s is not used for %.1f s: %s", self.server, self._backoff.next_s, error)
         self.failed = True
-        self.rest_until = now + self._pause_s
-        self._pause_s = min(self._pause_s * 2, _PAUSE_MAX_S)
+        self.rest_until = now + self._backoff.advance()
 
     def is_back(self) -> None:
-        """It answers pings; whether it does its work again will be seen."""
+        """It answers pings again; its pause grows on if its next request fails."""
         self.answered()
         if self.failed:
             self.failed = False
@@ -129,9 +129,9 @@ class _Replica:
 
 
 def _judge(replica: _Replica, error: EngineError, asked_at: float, *, resend: bool) -> None:
-    """What an error says of the replica. Raises it where nobody else would do better."""
-    # A statement's code says little of the server: a key of the registry that is taken already is a
-    # KEEPER_EXCEPTION like a Keeper that is away.
+    """Note what an error says about the replica. Raises it if no other would do better."""
+    # The code of a statement says little about the server: a registry key that exists already is a
+    # KEEPER_EXCEPTION, and so is a Keeper that does not answer.
     is_answer = not resend and error.code and not isinstance(error, NotSent)
     if is_answer or error.code not in _TROUBLE:
         replica.answered()
@@ -142,7 +142,7 @@ def _judge(replica: _Replica, error: EngineError, asked_at: float, *, resend: bo
 async def _first_that_can(
     replicas: Sequence[_Replica], ask: Callable[[_Replica], Awaitable[T]], *, resend: bool
 ) -> T:
-    """The first answer. `resend`: another may be asked though one may have done it already."""
+    """The first answer. `resend`: another may be asked even if one may have done it already."""
     last: EngineError | None = None
     for replica in replicas:
         asked_at = time.monotonic()
@@ -173,7 +173,7 @@ class Shard:
         quorum_min: int = 1,
         away_after_ms: int = AWAY_AFTER_MS,
     ) -> None:
-        """It owns the servers. `replicated`: the tables are; else all servers show the same ones.
+        """It owns the servers. `replicated`: the tables are; otherwise all servers share them.
 
         `quorum` replicas have a block before it is acknowledged, or `quorum_min` when no more are
         alive.
@@ -188,22 +188,21 @@ class Shard:
         self._away_after_s = away_after_ms / 1000
         self._doubts: OrderedDict[str, None] = OrderedDict()
         self._foreign_writes = 0
-        self._watcher: asyncio.Task[None] | None = None
+        self._pings = Periodic(f"pings of shard {name}", _PING_S, self._ping_all)
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        return () if self._watcher is None else (self._watcher,)
+        return self._pings.background
 
     async def start(self) -> None:
         """Begin the pings."""
-        assert self._watcher is None, "started twice"
-        self._watcher = asyncio.create_task(self._watch(), name=f"pings of shard {self.name}")
-        self._watcher.add_done_callback(self._watcher_ended)
+        assert self._pings.task is None, "started twice"
+        self._pings.start()
+        assert self._pings.task is not None
+        self._pings.task.add_done_callback(self._pings_ended)
 
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+        await self._pings.close()
         for replica in self._replicas:
             await replica.server.close()
 
@@ -229,7 +228,7 @@ class Shard:
                     break
                 replica.has_failed(error, asked_at)
             except BaseException:
-                # The caller leaves while the block is under way.
+                # The caller is cancelled while the block is on its way.
                 replica.writes += 1
                 self._doubt(token)
                 raise
@@ -318,9 +317,9 @@ class Shard:
         return await self._first_that_can(ask, resend=True)
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
-        """As `Engine.execute`. Sent to one replica only: repeating it is for who knows what it is.
+        """As `Engine.execute`. Sent to one replica only: the caller knows if it may be repeated.
 
-        The next replica is asked only when the statement was not sent at all.
+        The next replica is asked only if the statement was not sent at all.
         """
 
         async def ask(replica: _Replica) -> None:
@@ -330,9 +329,9 @@ class Shard:
         await self._first_that_can(ask, resend=False)
 
     def expect_foreign_writes(self) -> None:
-        """Others may have written, to any replica: each one catches up before it is read again.
+        """Others may have written to any replica: each one catches up before it is read again.
 
-        For the moment when a slot is taken over.
+        Called when a slot is taken over.
         """
         self._foreign_writes += 1
 
@@ -345,7 +344,7 @@ class Shard:
         return answer
 
     async def _catch_up(self, replica: _Replica) -> None:
-        """Fetch what was written elsewhere. Raises `EngineError`."""
+        """Make a replica fetch what was written elsewhere. Raises `EngineError`."""
         if not self._replicated or replica.caught_up_to == self._written_elsewhere(replica):
             return
         async with replica.catching_up:
@@ -369,7 +368,7 @@ class Shard:
     def _to_ask(self) -> list[_Replica]:
         if self.away:
             return []
-        # One that has failed is asked when no other can, and not before.
+        # A replica that has failed is asked after all others.
         return sorted(self._replicas, key=lambda replica: replica.failed)
 
     def _answered(self) -> None:
@@ -377,20 +376,18 @@ class Shard:
             self.away = False
             log.warning("shard %s is back", self.name)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_PING_S)
-            now = time.monotonic()
-            all_failed = all(replica.failed for replica in self._replicas)
-            due = [
-                replica
-                for replica in self._replicas
-                if not replica.failed or all_failed or replica.rest_until <= now
-            ]
-            await asyncio.gather(*map(self._ping, due))
-            if not self.away and all(map(self._is_silent, self._replicas)):
-                self.away = True
-                log.error("shard %s is away: no replica answers", self.name)
+    async def _ping_all(self) -> None:
+        now = time.monotonic()
+        all_failed = all(replica.failed for replica in self._replicas)
+        due = [
+            replica
+            for replica in self._replicas
+            if not replica.failed or all_failed or replica.rest_until <= now
+        ]
+        await asyncio.gather(*map(self._ping, due))
+        if not self.away and all(map(self._is_silent, self._replicas)):
+            self.away = True
+            log.error("shard %s is away: no replica answers", self.name)
 
     async def _ping(self, replica: _Replica) -> None:
         asked_at = time.monotonic()
@@ -405,7 +402,7 @@ class Shard:
             self._answered()
 
     def _is_silent(self, replica: _Replica) -> bool:
-        # Two pings at least: this process may have been stopped for a while itself.
+        # At least two pings: this process itself may have been stopped for a while.
         since = replica.silent_since
         return (
             since is not None
@@ -413,21 +410,22 @@ class Shard:
             and time.monotonic() - since >= self._away_after_s
         )
 
-    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+    def _pings_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("nobody pings shard %s any more", self.name, exc_info=error)
+            log.critical("shard %s is not pinged any more: a bug", self.name, exc_info=error)
 
 
 class AnyServer:
     """`storage.engine.Engine` for small statements that any server of the cluster can run.
 
-    The one that answered last is asked first. While it is silent the next is asked beside it: a
-    lease may hang on the answer, and servers may hang. So a statement may be run by several; what
-    is asked here bears that (storage/registry.py). The servers stay their owners'.
+    The one that answered last is asked first. While it is silent the next one is asked as well: a
+    lease may depend on the answer, and servers may hang. So a statement may be run by several
+    servers, which the statements of storage/registry.py allow. The servers are closed by their
+    owners.
     """
 
     def __init__(self, servers: Sequence[ClickHouseServer], timeout_ms: int = 1500) -> None:
-        """`timeout_ms`: for one statement on one server; a lease may hang on it."""
+        """`timeout_ms`: for one statement on one server; a lease may depend on it."""
         self._replicas = [_Replica(server) for server in servers]
         self._timeout_s = timeout_ms / 1000
         self._answered_last: _Replica | None = None
@@ -455,7 +453,7 @@ class AnyServer:
         await self._first_answer(ask, resend=False)
 
     async def _first_answer(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
-        """`resend`: another may be asked where one has failed and may have done it already."""
+        """`resend`: another may be asked when one has failed that may have done it already."""
         waiting = self._to_ask()
         asked: dict[asyncio.Future[T], tuple[_Replica, float]] = {}
         last: EngineError | None = None

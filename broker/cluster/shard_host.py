@@ -54,7 +54,7 @@ class ShardHost:
         self._settings = settings
         self._cache = cache
         self._session = session
-        self.rows = RowLane(engine, settings.lanes, uuid4(), self.may_serve)
+        self.rows = RowLane(engine, settings.lanes, uuid4(), self)
         self.groups = group_coordinator(settings, engine, self.rows, self)
         self.writing: Writing | None = None
         self._floor_ms = 0

@@ -31,7 +31,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from bench.machine import compiled_client, cpu_seconds, machine, stat_seconds
 from protocol._batches import parse_headers
 from protocol._decode_batches import BlockBuilder
-from storage.clickhouse import ClickHouseServer
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.registry import KeeperRegistry
 from storage.slot_map import slot_of_partition
 from tests.support.cluster_processes import (
@@ -367,7 +367,9 @@ def _machine_seconds() -> float:
 
 async def _inserts(engine: Engine, repeat: int) -> list[Inserted]:
     engine.sql(f"CREATE TABLE IF NOT EXISTS {_SAMPLE} AS messages")
-    server = ClickHouseServer(engine.urls[0], user=SQL_USER, password=SQL_PASSWORD, lanes=1)
+    server = ClickHouseServer(
+        engine.urls[0], ConnectionSettings(user=SQL_USER, password=SQL_PASSWORD)
+    )
     try:
         return [
             await _insert_size(engine, server, record_bytes, rows, inserts * repeat)
@@ -442,7 +444,9 @@ def _block(record_bytes: int, rows: int, number: int) -> bytes:
 
 
 async def _print_registry(engine: Engine) -> None:
-    server = ClickHouseServer(engine.urls[0], user=SQL_USER, password=SQL_PASSWORD, lanes=1)
+    server = ClickHouseServer(
+        engine.urls[0], ConnectionSettings(user=SQL_USER, password=SQL_PASSWORD)
+    )
     try:
         registry = KeeperRegistry(server, "registry")
         gets, sets = [], []

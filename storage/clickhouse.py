@@ -1,18 +1,19 @@
 """One ClickHouse server over HTTP, by clickhouse-connect's asynchronous client.
 
-* An insert is sent at most once per call. What its end means is said by `_SURELY_REFUSED`: a code
-  that ClickHouse can only raise before anything is written is a rejection, everything else that is
-  not a plain good answer (a time-out, a lost connection, an answer that is no ClickHouse's, any
-  other code) is unknown.
-* Blocks travel as they are, compressed with LZ4 both ways. Status and error code of an insert and
-  of a small query are told when it has ended (`wait_end_of_query`); a range is a stream, and is
-  whole only if its last chunk, the end of its LZ4 frame and the end of its last block have come.
-* Connections are kept alive, but less long than servers keep them, so that a request seldom meets
-  a connection that is just being closed; a read that does is repeated, an insert is not.
+* An insert is sent at most once per call. `_SURELY_REFUSED` decides what its outcome is: a code
+  that ClickHouse only raises before anything is written is a rejection. Everything else that is not
+  a plain success (a time-out, a lost connection, an answer that is not from ClickHouse, any other
+  code) is unknown.
+* Blocks are sent as they are, compressed with LZ4 in both directions. The server reports the status
+  and error code of an insert and of a small query when it has ended (`wait_end_of_query`). A range
+  is a stream; it is complete only if its last chunk, the end of its LZ4 frame and the end of its
+  last block have arrived.
+* Connections are kept alive, but for less time than servers keep them, so that a request seldom
+  uses a connection that is being closed. A read that does is repeated, an insert is not.
 
-Small queries do not go through aiochclient: it writes parameters into the text of the statement
-with str.format (which takes `{name:Type}` for a format of its own), tells no error codes, and meets
-an answer that is cut with an assertion (2.7).
+Small queries do not use aiochclient: it writes parameters into the text of the statement with
+str.format (which takes `{name:Type}` for a format of its own), reports no error codes, and fails
+with an assertion on a truncated answer (2.7).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ from storage.engine import (
 from storage.native_stream import BlockStream, NotNative, ServerException
 from storage.parameters import parameter_texts
 
-# One block is one part, as embedded.py says.
+# One block is one part: see storage/embedded.py.
 _INSERT_SETTINGS = {
     "max_insert_block_size": "1000000000",
     "min_insert_block_size_rows": "0",
@@ -57,8 +59,8 @@ _INSERT_SETTINGS = {
     "max_insert_threads": "1",
     "wait_end_of_query": "1",
 }
-# Ranges of the log, as in embedded.py. `readonly` lets the server end a query whose client has
-# left: https://clickhouse.com/docs/operations/settings/settings, at
+# Ranges of the log: see storage/embedded.py. `readonly` lets the server end a query whose client
+# has disconnected: https://clickhouse.com/docs/operations/settings/settings, at
 # cancel_http_readonly_queries_on_client_close (which clickhouse-connect sets).
 _RANGE_SETTINGS = {
     "max_threads": "1",
@@ -74,9 +76,10 @@ _ROWS_SETTINGS = {
     "output_format_json_quote_64bit_integers": "0",
 }
 # Raised before a row is written, and nowhere later in an insert of one block (ClickHouse's
-# ErrorCodes.cpp, ReplicatedMergeTreeSink.cpp). Not among them, though one would think so: 242
-# TABLE_IS_READ_ONLY comes after a commit too, when Keeper was lost during it; 241 MEMORY_LIMIT and
-# 243 NOT_ENOUGH_SPACE come when the first of two parts (a block that spans midnight) is stored.
+# ErrorCodes.cpp, ReplicatedMergeTreeSink.cpp). Three codes are not among them, against first
+# appearances: 242 TABLE_IS_READ_ONLY is also raised after a commit, when Keeper was lost during it;
+# 241 MEMORY_LIMIT and 243 NOT_ENOUGH_SPACE are also raised when the first of two parts (a block
+# that spans midnight) is stored.
 _SURELY_REFUSED = frozenset(
     (
         8,  # THERE_IS_NO_COLUMN
@@ -117,44 +120,40 @@ _TOLD = re.compile(r"Code: \d+\. .*(?= \(for url )", re.DOTALL)
 
 
 class NotSent(InsertRejected):
-    """The server could not be reached, or not be used: nothing was sent to it."""
+    """The server could not be reached or used: nothing was sent to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """How to reach a server, and how long to wait for it.
+
+    `tls_ca` is trusted in addition to the system's authorities. A connection that cannot be made in
+    time is tried twice. `request_timeout_ms` limits an insert, a small query, a statement, and each
+    piece of a range.
+    """
+
+    user: str
+    password: str = field(repr=False)
+    database: str = "brokerhouse_shard"
+    lanes: int = 1
+    tls_ca: Path | None = None
+    connect_timeout_ms: int = 1000
+    request_timeout_ms: int = 10_000
+    ping_timeout_ms: int = 1000
 
 
 class ClickHouseServer:
-    """`storage.engine.Engine` on one server. It connects when it is first asked for something."""
+    """`storage.engine.Engine` on one server. It connects on the first request."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        user: str,
-        password: str,
-        database: str = "brokerhouse_shard",
-        lanes: int,
-        insert_settings: Mapping[str, str] | None = None,
-        tls_ca: Path | None = None,
-        connect_timeout_ms: int = 1000,
-        request_timeout_ms: int = 10_000,
-        ping_timeout_ms: int = 1000,
-    ) -> None:
-        """`url` is http:// or https://; `tls_ca` is trusted beside what the system trusts.
-
-        A connection that cannot be made in time is tried twice. `request_timeout_ms` is what an
-        insert, a small query, a statement, and each piece of a range may take.
-        """
+    def __init__(self, url: str, settings: ConnectionSettings) -> None:
+        """`url` is http:// or https://."""
         self.url = url
-        self.request_timeout_ms = request_timeout_ms
+        self.request_timeout_ms = settings.request_timeout_ms
         self._where = URL(url)
-        self._user = user
-        self._password = password
-        self._database = database
-        self._insert_settings = {**_INSERT_SETTINGS, **(insert_settings or {})}
-        self._tls_ca = tls_ca
-        self._connect_timeout_s = connect_timeout_ms / 1000
-        self._request_timeout_s = request_timeout_ms / 1000
-        self._ping_timeout_s = ping_timeout_ms / 1000
-        # As many connections as can be asked for at once: nothing ever waits for one.
-        self._connections = lanes + _READERS + _PINGS
+        self._settings = settings
+        self._request_timeout_s = settings.request_timeout_ms / 1000
+        # As many connections as can be used at once: nothing ever waits for one.
+        self._connections = settings.lanes + _READERS + _PINGS
         self._readers = asyncio.Semaphore(_READERS)
         self._connecting = asyncio.Lock()
         self._client: AsyncClient | None = None
@@ -173,7 +172,7 @@ class ClickHouseServer:
     async def insert(
         self, table: str, columns: str, block: bytes, token: str, settings: Mapping[str, str]
     ) -> None:
-        """`insert_block` with settings of its own."""
+        """`insert_block` with additional settings."""
         client = await self._connected()
         body = _Body(await _compressed(block))
         query_id = str(uuid.uuid4())
@@ -183,23 +182,25 @@ class ClickHouseServer:
                     f"INSERT INTO {table} ({columns}) FORMAT Native",
                     data=body,
                     settings={
-                        **self._insert_settings,
+                        **_INSERT_SETTINGS,
                         **settings,
                         "insert_deduplication_token": token,
                         "query_id": query_id,
                     },
                     transport_settings={"Content-Encoding": "lz4"},
                 )
-        except Exception as error:  # whatever it was, bytes may have left
+        except Exception as error:  # whatever it was, bytes may have been sent
             failure = self._failure(error)
             if isinstance(failure, InsertRejected):
                 raise failure from error
             known = failure.code in _SURELY_REFUSED
             outcome = InsertRejected if known else InsertOutcomeUnknown
             raise outcome(str(failure), failure.code) from error
-        # A server in between may answer 200 to anything, after a redirect for instance.
+        # A proxy may answer 200 to anything, for example after a redirect.
         if not isinstance(answer, QuerySummary) or answer.query_id() != query_id:
-            raise InsertOutcomeUnknown(f"{self.url}: the answer to an insert is not ClickHouse's")
+            raise InsertOutcomeUnknown(
+                f"{self.url}: the answer to an insert is not from ClickHouse"
+            )
 
     # --- reads
 
@@ -224,7 +225,7 @@ class ClickHouseServer:
         try:
             blocks.finish()
         except ServerException as error:
-            # A server that fails midway says why in the body, and then leaves out the last chunk.
+            # A server that fails midway says why in the body, and then omits the last chunk.
             raise self._told(str(error)) from error
         except NotNative as error:
             if lost is None:
@@ -262,21 +263,21 @@ class ClickHouseServer:
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise self._failure(error) from error
                 except (RuntimeError, EOFError) as error:
-                    raise EngineError(f"{self.url}: the answer is no LZ4 frame: {error}") from error
+                    raise EngineError(f"{self.url}: the answer is not LZ4: {error}") from error
                 if piece:
                     yield piece
         if begun and not frame.eof:
-            raise EngineError(f"{self.url}: the answer is cut")
+            raise EngineError(f"{self.url}: the answer is truncated")
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         text = await self._small(sql, params, _ROWS_SETTINGS, "JSONCompactEachRow")
         try:
             return [json.loads(line) for line in text.splitlines()]
         except ValueError as error:
-            raise EngineError(f"{self.url}: the answer is not ClickHouse's: {error}") from error
+            raise EngineError(f"{self.url}: the answer is not from ClickHouse: {error}") from error
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
-        """Sent once. Raises `NotSent` if it was not sent, `EngineError` for all else."""
+        """Sent once. Raises `NotSent` if it was not sent, and `EngineError` otherwise."""
         await self._small(sql, params, {"wait_end_of_query": "1"}, None)
 
     async def _small(
@@ -299,15 +300,15 @@ class ClickHouseServer:
     # --- life
 
     async def ping(self) -> None:
-        """Raises `EngineError` unless the server answers a query of this user, soon."""
+        """Raises `EngineError` unless the server soon answers a query of this user."""
         try:
-            async with asyncio.timeout(self._ping_timeout_s):
+            async with asyncio.timeout(self._settings.ping_timeout_ms / 1000):
                 client = await self._connected()
                 answer = await client.raw_query("SELECT 1", settings=dict(_ROWS_SETTINGS))
         except (ClickHouseError, TimeoutError) as error:
             raise self._failure(error) from error
         if answer != b"1\n":
-            raise EngineError(f"{self.url}: the answer to a ping is not ClickHouse's")
+            raise EngineError(f"{self.url}: the answer to a ping is not from ClickHouse")
 
     async def close(self) -> None:
         self._closed = True
@@ -316,7 +317,7 @@ class ClickHouseServer:
             await client.close()
 
     async def _connected(self) -> AsyncClient:
-        """Raises `NotSent`: what the caller wants to send has not left, whatever went wrong."""
+        """Raises `NotSent`: whatever went wrong, the request of the caller was not sent."""
         if self._client is not None:
             return self._client
         async with self._connecting:
@@ -332,17 +333,17 @@ class ClickHouseServer:
             return self._client
 
     async def _open(self) -> AsyncClient:
-        where = self._where
+        where, settings = self._where, self._settings
         return await clickhouse_connect.get_async_client(
             interface=where.scheme,
             host=where.host,
             port=where.port or (8443 if where.scheme == "https" else 8123),
             proxy_path=where.path,
-            username=self._user,
-            password=self._password,
-            database=self._database,
-            ca_cert=None if self._tls_ca is None else str(self._tls_ca),
-            connect_timeout=self._connect_timeout_s,
+            username=settings.user,
+            password=settings.password,
+            database=settings.database,
+            ca_cert=None if settings.tls_ca is None else str(settings.tls_ca),
+            connect_timeout=settings.connect_timeout_ms / 1000,
             send_receive_timeout=self._request_timeout_s,
             connector_limit=self._connections,
             connector_limit_per_host=self._connections,
@@ -355,14 +356,14 @@ class ClickHouseServer:
     # --- errors
 
     def _failure(self, error: Exception) -> EngineError:
-        """What happened, in a sentence that begins with the server's address."""
+        """What failed, in a sentence that begins with the server's address."""
         if isinstance(error, ClickHouseError):
             code = getattr(error, "code", None)
             if code:
                 told = _TOLD.search(str(error))
                 return EngineError(f"{self.url}: {told[0] if told else error}", code)
-            # The client refuses before it sends: a setting that the user may not change, a client
-            # that is closed.
+            # The client refused before it sent anything: the user may not change a setting, or the
+            # client is closed.
             if isinstance(error, ProgrammingError) or _never_connected(error):
                 return NotSent(f"{self.url}: {error}")
             return EngineError(f"{self.url}: {error}")
@@ -376,10 +377,10 @@ class ClickHouseServer:
 
 
 class _Body(bytes):
-    """A block on its way.
+    """A block that is being sent.
 
-    clickhouse-connect reads a statement with its data as text to see whether it may be repeated (11
-    ms per MB, measured). The statement alone says so: an INSERT may not.
+    clickhouse-connect decodes a statement with its data as text to see whether it may be repeated
+    (11 ms per MB, measured). The statement alone tells: an INSERT may not.
     """
 
     __slots__ = ()
@@ -389,7 +390,7 @@ class _Body(bytes):
 
 
 class _Bound:
-    """A parameter that already has the form in which the server reads it."""
+    """A parameter that is already in the form that the server parses."""
 
     __slots__ = ("_text",)
 

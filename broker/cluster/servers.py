@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from broker.cluster.config import ClusterConfig
-from storage.clickhouse import ClickHouseServer
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.cluster_schema import Migrated, migrate_cluster
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout
 from storage.registry import KeeperRegistry
@@ -29,20 +29,17 @@ def single_servers(
     config: ClusterConfig, request_timeout_ms: int, lanes: int = 1, database: str = "default"
 ) -> dict[str, list[ClickHouseServer]]:
     """Every server by the name of its shard. They connect when first asked; close them."""
+    settings = ConnectionSettings(
+        user=config.user,
+        password=config.password.get_secret_value(),
+        database=database,
+        lanes=lanes,
+        tls_ca=config.tls_ca,
+        connect_timeout_ms=config.connect_timeout_ms,
+        request_timeout_ms=request_timeout_ms,
+    )
     return {
-        shard.name: [
-            ClickHouseServer(
-                url,
-                user=config.user,
-                password=config.password.get_secret_value(),
-                database=database,
-                lanes=lanes,
-                tls_ca=config.tls_ca,
-                connect_timeout_ms=config.connect_timeout_ms,
-                request_timeout_ms=request_timeout_ms,
-            )
-            for url in shard.replicas
-        ]
+        shard.name: [ClickHouseServer(url, settings) for url in shard.replicas]
         for shard in config.shards
     }
 

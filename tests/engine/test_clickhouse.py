@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, NotSent
+from storage.clickhouse import ClickHouseServer, ConnectionSettings, NotSent
 from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
 from storage.native_stream import BlockStream, NotNative
 from tests.support.engine_process import EngineProcess
@@ -44,8 +44,7 @@ async def connect(process: EngineProcess) -> AsyncIterator[Connect]:
         request_timeout_ms: int = 10_000,
         tls_ca: Path | None = None,
     ) -> ClickHouseServer:
-        server = ClickHouseServer(
-            url,
+        settings = ConnectionSettings(
             user="people",
             password=password,
             database="default",
@@ -53,6 +52,7 @@ async def connect(process: EngineProcess) -> AsyncIterator[Connect]:
             tls_ca=tls_ca,
             request_timeout_ms=request_timeout_ms,
         )
+        server = ClickHouseServer(url, settings)
         servers.append(server)
         return server
 

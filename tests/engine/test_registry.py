@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.producer_ids import ProducerIds
-from storage.clickhouse import ClickHouseServer
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError, Parameter, Row
 from storage.registry import KeeperRegistry, Registry, TableRegistry, Versioned
@@ -37,7 +37,9 @@ def shard(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def server_of(shard: EngineProcess, replica: int = 0) -> ClickHouseServer:
-    return ClickHouseServer(shard.urls[replica], user="", password="", database="default", lanes=1)
+    return ClickHouseServer(
+        shard.urls[replica], ConnectionSettings(user="", password="", database="default")
+    )
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, NotSent
+from storage.clickhouse import ClickHouseServer, ConnectionSettings, NotSent
 from storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
@@ -41,16 +41,15 @@ async def proxies(process: EngineProcess) -> AsyncIterator[list[TcpProxy]]:
 
 def server(url: str) -> ClickHouseServer:
     """Its time-outs are long enough for a busy machine, on which a ping takes half a second."""
-    return ClickHouseServer(
-        url,
+    settings = ConnectionSettings(
         user="default",
         password="",
         database="default",
-        lanes=1,
         connect_timeout_ms=5000,
         request_timeout_ms=4000,
         ping_timeout_ms=2000,
     )
+    return ClickHouseServer(url, settings)
 
 
 @pytest.fixture
@@ -341,7 +340,7 @@ class Scripted(ClickHouseServer):
     """Writes down what it is asked, and fails with the codes that it is given."""
 
     def __init__(self, name: str, asked: list[str]) -> None:
-        super().__init__(f"http://{name}", user="", password="", lanes=1)
+        super().__init__(f"http://{name}", ConnectionSettings(user="", password=""))
         self._name = name
         self._asked = asked
         self.failures: dict[str, list[int]] = {}

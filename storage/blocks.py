@@ -1,8 +1,9 @@
-"""Columns of Python values as one ClickHouse Native block: what the broker's small tables are fed.
+"""Rows of Python values as one ClickHouse Native block, for inserts into the small tables.
 
-A `Type` turns all values of a column into bytes at once. Text and bytes are what a client sent and
-go in as they are; nothing in a block is ever parsed as SQL. What does not fit its column (a number
-of too many bits, a None where nothing may be missing) raises: it is a defect of the caller.
+A `Type` turns all values of a column into bytes at once. Text and bytes that a client sent are
+stored unchanged; nothing in a block is ever parsed as SQL. A value that does not fit its column (a
+number with too many bits, a None in a column that is not nullable) raises: it is a bug in the
+caller.
 
 The rows of the log have an encoder of their own (protocol/_decode_batches.pyx).
 Format: https://clickhouse.com/docs/interfaces/formats/Native.
@@ -22,7 +23,7 @@ Values = Sequence[Any]
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A column type: its name in ClickHouse, the bytes of its values, what stands for null."""
+    """A column type: its name in ClickHouse, how to encode its values, what stands for null."""
 
     name: str
     encode: Callable[[Values], bytes]
@@ -31,7 +32,7 @@ class Type:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """The columns of a table that are written by block. Columns left out have defaults."""
+    """A table, and its columns that are written in blocks. Other columns get their defaults."""
 
     name: str
     columns: tuple[tuple[str, Type], ...]
@@ -71,7 +72,7 @@ def _text(text: str) -> bytes:
 
 
 def _each(encode: Callable[[Any], bytes]) -> Callable[[Values], bytes]:
-    """A column whose values are encoded one by one, and those that repeat only once."""
+    """A column whose values are encoded one by one, each distinct value once."""
 
     def column(values: Values) -> bytes:
         encoded = {value: encode(value) for value in set(values)}
@@ -144,7 +145,7 @@ def map_of(key: Type, value: Type) -> Type:
 
 
 def _ends(values: Values) -> bytes:
-    """Where the elements of each value end in the column of all elements."""
+    """The position after the last element of each value, in the column of all elements."""
     return struct.pack(f"<{len(values)}Q", *accumulate(map(len, values)))
 
 

@@ -1,12 +1,12 @@
 """chDB: ClickHouse inside this process, one data directory per process.
 
 The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` with
-`engine.d/` (the engine's configuration, rendered at each start; other .xml files in `engine.d/`
-stay, and are merged into it) and `clickhouse/` (its own files).
+`engine.d/` (the engine's configuration, rendered at each start; other .xml files in `engine.d/` are
+kept and merged into it) and `clickhouse/` (its own files).
 
-A chDB handle runs one statement at a time and blocks its thread, with the GIL released: each lane
-of inserts has a handle and a thread of its own, and a few more serve reads. The engine must not be
-forked (https://clickhouse.com/docs/chdb): child processes are started with exec.
+A chDB handle runs one statement at a time and blocks its thread, with the GIL released. Each lane
+of inserts has its own handle and thread, and a few more serve reads. A process with the engine must
+not be forked (https://clickhouse.com/docs/chdb): child processes are started with exec.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Handle = Any  # chdb._chdb.connect: a native class without type stubs
 
-# Reads of one range of the log: single-threaded and below the inserts in priority (measured: a
-# heavy query beside inserts takes their p99 from 3 ms to 11 ms, with these to 4 ms), and read
-# lazily, so that a reader that has enough bytes pays for no more.
+# Reads of a range of the log run in one thread, with a lower priority than inserts (measured: a
+# heavy query beside inserts takes their p99 from 3 ms to 11 ms, with these settings to 4 ms). They
+# read lazily, so that a reader that has enough bytes does not pay for more. 64-bit numbers in small
+# results are numbers in their JSON, not strings.
 _READ_SETTINGS = (
     "SET max_threads = 1, optimize_read_in_order = 1, read_in_order_use_buffering = 0,"
     " max_block_size = 8192, output_format_json_quote_64bit_integers = 0"
 )
 _READ_NICE = 10
-# A block is one part: never split, never merged with another before it is written, and never one
-# of which a column is left out. A view that a user hangs on the log must not fail an append.
+# A block is one part: it is never split, never merged with another before it is written, and never
+# missing a column. A materialized view that a user adds to the log must not fail an append.
 INSERT_SETTINGS = (
     "SET max_insert_block_size = 1000000000, min_insert_block_size_rows = 0,"
     " min_insert_block_size_bytes = 0, async_insert = 0, insert_deduplicate = 1,"
@@ -67,12 +68,12 @@ _READERS = 4
 
 
 class DataDirectoryError(Exception):
-    """The data directory cannot be used; says in one sentence what to change."""
+    """The data directory cannot be used. The message says in one sentence what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlace:
-    """Where an engine stands in a cluster: its Keepers (host, port) and its macros."""
+    """The place of an engine in a cluster: its Keepers (host, port) and its macros."""
 
     keepers: Sequence[tuple[str, int]]
     shard: str
@@ -90,10 +91,10 @@ class EmbeddedEngine:
         sql_max_memory_bytes: int = 4 << 30,
         place: ClusterPlace | None = None,
     ) -> None:
-        """Open (or make) the engine's files below `data_dir`. Raises `DataDirectoryError`.
+        """Open or create the engine's files in `data_dir`. Raises `DataDirectoryError`.
 
-        `sql_max_memory_bytes`: what one query of a person may take at most. `place`: None outside
-        of a cluster; Keeper need not answer, KeeperMap tables fail until it does.
+        `sql_max_memory_bytes`: the memory limit of one user query. `place`: None outside a cluster.
+        Keeper need not answer; KeeperMap tables fail until it does.
         """
         self.data_dir = data_dir
         self.read_nice = _READ_NICE if _may_renice() else 0
@@ -122,7 +123,7 @@ class EmbeddedEngine:
         self._free_space = FreeSpace(data_dir, self.handle())
 
     def handle(self, *statements: str) -> Handle:
-        """A new connection to the engine, in the project's database, with every grant.
+        """A new connection to the engine, in the broker's database, with all privileges.
 
         It runs one statement at a time. Handles are cheap (0.15 ms, measured).
         """
@@ -150,11 +151,13 @@ class EmbeddedEngine:
                 await worker.run(self._insert, worker.handle, into, settings, block)
                 return
             except EngineError as error:
-                # In this process nothing is in flight once the call has returned, so the outcome is
-                # known; the same token makes the repetition safe all the same.
+                # The engine is in this process, so nothing is in flight once the call has returned:
+                # the outcome is known. The same token makes the repetition safe in any case.
                 if error.code not in _TRANSIENT_CODES or attempt == _INSERT_ATTEMPTS:
                     raise InsertRejected(str(error), error.code) from error
-                log.warning("insert %s refused (attempt %d), again: %s", token, attempt, error)
+                log.warning(
+                    "insert %s was refused (attempt %d), retrying: %s", token, attempt, error
+                )
 
     def _insert(self, handle: Handle, into: str, settings: str, block: bytes) -> None:
         with self.watched_write(handle):
@@ -162,7 +165,7 @@ class EmbeddedEngine:
 
     @contextmanager
     def watched_write(self, handle: Handle) -> Iterator[None]:
-        """Around an insert; blocking. Raises `StorageFault` if a write of it may have failed."""
+        """Wraps an insert; blocking. Raises `StorageFault` if one of its writes may have failed."""
         failed_before = self._free_space.failed_writes(handle)
         yield
         self._free_space.check_insert(handle, failed_before)
@@ -182,7 +185,7 @@ class EmbeddedEngine:
                 while chunk := await reader.run(_next_chunk, handle, stream):
                     yield chunk
             finally:
-                if reader.handle is handle:  # else it failed, and is closed with its stream
+                if reader.handle is handle:  # otherwise it failed, and is closed with its stream
                     await reader.run(_guarded, handle.streaming_cancel_query, stream)
         finally:
             self._readers.put_nowait(reader)
@@ -202,13 +205,13 @@ class EmbeddedEngine:
             self._readers.put_nowait(reader)
 
     async def damaged_parts(self) -> list[str]:
-        """Paths of the parts that the engine, now or earlier, found damaged and left out."""
+        """Paths of the parts that the engine has detached because they are damaged."""
         rows = await self.rows(
             "SELECT path FROM system.detached_parts"
             " WHERE database = {database:String} AND startsWith(name, 'broken') ORDER BY path",
             {"database": DATABASE},
         )
-        return [str(path) for (path,) in rows]
+        return [path for (path,) in rows]
 
     async def close(self) -> None:
         await asyncio.to_thread(self._free_space.close)
@@ -220,7 +223,7 @@ class EmbeddedEngine:
 
 
 class _Worker:
-    """A handle and the one thread that uses it."""
+    """A handle, and the only thread that uses it."""
 
     def __init__(self, name: str, open_handle: Callable[[], Handle]) -> None:
         self._open_handle = open_handle
@@ -228,10 +231,10 @@ class _Worker:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run in the thread; a caller that is cancelled, however often, waits for the end first.
+        """Run in the thread. A caller that is cancelled, however often, waits for the end first.
 
-        A handle that is handed on while it works would mix two statements, or be closed under the
-        second one, for which chDB waits for ever.
+        Otherwise the next user of the handle could mix two statements, or close the handle while
+        the second one runs, and chDB would wait forever.
         """
         future = asyncio.wrap_future(self._executor.submit(self._work, function, *args, **kwargs))
         try:
@@ -241,15 +244,15 @@ class _Worker:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
             if not future.cancelled() and (error := future.exception()) is not None:
-                log.info("a statement failed after its caller had left: %s", error)
+                log.info("a statement failed after its caller was cancelled: %s", error)
             raise
 
     def _work(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
             return function(*args, **kwargs)
         except EngineError:
-            # A statement that fails midway leaves rows behind in its handle, which would come
-            # before those of the next statement (chDB 4.4).
+            # A statement that fails midway leaves rows behind in its handle. The next statement
+            # would return them before its own (chDB 4.4).
             self.handle.close()
             self.handle = self._open_handle()
             raise
@@ -262,7 +265,7 @@ class _Worker:
 def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return function(*args, **kwargs)
-    except (RuntimeError, UnicodeDecodeError) as error:  # the latter: a message that is no UTF-8
+    except (RuntimeError, UnicodeDecodeError) as error:  # the latter: a message that is not UTF-8
         match = _ERROR_CODE.search(str(error))
         raise EngineError(str(error), int(match[1]) if match else 0) from error
 
@@ -281,9 +284,9 @@ def _next_chunk(handle: Handle, stream: Any) -> bytes:
 
 
 def _insert(handle: Handle, into: str, settings: str, block: bytes) -> None:
-    # Not by chDB's streaming insert: it says what is wrong with the bytes and returns as if all was
-    # well when the table refuses them (4.4: a full disk, a constraint). The engine reads the block
-    # from a file in memory instead, at the same speed (measured: 1 row to 60,000).
+    # Not by chDB's streaming insert: it reports malformed bytes, but returns normally when the
+    # table refuses them (4.4: a full disk, a constraint). The engine reads the block from a file
+    # in memory instead, at the same speed (measured: 1 row to 60,000).
     try:
         file = os.memfd_create("block")
     except OSError as error:
@@ -322,14 +325,14 @@ def _lock_directory(data_dir: Path) -> int:
 
 
 def _may_renice() -> bool:
-    """Whether a thread may give way to others for a while.
+    """Whether a thread may lower its priority and raise it again.
 
-    Only root and CAP_SYS_NICE may take a nice value back, and the engine ends the process of those
-    who may not (chDB 4.4). Without it reads and inserts share the processor evenly.
+    Only root and CAP_SYS_NICE may lower a nice value again, and the engine ends a process that may
+    not (chDB 4.4). Without this right, reads and inserts share the processor evenly.
     """
     allowed = False
 
-    def give_way_and_come_back() -> None:
+    def lower_and_raise_priority() -> None:
         nonlocal allowed
         thread = threading.get_native_id()
         before = os.getpriority(os.PRIO_PROCESS, thread)
@@ -338,9 +341,9 @@ def _may_renice() -> bool:
             os.setpriority(os.PRIO_PROCESS, thread, before)
         except PermissionError:
             return
-        allowed = before == 0  # the engine goes back to 0, whatever it was
+        allowed = before == 0  # the engine returns to 0, whatever the value was
 
-    thread = threading.Thread(target=give_way_and_come_back)
+    thread = threading.Thread(target=lower_and_raise_priority)
     thread.start()
     thread.join()
     return allowed
@@ -353,7 +356,7 @@ def _prepare(
     read_nice: int,
     place: ClusterPlace | None,
 ) -> str:
-    """Write the engine's configuration and give the string that opens it."""
+    """Write the engine's configuration, and return the connection string that opens it."""
     base = data_dir.resolve()
     engine_dir, config = base / "clickhouse", base / "engine.xml"
     if re.search(r"[?&\ud800-\udfff]", str(base)):
@@ -415,7 +418,7 @@ _import_lock = threading.Lock()
 
 
 def _chdb_connect() -> Callable[[str], Handle]:
-    # Imported here: it loads a library of 500 MB and opens a throw-away engine.
+    # Imported here, because it loads a library of 500 MB and opens a temporary engine.
     with _import_lock:
         from chdb import _chdb
 

@@ -1,11 +1,11 @@
-"""What the broker asks of ClickHouse, embedded or remote.
+"""`Engine`: what the broker asks of ClickHouse, embedded or remote.
 
-No caller knows which engine it talks to. Everything that a client sent travels as a bound
-parameter or inside a Native block, never as SQL text.
+Callers do not know which engine it is. Everything that a client sent is passed as a bound parameter
+or inside a Native block, never as SQL text.
 
-An insert has three outcomes, and they are kept apart: it returned (stored), `InsertRejected`
-(certainly not stored, nothing of it), `InsertOutcomeUnknown` (repeat it with the same token until
-it is known). A block is stored whole or not at all.
+An insert has three outcomes: it returned (the block is stored), `InsertRejected` (no row of it is
+stored), or `InsertOutcomeUnknown` (repeat it with the same token until the outcome is known). A
+block is stored atomically.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class InsertOutcomeUnknown(EngineError):
 
 
 class StorageFault(Exception):
-    """What is on disk may be damaged: nothing more may be appended before the next start.
+    """Files on disk may be damaged: nothing more may be appended before the next start.
 
-    A start leaves damaged parts out; what was acknowledged is not among them.
+    The next start detaches damaged parts; no acknowledged row is in them.
     """
 
 
@@ -48,7 +48,7 @@ class Engine(Protocol):
     async def insert_block(
         self, lane: int, table: str, columns: str, block: bytes, token: str
     ) -> None:
-        """Store one Native block, once per `token` however often it is repeated.
+        """Store one Native block, once per `token`, however often it is repeated.
 
         `lane` picks the connection: inserts of one lane never overlap. Raises `InsertRejected` or
         `InsertOutcomeUnknown`. Source: `insert_deduplication_token`,
@@ -64,10 +64,14 @@ class Engine(Protocol):
         """
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
-        """Run a small SELECT; numbers are int or float, the rest str. Raises `EngineError`."""
+        """Run a small SELECT. Raises `EngineError`.
+
+        Numbers of up to 64 bits come as int or float, Bool as bool, arrays as lists, NULL as None,
+        and everything else as str.
+        """
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
-        """Run a statement that returns nothing. Raises `EngineError`."""
+        """Run a statement that has no result. Raises `EngineError`."""
 
     async def close(self) -> None:
-        """Finish what runs and release the engine."""
+        """Wait for running statements, and release the engine."""

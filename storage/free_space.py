@@ -1,15 +1,14 @@
-"""Room on the disk, because chDB does not notice when there is none.
+"""Watches the free space on the disk, because chDB does not notice a full disk.
 
-chDB 4.4 ends a failed write() without an error (in chdb-core's WriteBufferFromFileDescriptor.cpp
-the exception is commented out). An insert or a merge that meets a full disk makes a part without
-its data and succeeds. It does count the writes that failed, and it does refuse what it has not
-reserved room for. So:
+chDB 4.4 ignores a failed write() (in chdb-core's WriteBufferFromFileDescriptor.cpp the exception is
+commented out). An insert or a merge on a full disk makes a part without its data and succeeds. But
+chDB counts the writes that failed, and it refuses an insert that it cannot reserve space for. So:
 
 * the engine never reserves the last `KEEP_FREE_BYTES` (engine_config.xml): inserts are refused,
   with an error, before the disk is full;
-* merges stop below `LOW_BYTES`: others may fill the disk while one runs, and what it makes
-  replaces what it was made from;
-* an insert that ends on a low disk counts only if no write failed meanwhile.
+* merges stop below `LOW_BYTES`: other programs may fill the disk while a merge runs, and its result
+  replaces the parts that it was made from;
+* an insert that ends while the disk is low counts as stored only if no write failed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FAILED_WRITES = (
 
 
 class FreeSpace:
-    """Watches the disk of one engine, in a thread of its own, until `close`."""
+    """Watches the disk of one engine, in its own thread, until `close`."""
 
     def __init__(self, directory: Path, handle: Any) -> None:
         """`handle`: a connection to the engine that nobody else uses."""
@@ -46,11 +45,11 @@ class FreeSpace:
         self._thread.start()
 
     def failed_writes(self, handle: Any) -> int:
-        """How many writes have failed so far: exact on a low disk (0.8 ms), else a second old."""
+        """How many writes have failed: exact on a low disk (0.8 ms), otherwise up to 1 s old."""
         return self._count_failed_writes(handle) if self._is_low() else self._failed_writes
 
     def check_insert(self, handle: Any, failed_before: int) -> None:
-        """Raises `StorageFault` if an insert that just ended may have lost a write."""
+        """Raises `StorageFault` if a write of the insert that just ended may be lost."""
         if self._is_low() and self._count_failed_writes(handle) > failed_before:
             raise StorageFault(
                 f"the disk of {self._directory} was full while a block was written: "
@@ -67,7 +66,7 @@ class FreeSpace:
             try:
                 self._look()
             except (OSError, RuntimeError):
-                log.exception("the room on the disk is not watched any more")
+                log.exception("the free space on the disk is no longer watched")
                 return
 
     def _look(self) -> None:
@@ -79,7 +78,7 @@ class FreeSpace:
         elif not self._merging and free > 2 * LOW_BYTES:
             self._handle.query("SYSTEM START MERGES", "Null")
             self._merging = True
-            log.info("%s has room again: merges go on", self._directory)
+            log.info("%s has enough space again: merges continue", self._directory)
         failed = self._count_failed_writes(self._handle)
         if failed > self._failed_writes:
             log.error("%d writes of the engine have failed", failed - self._failed_writes)

@@ -1,9 +1,9 @@
-"""A stream of bytes cut into whole Native blocks.
+"""Splits a stream of bytes into complete Native blocks.
 
-A reader stops where it likes and then has whole blocks, but HTTP knows no blocks: this finds where
-each one ends, by the sizes that are written before every value. Nothing is decoded.
-Format: https://clickhouse.com/docs/interfaces/formats/Native, as servers send it to clients that
-announce no protocol revision: no block header, no LowCardinality, no sparse columns.
+A reader may stop at any time and must then have complete blocks, but HTTP does not know where a
+block ends. This finds the end of each one by the sizes that precede every value. Nothing is
+decoded. Format: https://clickhouse.com/docs/interfaces/formats/Native, as servers send it to
+clients that announce no protocol revision: no block header, no LowCardinality, no sparse columns.
 
 Python is fast enough here (measured: 1.9 ms for 8,192 records of 100 bytes, 11 ms for 8 MB).
 """
@@ -29,15 +29,15 @@ _EXCEPTION_BYTES = 64 * 1024
 
 
 class NotNative(ValueError):
-    """The bytes are no Native block, or one with a column that cannot be skipped."""
+    """The bytes are not a Native block, or one of its columns cannot be skipped."""
 
 
 class ServerException(Exception):
-    """The server broke the stream off and told why, in its place; the text is its own."""
+    """The server ended the stream with an exception; the text is the server's."""
 
 
 class BlockStream:
-    """Feed it what arrives; it gives back the blocks that are complete, as they were sent."""
+    """Takes bytes as they arrive, and returns the blocks that are complete, unchanged."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -54,7 +54,7 @@ class BlockStream:
         return blocks
 
     def finish(self) -> None:
-        """The stream is over. Raises `ServerException` or `NotNative` if it is not complete."""
+        """The stream has ended. Raises `ServerException` or `NotNative` if it is incomplete."""
         if self._buffer.startswith(_EXCEPTION):
             message = bytes(self._buffer[len(_EXCEPTION) :]).decode(errors="replace")
             raise ServerException(message.strip())
@@ -82,12 +82,12 @@ class BlockStream:
             del self._buffer[: self._at]
 
     def _maybe_exception(self) -> Steps:
-        # A block of 13 columns and 10 rows begins as the exception does, and goes on otherwise.
+        # A block of 13 columns and 10 rows begins like an exception, and then differs.
         while len(self._buffer) < len(_EXCEPTION) and _EXCEPTION.startswith(self._buffer):
             yield
         while self._buffer.startswith(_EXCEPTION):
             if len(self._buffer) > _EXCEPTION_BYTES:
-                raise NotNative("an exception without an end")
+                raise NotNative("an exception has no end")
             yield
 
     def _number(self) -> Generator[None, None, int]:
@@ -106,7 +106,7 @@ class BlockStream:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise NotNative(f"a name that is no text: {bytes(text[:64])!r}") from error
+            raise NotNative(f"a name is not UTF-8: {bytes(text[:64])!r}") from error
 
     def skip(self, size: int) -> None:
         self._at += size
@@ -133,7 +133,7 @@ class BlockStream:
         self._at = at
 
     def array_size(self, count: int) -> Generator[None, None, int]:
-        """Past the ends of `count` arrays: the end of the last one."""
+        """Skip the ends of `count` arrays, and return the end of the last one."""
         end = self._at + 8 * count
         while len(self._buffer) < end:
             yield
@@ -146,7 +146,7 @@ Skipper = Callable[[BlockStream, int], Iterator[None]]
 
 @lru_cache(maxsize=256)
 def skipper(kind: str) -> Skipper:
-    """What moves past so many values of a type. Raises `NotNative` for one that is not known."""
+    """A function that skips values of this type. Raises `NotNative` for an unknown type."""
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", kind, re.DOTALL)
     if match is None:
         raise NotNative(f"unknown type {kind[:64]!r}")
@@ -213,7 +213,7 @@ def _without_name(element: str) -> str:
 
 
 def _varint(buffer: bytearray, at: int) -> tuple[int, int] | None:
-    """A number and where it ends, or None if it is not all there."""
+    """A number and the position after it, or None if it has not arrived completely."""
     number = shift = 0
     for index in range(at, min(at + 10, len(buffer))):
         byte = buffer[index]
@@ -222,5 +222,5 @@ def _varint(buffer: bytearray, at: int) -> tuple[int, int] | None:
             return number, index + 1
         shift += 7
     if len(buffer) - at >= 10:
-        raise NotNative("a size of more than 64 bits")
+        raise NotNative("a size has more than 64 bits")
     return None

@@ -1,7 +1,8 @@
 """Python values as the text of ClickHouse query parameters (`{name:Type}`).
 
 ClickHouse reads a String parameter in its Escaped (TSV) form, arrays and maps in their literal
-form: https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters"""
+form: https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "
 
 
 def parameter_texts(params: Mapping[str, Parameter] | None) -> dict[str, str]:
-    """Every parameter in the form the engine parses back to exactly the same value."""
+    """Every parameter in a form that the engine parses back to exactly the same value."""
     return {name: _text(value) for name, value in (params or {}).items()}
 
 

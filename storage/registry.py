@@ -1,11 +1,12 @@
-"""Metadata changed by compare-and-set: small keys with a version that only grows.
+"""The registry: metadata changed by compare-and-set, small keys with a version that only grows.
 
-When embedded there is one process, so a lock and a table are enough; in a cluster the same
-interface stands on KeeperMap, ClickHouse's table over Keeper. Keys hold text of a few bytes, never
-data of clients.
+With the embedded engine there is one process, so a lock and a table are enough. In a cluster the
+same interface uses KeeperMap, ClickHouse's table engine on Keeper. Keys hold text of a few bytes,
+never data of clients.
 
-What must hold: of those who change a key at once one wins, and everyone is told rightly whether it
-was them. Where that cannot be found out, `EngineError` says so; the caller reads the key again.
+What must hold: if several brokers change a key at once, one of them wins, and each is told
+correctly whether it was the one. If that cannot be found out, the call raises `EngineError`, and
+the caller reads the key again.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from storage.engine import Engine, EngineError, Parameter, Row
 class Versioned:
     value: str
     version: int
-    """1 for a key that was just made, and one more with every change."""
+    """1 for a new key, and one more after every change."""
 
 
 class Registry(Protocol):
-    """Every call raises `EngineError` when nobody answers."""
+    """Every call raises `EngineError` when no server answers."""
 
     async def get(self, key: str) -> Versioned | None:
         """The current value of a key, or None if there is no such key."""
@@ -37,13 +38,13 @@ class Registry(Protocol):
         """Every key that begins with `prefix`. Not a snapshot: others may change keys meanwhile."""
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
-        """Set `key` if it is still as `expected`; False if somebody else was faster.
+        """Set `key` if it is still as `expected`. False if another broker was faster.
 
-        `EngineError` also where the outcome cannot be found out: read the key again.
+        Raises `EngineError` also if the outcome cannot be found out: then read the key again.
         """
 
     async def delete(self, key: str, expected: Versioned) -> bool:
-        """Remove `key` if it is still as `expected`; True when there is no such key any more."""
+        """Delete `key` if it is still as `expected`. True when the key does not exist any more."""
 
 
 class TableRegistry:
@@ -59,7 +60,7 @@ class TableRegistry:
             " ORDER BY version DESC LIMIT 1",
             {"key": key},
         )
-        return _versioned(*rows[0]) if rows else None
+        return Versioned(*rows[0]) if rows else None
 
     async def list(self, prefix: str) -> dict[str, Versioned]:
         rows = await self._engine.rows(
@@ -67,7 +68,7 @@ class TableRegistry:
             " WHERE startsWith(key, {prefix:String}) GROUP BY key ORDER BY key",
             {"prefix": prefix},
         )
-        return {str(key): _versioned(value, version) for key, value, version in rows}
+        return {key: Versioned(value, version) for key, value, version in rows}
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
         async with self._lock:
@@ -89,17 +90,17 @@ class TableRegistry:
             return found in (None, expected)
 
 
-# A stored value begins with the marks of the writes that made it, the last one first. So it can be
-# told whether a write has happened even when its answer was lost and others have written since.
+# A stored value begins with the marks of the writes that made it, the newest first. So a broker can
+# tell whether its write has happened, even if the answer was lost and others have written since.
 _MARK_CHARS = 16
 _MARKS = 8
 _HEADER_CHARS = _MARK_CHARS * _MARKS
 _NO_MARKS = "0" * (_HEADER_CHARS - _MARK_CHARS)
 _ATTEMPTS = 4
 
-# Without strict mode an INSERT overwrites, and an UPDATE does not look at the version once more as
-# it writes. Whether an attempt is worth repeating is known here: by itself ClickHouse goes on for
-# a minute and a half when Keeper hangs (measured, 26.9).
+# Without strict mode an INSERT overwrites, and an UPDATE does not check the version again when it
+# writes. Attempts are repeated here, not by ClickHouse: on its own it retries for a minute and a
+# half when Keeper hangs (measured, 26.9).
 _KEEPER_SETTINGS = (
     "SETTINGS keeper_map_strict_mode = 1, keeper_max_retries = 0, insert_keeper_max_retries = 0"
 )
@@ -108,8 +109,8 @@ _KEEPER_SETTINGS = (
 class KeeperRegistry:
     """The registry of a cluster: a table `(key String, value String)` with engine KeeperMap.
 
-    Writes are linearizable. A read never goes back for one server, but a server may be behind
-    another, so what is found after a failed attempt is believed only where it proves something.
+    Writes are linearizable. The reads of one server never go back in time, but a server may lag
+    behind another, so what is read after a failed attempt is trusted only if it proves something.
     Measured with chDB 26.9 and ZooKeeper: 2 ms for a read, 5 ms for a write and its check.
     """
 
@@ -131,7 +132,7 @@ class KeeperRegistry:
                 f" WHERE startsWith(key, {{prefix:String}}) ORDER BY key {_KEEPER_SETTINGS}",
                 {"prefix": prefix},
             )
-        return {str(key): _stored(rest).content for key, *rest in rows}
+        return {key: _stored(rest).content for key, *rest in rows}
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
         mark = secrets.token_hex(_MARK_CHARS // 2)
@@ -153,17 +154,17 @@ class KeeperRegistry:
                 try:
                     await self._engine.execute(statement, params)
                 except EngineError as failed:
-                    # Also how a key that exists is told, and a change between look and write.
+                    # Also raised if the key exists, or was changed between the check and the write.
                     error = failed
                 found = await self._read(key)
                 if found is not None and mark in found.marks:
                     return True
                 if _is_past(found, expected):
                     return False
-                # The write has not happened, or this server does not know of it yet. Repeating it
-                # is safe, and brings the server up to date.
+                # The write has not happened, or this server has not seen it yet. Repeating it is
+                # safe, and brings the server up to date.
         raise EngineError(
-            f"whether {key!r} was set is not known: {error or 'the server is behind'}",
+            f"it is unknown whether {key!r} was set: {error or 'the server lags behind'}",
             error.code if error else 0,
         )
 
@@ -184,7 +185,7 @@ class KeeperRegistry:
                 if _is_past(found, expected):
                     return False
         raise EngineError(
-            f"whether {key!r} was deleted is not known: {error or 'the server is behind'}",
+            f"it is unknown whether {key!r} was deleted: {error or 'the server lags behind'}",
             error.code if error else 0,
         )
 
@@ -218,8 +219,7 @@ class _Stored:
 
 
 def _stored(row: Row) -> _Stored:
-    text, version = str(row[0]), row[1]
-    assert isinstance(version, int)
+    text, version = row
     marks = tuple(text[at : at + _MARK_CHARS] for at in range(0, _HEADER_CHARS, _MARK_CHARS))
     # Keeper counts from 0.
     return _Stored(Versioned(text[_HEADER_CHARS:], version + 1), marks)
@@ -232,7 +232,7 @@ def _where(key: str, expected: Versioned | None) -> dict[str, Parameter]:
 
 
 def _is_past(found: _Stored | None, expected: Versioned | None) -> bool:
-    """Whether others have changed the key since `expected`, and a write of ours is not among it."""
+    """Whether others have changed the key since `expected`, without any write of this broker."""
     if found is None:
         return expected is not None
     before = expected.version if expected else 0
@@ -240,8 +240,3 @@ def _is_past(found: _Stored | None, expected: Versioned | None) -> bool:
     if version == before:
         return found.content != expected
     return before < version <= before + _MARKS
-
-
-def _versioned(value: object, version: object) -> Versioned:
-    assert isinstance(version, int)
-    return Versioned(str(value), version)

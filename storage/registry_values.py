@@ -1,4 +1,4 @@
-"""JSON texts that brokers keep in the registry: written compactly, read with checks."""
+"""JSON texts that brokers store in the registry: written compactly, checked when they are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MalformedState(ValueError):
-    """Text in the registry that is not what a broker of this version writes."""
+    """Text in the registry that a broker of this version would not write."""
 
 
 def text_of(value: object) -> str:

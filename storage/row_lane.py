@@ -55,13 +55,13 @@ class _StoreCall:
     stored_tables: int = 0
 
 
-class Writer(Protocol):
+class RowWriter(Protocol):
     def may_serve(self) -> bool:
         """Whether this broker may write now."""
 
 
-class AlwaysWriter:
-    """`Writer` of a broker that is alone."""
+class AlwaysRowWriter:
+    """`RowWriter` of a broker that is alone."""
 
     def may_serve(self) -> bool:
         return True
@@ -71,7 +71,7 @@ class RowLane:
     """Inserts through one lane of the engine."""
 
     def __init__(
-        self, engine: Engine, lane: int, instance: UUID, writer: Writer | None = None
+        self, engine: Engine, lane: int, instance: UUID, writer: RowWriter | None = None
     ) -> None:
         """`instance` is unique to this start of the process; it makes insert tokens unique.
 
@@ -80,7 +80,7 @@ class RowLane:
         self._engine = engine
         self._lane = lane
         self._identity = f"{instance}-rows"
-        self._writer = writer or AlwaysWriter()
+        self._writer = writer or AlwaysRowWriter()
         self._block_number = 0
         self._queue: deque[_StoreCall] = deque()
         self._wake = asyncio.Event()

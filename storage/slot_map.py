@@ -1,4 +1,4 @@
-"""The slots of a cluster: which partitions and groups are in which, who owns them, on which shards.
+"""The slots of a cluster: their partitions and groups, their owners, and their shards.
 
 The map is one value in the registry (`SLOTS_KEY`), changed by compare-and-set. Pure.
 """
@@ -15,29 +15,32 @@ from storage.registry_values import MalformedState, count_of, name_of, object_of
 SLOTS_KEY = "slots"
 
 NOBODY = 0
-"""The owner of a slot that nobody serves. Session ids begin at 1."""
+"""The owner of a slot that no broker serves. Session ids begin at 1."""
 
 _GOLDEN_STEP = 2654435769
 """2**32 divided by the golden ratio: multiples of it, modulo 2**32, lie evenly at every length."""
 
 
 def slot_of_partition(topic_id: UUID, partition: int, slots: int) -> int:
-    """The slot of a partition, for ever. Neighbours lie evenly over contiguous ranges of slots."""
+    """The slot of a partition, which never changes.
+
+    Neighbouring partitions lie evenly over contiguous ranges of slots.
+    """
     position = (crc32(topic_id.bytes) + partition * _GOLDEN_STEP) % 2**32
     return position * slots >> 32
 
 
 def slot_of_group(group_id: str, slots: int) -> int:
-    """The slot of a consumer group, for ever."""
+    """The slot of a consumer group, which never changes."""
     return crc32(group_id.encode()) * slots >> 32
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`shards`: the last one takes what the next owner writes, earlier ones have old rows.
+    """`shards`: the next owner writes to the last one; earlier ones have old rows.
 
-    The groups of a slot live on the first one. `behind` is how many of the last ones were added
-    since the owner began: it still writes to the one before them.
+    The groups of a slot are stored on the first one. `behind` is how many of the last ones were
+    added since the owner began: the owner still writes to the one before them.
     """
 
     owner: int
@@ -77,7 +80,7 @@ class SlotMap:
         return {number: slot for number, slot in enumerate(self.slots) if slot.owner == session_id}
 
     def claim(self, numbers: Iterable[int], session_id: int) -> SlotMap:
-        """A new owner, or the same one anew: the epoch grows, the last shard is written to."""
+        """A new owner, or the same one again: the epoch grows, and it writes to the last shard."""
         return self._with(
             {
                 number: replace(slot, owner=session_id, epoch=slot.epoch + 1, behind=0)
@@ -86,7 +89,10 @@ class SlotMap:
         )
 
     def release(self, numbers: Iterable[int], session_id: int) -> SlotMap:
-        """Slots of which nothing is in flight any more. Raises `ValueError`: not the owner's."""
+        """Slots that have no writes in flight any more.
+
+        Raises `ValueError` if the session does not own one of them.
+        """
         changed = {}
         for number, slot in self._picked(numbers):
             if slot.owner != session_id:
@@ -95,7 +101,7 @@ class SlotMap:
         return self._with(changed)
 
     def move(self, numbers: Iterable[int], shard: str) -> SlotMap:
-        """New rows go to `shard`, as soon as the owner has taken notice."""
+        """New rows go to `shard`, as soon as the owner has read the new map."""
         changed = {}
         for number, slot in self._picked(numbers):
             written = slot.shards[: len(slot.shards) - slot.behind]
@@ -107,9 +113,9 @@ class SlotMap:
         return self._with(changed)
 
     def retire(self, numbers: Iterable[int], shard: str) -> SlotMap:
-        """Nothing of these slots is left on `shard`: it is not read any more.
+        """No rows of these slots are left on `shard`: it is not read any more.
 
-        Raises `ValueError` where groups live on it, or new rows go to it.
+        Raises `ValueError` if their groups are stored on it, or new rows go to it.
         """
         changed = {}
         for number, slot in self._picked(numbers):
@@ -125,10 +131,10 @@ class SlotMap:
         return self._with(changed)
 
     def to_text(self) -> str:
-        """Slots that lie on the same shards share their names: a few bytes for each slot."""
+        """Slots on the same shards share their names in the text: a few bytes for each slot."""
         shards = sorted({slot.shards for slot in self.slots})
-        places = {names: place for place, names in enumerate(shards)}
-        rows = [[one.owner, one.epoch, places[one.shards], one.behind] for one in self.slots]
+        indexes = {names: index for index, names in enumerate(shards)}
+        rows = [[one.owner, one.epoch, indexes[one.shards], one.behind] for one in self.slots]
         return text_of({"shards": shards, "slots": rows})
 
     @classmethod
@@ -138,8 +144,8 @@ class SlotMap:
         try:
             shards = [tuple(name_of(name) for name in names) for names in found["shards"]]
             slots = []
-            for owner, epoch, place, behind in found["slots"]:
-                names = shards[count_of(place)]
+            for owner, epoch, index, behind in found["slots"]:
+                names = shards[count_of(index)]
                 if not 0 <= count_of(behind) < len(names):
                     raise ValueError(f"{behind} of {len(names)} shards cannot be ahead")
                 slots.append(Slot(count_of(owner), count_of(epoch), names, behind))

@@ -1,4 +1,4 @@
-"""How a query names one partition: a condition on the table's columns, and its parameters.
+"""How a query names one partition: conditions on the table's columns, and their parameters.
 
 The name and the id of a topic are both in it: rows lie in order of the name, and a topic that was
 deleted and made again has the same name and another id.
@@ -15,6 +15,8 @@ IS_PARTITION = (
     "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
 )
 
+IS_IN_RANGE = f"{IS_PARTITION} AND offset >= {{first:Int64}} AND offset < {{end:Int64}}"
+
 
 def parameters(topic: str, topic_id: UUID, partition: int) -> dict[str, Parameter]:
     """The parameters of `IS_PARTITION`."""
@@ -27,7 +29,7 @@ def log_parameters(partition: PartitionLog) -> dict[str, Parameter]:
 
 
 def readable_range(partition: PartitionLog) -> dict[str, Parameter]:
-    """`log_parameters`, with the offsets that consumers can read: first <= offset < end."""
+    """The parameters of `IS_IN_RANGE` for the offsets that consumers can read."""
     return log_parameters(partition) | {
         "first": partition.log_start_offset,
         "end": partition.high_watermark,

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
+from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
@@ -27,8 +27,7 @@ _CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 19
 _READ_AHEADS = 2
 _SELECT = (
-    f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages"
-    f" WHERE {IS_PARTITION} AND offset >= {{first:Int64}} AND offset < {{end:Int64}}"
+    f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages WHERE {IS_IN_RANGE}"
     " ORDER BY topic, partition, offset"
 )
 

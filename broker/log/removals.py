@@ -269,10 +269,10 @@ class Removals(Periodic):
             await self._apply(shard.engine, led[start : start + _BATCHES_AT_ONCE])
 
     def _led(self, batch: _RemovalBatch) -> PartitionLog | None:
-        """None where another broker leads the partition. Raises `RemovalRefused`."""
+        """The open log, or None if another broker leads it. Raises `RemovalRefused`."""
         topic = self._topics.by_id(batch.topic_id)
         if topic is None:
-            raise RemovalRefused("there is no such topic")
+            raise RemovalRefused("the topic does not exist")
         try:
             partition = self._partitions.log_of(topic, batch.partition)
         except NotLeaderOrFollower:

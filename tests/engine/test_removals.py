@@ -175,7 +175,7 @@ async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
     house.shard.is_mine = True
     await house.removals.round()
     assert await house.noted() == {
-        unknown: (0, "there is no such topic"),
+        unknown: (0, "the topic does not exist"),
         partition: (0, f"{log.topic.name} has no partition 7"),
     }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,6 +148,29 @@ class KeeperRegistry:
                 f" WHERE {_AS_EXPECTED} {_KEEPER_SETTINGS}"
             )
         params = {"mark": mark, "no_marks": _NO_MARKS, "value": value, **_where(key, expected)}
+        return await self._change(
+            key, expected, statement, params,
+            has_happened=lambda found: found is not None and mark in found.marks,
+        )  # fmt: skip
+
+    async def delete(self, key: str, expected: Versioned) -> bool:
+        return await self._change(
+            key,
+            expected,
+            f"ALTER TABLE {self._table} DELETE WHERE {_AS_EXPECTED} {_KEEPER_SETTINGS}",
+            _where(key, expected),
+            has_happened=lambda found: found is None,
+        )
+
+    async def _change(
+        self,
+        key: str,
+        expected: Versioned | None,
+        statement: str,
+        params: Mapping[str, Parameter],
+        has_happened: Callable[[_Stored | None], bool],
+    ) -> bool:
+        """Run a statement until it is known whether it changed the key. Raises `EngineError`."""
         error: EngineError | None = None
         async with self._limit():
             for _ in range(_ATTEMPTS):
@@ -157,35 +180,14 @@ class KeeperRegistry:
                     # Also raised if the key exists, or was changed between the check and the write.
                     error = failed
                 found = await self._read(key)
-                if found is not None and mark in found.marks:
+                if has_happened(found):
                     return True
                 if _is_past(found, expected):
                     return False
                 # The write has not happened, or this server has not seen it yet. Repeating it is
                 # safe, and brings the server up to date.
         raise EngineError(
-            f"it is unknown whether {key!r} was set: {error or 'the server lags behind'}",
-            error.code if error else 0,
-        )
-
-    async def delete(self, key: str, expected: Versioned) -> bool:
-        error: EngineError | None = None
-        async with self._limit():
-            for _ in range(_ATTEMPTS):
-                try:
-                    await self._engine.execute(
-                        f"ALTER TABLE {self._table} DELETE WHERE {_AS_EXPECTED} {_KEEPER_SETTINGS}",
-                        _where(key, expected),
-                    )
-                except EngineError as failed:
-                    error = failed
-                found = await self._read(key)
-                if found is None:
-                    return True
-                if _is_past(found, expected):
-                    return False
-        raise EngineError(
-            f"it is unknown whether {key!r} was deleted: {error or 'the server lags behind'}",
+            f"it is unknown whether {key!r} was changed: {error or 'the server lags behind'}",
             error.code if error else 0,
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.columns import COLUMNS, READ_COLUMNS
 from protocol.errors import InvalidRecord
+from storage.schema_files import Rendering, schema_files
 from tests.support import record_batches as make
 from tests.support.chdb_process import ChdbProcess
 from tests.support.record_batches import Batch, Record, Row, batch_of
@@ -29,7 +29,8 @@ TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChdbProcess]:
     engine = ChdbProcess(tmp_path_factory.mktemp("chdb"))
-    engine.query((files("sql.schema") / "001_messages.sql").read_text(encoding="utf-8"))
+    messages = schema_files()[0]
+    engine.query(Rendering().fill_in(messages, messages.statement, [messages.subject]))
     yield engine
     engine.stop()
 

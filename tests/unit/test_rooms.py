@@ -1,4 +1,7 @@
-"""Which room may import which, and that no two files import each other: docs/how-it-works.md."""
+"""The shape of the code: which room may import which, no circles, sizes, one name for one thing.
+
+docs/how-it-works.md says what lives in each room.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -74,3 +77,59 @@ def test_no_two_files_import_each_other() -> None:
         graph = {name: others for name, others in graph.items() if name not in unused}
 
     assert not graph, f"files that import each other: {sorted(graph)}"
+
+
+MODULE_MAX_LINES = 600
+CLASS_MAX_LINES, CLASS_MAX_METHODS = 350, 25
+CONSTRUCTOR_MAX_ARGUMENTS = 7
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield name, node
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [one for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def test_no_module_is_too_long_to_read() -> None:
+    lines = {name: path.read_text().count("\n") for name, path in MODULES.items()}
+
+    assert {name: count for name, count in lines.items() if count > MODULE_MAX_LINES} == {}
+
+
+def test_no_class_is_too_large() -> None:
+    sizes = {
+        f"{name}.{node.name}": ((node.end_lineno or 0) - node.lineno + 1, len(methods(node)))
+        for name, node in classes()
+    }
+
+    assert {
+        name: size
+        for name, size in sizes.items()
+        if size[0] > CLASS_MAX_LINES or size[1] > CLASS_MAX_METHODS
+    } == {}
+
+
+def test_no_constructor_takes_too_many_arguments() -> None:
+    counts = {
+        f"{name}.{node.name}": len(one.args.args) - 1 + len(one.args.kwonlyargs)
+        for name, node in classes()
+        for one in methods(node)
+        if one.name == "__init__"
+    }
+
+    assert {
+        name: count for name, count in counts.items() if count > CONSTRUCTOR_MAX_ARGUMENTS
+    } == {}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for name, node in classes():
+        places.setdefault(node.name, []).append(name)
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

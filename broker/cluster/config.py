@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from broker.config import CLICKHOUSE_PASSWORD_ENV, ConfigError, advice, read_toml
+from storage.slot_map import SlotMap
 
 MAX_SLOTS = 4096
 MAX_PASSWORD_FILE_BYTES = 65_536
@@ -151,11 +152,10 @@ class ClusterConfig(_Table):
             raise ValueError(f"tls_ca {self.tls_ca} is not a file")
         return self
 
-    @property
-    def initial_owners(self) -> tuple[str, ...]:
-        """The name of the shard that each slot belongs to when the slot map is made."""
-        owners = _owners(self)
-        return tuple(owners[slot] for slot in range(self.slots))
+    def first_map(self) -> SlotMap:
+        """The slot map of a new cluster."""
+        ranges = ((shard.name, slots) for shard in self.shards for slots in shard.slots)
+        return SlotMap.first(ranges, self.slots)
 
     def shard(self, name: str) -> ShardConfig | None:
         """The shard of that name."""

@@ -30,6 +30,7 @@ from broker.log.sweep import Sweep
 from broker.topics import remove_rows, store_version
 from common.clock import wall_ms
 from common.tasks import Periodic
+from sql.queries import query
 from storage.engine import EngineError
 from storage.slot_map import SlotMap
 
@@ -41,7 +42,7 @@ _ABSENT_FOR_S = 60.0
 
 
 class Known(Protocol):
-    """What has been read of the registry: broker/cluster/ownership.py."""
+    """What was read of the registry: broker/cluster/ownership.py."""
 
     @property
     def session_id(self) -> int: ...
@@ -72,7 +73,7 @@ class _AppendTimes:
         for slot in () if slot_map is None else slot_map.slots:
             owner = sessions.get(slot.owner)
             if slot.writes_to == shard and slot.owner and (owner is None or owner.is_over):
-                raise NotYet("slots of a broker that is gone have not been taken over")
+                raise NotYet("no broker has claimed the slots of a dead broker yet")
 
 
 class Housekeeping:
@@ -141,7 +142,7 @@ class Housekeeping:
             await self._sweeps[host.name].round()
 
     async def _mirror_topics(self, host: ShardHost) -> None:
-        # The shard is read first: a topic that another broker is making is in the registry before.
+        # The shard is read first: a new topic is written to the registry before it is written here.
         rows = await host.engine.rows(
             "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
         )
@@ -156,12 +157,9 @@ class Housekeeping:
         }
         for topic_id, version in there.items():
             if now_s - self._absent_since_s[topic_id] < _ABSENT_FOR_S:
-                continue  # the registry may have been read from a server that is behind
+                continue  # the server that answered for the registry may be behind
             await host.engine.execute(
-                "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
-                " SELECT topic_id, version + 1, name, partitions, configs, 'deleted'"
-                " FROM topic_versions WHERE topic_id = {topic_id:UUID}"
-                " AND version = {version:UInt64} LIMIT 1",
+                query("delete_absent_topic"),
                 {"topic_id": str(topic_id), "version": version},
             )
 

@@ -12,7 +12,7 @@ from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 
 class Slotted(Protocol):
-    """What has been read of the registry: broker/cluster/ownership.py."""
+    """What was read of the registry: broker/cluster/registry_view.py."""
 
     @property
     def slot_map(self) -> SlotMap | None: ...
@@ -24,12 +24,12 @@ class Slotted(Protocol):
 class SlotLeadership:
     """`Leadership` by slots.
 
-    A partition whose shard its owner cannot reach has no leader, so that clients write what they
-    may write anywhere to other partitions.
+    If the owner of a partition cannot reach its shard, the partition has no leader: clients then
+    write records without a key to other partitions.
     """
 
     def __init__(self, ownership: Slotted, own: BrokerEndpoint) -> None:
-        """`own`: this broker, which is told of even while it has no session."""
+        """`own`: this broker; it is listed even while it has no session."""
         self._ownership = ownership
         self._own = own
 

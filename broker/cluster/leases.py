@@ -1,12 +1,12 @@
-"""Who leads what in a cluster: sessions, slots, epochs, and the decisions about them. Pure.
+"""Sessions, leases, and the plan of what each broker of a cluster should own. Pure.
 
-No IO, no asyncio, no storage; the clock is an argument (milliseconds that only go forward, standing
-still for nobody: CLOCK_BOOTTIME). What must hold, and what the model in
+No IO, no asyncio, no storage. The clock is an argument: milliseconds that only go forward, also
+while the machine sleeps (CLOCK_BOOTTIME). What must hold, and what the model in
 tests/unit/test_lease_model.py checks:
 
 * A broker serves only while its `SessionLease` is valid: counted from before its renewal was sent.
-* Others may call a session dead only when its row has been `silent` for longer than that by their
-  own clock: `DRIFT` is how much faster one clock may go than another.
+* Other brokers may declare a session dead only when its row has been `silent` for longer than that
+  by their own clock: `DRIFT` is how much faster one clock may run than another.
 * A slot changes hands only after its old owner has released it, or is dead and fenced on the shard
   that it may still write to (`Slot.writes_to`). The epoch grows with every owner, and an epoch that
   was given up is never served again.
@@ -24,19 +24,19 @@ from storage.registry_values import MalformedState, count_of, name_of, object_of
 from storage.slot_map import NOBODY, Slot, SlotMap
 
 DRIFT = Fraction(5, 4)
-"""A row has to be unchanged for this many times its time-to-live before its session is dead."""
+"""A session may be declared dead when its row is unchanged for this many times its time-to-live."""
 
 
 class SessionState(StrEnum):
     LIVE = "live"
-    LEAVING = "leaving"  # gives its slots up, takes no others
+    LEAVING = "leaving"  # gives its slots up, claims no others
     CLOSED = "closed"  # has given everything up
-    DEAD = "dead"  # declared so by another broker: final, no renewal succeeds any more
+    DEAD = "dead"  # declared dead by another broker: final, no renewal succeeds any more
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport:
-    """What a broker tells the others with each renewal.
+    """What a broker tells the other brokers with each renewal.
 
     `lanes`: for each shard, how many numbers of each lane are resolved; a shard must be in it
     before the first block goes there, or nobody could fence the session on it.
@@ -51,9 +51,9 @@ class BrokerReport:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSession:
-    """One life of a broker, as its row in the registry tells. Only its broker renews it.
+    """One session of a broker: its row in the registry. Only that broker renews it.
 
-    `renewals` counts what was sent, so that no two rows are the same text.
+    `renewals` counts the renewals that were sent, so that no two rows are the same text.
     """
 
     session_id: int
@@ -88,7 +88,7 @@ class BrokerSession:
         )
 
     def ended(self, state: SessionState) -> BrokerSession:
-        """The row when nothing comes after it; what it said last about its lanes stays."""
+        """The last row of the session; what it said about its lanes stays."""
         return replace(self, state=state)
 
     def to_text(self) -> str:
@@ -125,13 +125,13 @@ class BrokerSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """How long a broker may serve by its own clock, after the renewals that are known to count."""
+    """How long a broker may serve, by its own clock, after the renewals that were accepted."""
 
     ttl_ms: int
     sent_ms: int
 
     def renewed(self, sent_ms: int) -> SessionLease:
-        """A renewal that was sent at `sent_ms` was accepted, whenever the answer came."""
+        """A renewal that was sent at `sent_ms` was accepted, whenever its answer arrived."""
         return replace(self, sent_ms=max(self.sent_ms, sent_ms))
 
     @property
@@ -150,22 +150,22 @@ class _Sighting:
 
 
 class Watch:
-    """What one observer has seen of other sessions: which version of a row, since when."""
+    """What one observer has seen of sessions: the version of each row, and since when."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Sighting] = {}
 
     def saw(self, session_id: int, version: int | None, ttl_ms: int, now_ms: int) -> None:
-        """The row had this version. `now_ms`: after the answer came, as it may be as new as that.
+        """The row had this version. `now_ms`: after the answer arrived, for it may be that new.
 
-        A version of None is a row that is not there, `ttl_ms` then a guess.
+        The version of a row that does not exist is None; its `ttl_ms` is a guess.
         """
         before = self._seen.get(session_id)
         if before is None or before.version != version:
             self._seen[session_id] = _Sighting(version, now_ms, ttl_ms)
 
     def silent(self, session_id: int, now_ms: int) -> bool:
-        """No renewal for so long that the session's own clock has ended its lease."""
+        """Whether no renewal was seen for so long that its own clock has ended the lease."""
         seen = self._seen.get(session_id)
         return seen is not None and now_ms - seen.since_ms >= seen.ttl_ms * DRIFT
 
@@ -175,11 +175,11 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one session should do now. All of it is decided by compare-and-set in the end."""
+    """What one session should do now. A compare-and-set decides whether it happens."""
 
     release: tuple[int, ...] = ()
     claim: tuple[int, ...] = ()
-    """In order of preference. Where the slot has an owner, that one is to be fenced first."""
+    """In order of preference. An owner of such a slot has to be fenced first."""
     dead: tuple[int, ...] = ()
     forget: tuple[int, ...] = ()
 
@@ -194,11 +194,12 @@ def plan(
 ) -> Plan:
     """What session `me` should release, claim, declare dead and forget.
 
-    `silent`: sessions, or owners without a row, that have been so for too long. `reachable`: the
-    shards that answer this broker. `releasing`: slots that it is giving up already.
+    `silent`: sessions, and owners without a row, that were not renewed for too long. `reachable`:
+    the shards that answer this broker. `releasing`: slots that it is giving up already.
 
-    Everybody gets the same number of slots, or one more; nothing moves that need not for that.
-    A slot goes beyond that to who can reach its shards if nobody with room can.
+    Each live session gets the same number of slots, or one more, and no slot moves without need.
+    A slot goes to a session that has enough if it can reach the slot's shards and no session with
+    room can.
     """
     mine = sessions.get(me)
     owners = {slot.owner for slot in slot_map.slots} - {NOBODY}
@@ -230,9 +231,9 @@ def plan(
 
 
 def _rooms(slot_map: SlotMap, live: Mapping[int, BrokerSession]) -> dict[int, int]:
-    """How many slots each live session has too few; below 0: too many.
+    """How many slots each live session lacks; below 0: how many it has too many.
 
-    Those with most keep the odd ones, so that nothing moves for the sake of evenness alone.
+    Sessions with the most slots keep the odd ones, so that none moves only to be even.
     """
     owned = {key: len(slot_map.of(key)) for key in live}
     each, odd = divmod(len(slot_map.slots), len(live))
@@ -246,7 +247,7 @@ def _reaches(session: BrokerSession, slot: Slot) -> bool:
 
 
 def _rank(session: BrokerSession, number: int, others: Iterable[BrokerSession]) -> int:
-    """How many others would rather have the slot: different for each, and the same everywhere."""
+    """How many of the others come first for this slot: every broker works out the same order."""
     mine = _weight(session, number)
     return sum(_weight(other, number) > mine for other in others)
 
@@ -287,7 +288,7 @@ def _releases(
     reachable: Collection[str],
     releasing: Collection[int],
 ) -> tuple[int, ...]:
-    """Slots that I cannot serve and another can; then what others have too few and I too many."""
+    """Slots that I cannot serve and another can; then what I have too many and others lack."""
     mine = slot_map.of(me)
     others = {key: session for key, session in live.items() if key != me}
     released = [

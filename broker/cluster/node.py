@@ -44,7 +44,6 @@ from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
 from storage.shards import Shard
-from storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class ClusterNode:
         ]
         state = registry_of(registry_servers)
         ttl_ms = settings.broker_session_timeout_ms
-        view = RegistryView(state, _first_map(cluster), ttl_ms)
+        view = RegistryView(state, cluster.first_map(), ttl_ms)
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache = TailCache(settings.tail_cache_bytes)
         self._hosts = ShardHosts(
@@ -193,12 +192,6 @@ class ClusterNode:
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)
             parts.push_async_callback(self.hand_over)
-
-
-def _first_map(cluster: ClusterConfig) -> SlotMap:
-    """The slot map of a new cluster."""
-    ranges = ((shard.name, part) for shard in cluster.shards for part in shard.slots)
-    return SlotMap.first(ranges, cluster.slots)
 
 
 def _identity(endpoint: BrokerEndpoint, ttl_ms: int) -> BrokerSession:

@@ -1,7 +1,7 @@
-"""The servers of a configured cluster, each by itself.
+"""Connections to the servers of a configured cluster, each server by itself.
 
-The connections of commands and of the migration are in ClickHouse's own database, so that they work
-before ours are there.
+Commands and migrations use ClickHouse's database `default`, so that they work before the databases
+of brokerhouse exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from storage.registry import KeeperRegistry
 from storage.shards import AnyServer
 
 MIGRATION_TIMEOUT_MS = 60_000
-"""What one statement may take: a new replica fetches its parts while its table is made."""
+"""How long one statement may take: a new replica fetches its parts while its table is made."""
 
 
 def layout(config: ClusterConfig) -> ClusterLayout:
-    """What the tables of this cluster are like."""
+    """How the tables of this cluster are made."""
     return ClusterLayout(config.name, config.replicated, config.distributed)
 
 
@@ -47,7 +47,7 @@ def single_servers(
 def registry_of(
     servers: Mapping[str, list[ClickHouseServer]], table: str = "registry"
 ) -> KeeperRegistry:
-    """The registry of the cluster, or its `topic_registry`, through any of these."""
+    """The registry of the cluster, or its `topic_registry`, through any of these servers."""
     everyone = [server for replicas in servers.values() for server in replicas]
     return KeeperRegistry(AnyServer(everyone), f"{SHARD_DATABASE}.{table}")
 

@@ -75,7 +75,7 @@ class ShardHost:
         return (0,) * self._settings.lanes if appender is None else appender.resolved
 
     def floor_ms(self) -> int:
-        """A promise: no row of this session comes below this append_time from now on."""
+        """A promise: from now on no row of this session gets an append_time below this."""
         appender = self.appender
         found = wall_ms() if appender is None else appender.append_floor_ms()
         self._floor_ms = max(self._floor_ms, found)

@@ -33,7 +33,7 @@ _LOOK_ANYWAY_S = 30.0
 _LOOK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.02
 _ABSENT_FOR_S = 60.0
-"""A topic that is not there any more, and not marked as deleted, is kept for so long."""
+"""A topic that disappeared and is not marked as deleted is kept for this long."""
 
 
 class TopicShard(Protocol):
@@ -73,7 +73,7 @@ class SharedCatalog(TopicCatalog):
         self._settling: asyncio.Task[None] | None = None
         self._joined: asyncio.Task[None] | None = None
         self.seen = 0
-        """The version that this broker knows; of topics deleted up to it, it writes no more."""
+        """The version that this broker knows: it writes to no topic that was deleted up to it."""
 
     async def load(self) -> None:
         await self.refresh()
@@ -108,7 +108,7 @@ class SharedCatalog(TopicCatalog):
             async with asyncio.timeout(_LOOK_LIMIT_S):
                 await asyncio.shield(self._joined)
         except (TimeoutError, EngineError) as error:
-            log.debug("topics could not be looked up: %s", error)
+            log.debug("topics cannot be read from the registry: %s", error)
 
     def _looked_again(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -134,7 +134,7 @@ class SharedCatalog(TopicCatalog):
         version = await self._registry.version()
         due = time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
         if version <= self._looked_at and not due and not self._unopened:
-            return  # a lower one: the server that answered is behind
+            return  # a lower version: the server that answered is behind
         await self._apply(await self._registry.read())
         self._looked_s = time.monotonic()
         self._looked_at = max(self._looked_at, version)
@@ -154,12 +154,12 @@ class SharedCatalog(TopicCatalog):
         self._unopened = not await self.logs.open_missing(self.all())
 
     def _is_deleted(self, known: Topic, now: Topic | None) -> bool:
-        """A topic that is merely absent may be so because the server that was asked is behind."""
+        """A topic may be absent only because the server that answered is behind."""
         if now is not None or str(known.topic_id) in self._gone:
             self._absent_since_s.pop(known.topic_id, None)
             return now is None or now.topic_id != known.topic_id
         if known.name in self._stored:
-            return False  # there, and not readable
+            return False  # it is there, but cannot be read
         since_s = self._absent_since_s.setdefault(known.topic_id, time.monotonic())
         if time.monotonic() - since_s < _ABSENT_FOR_S:
             return False
@@ -171,7 +171,7 @@ class SharedCatalog(TopicCatalog):
         self._settle()
 
     def _settle(self) -> None:
-        """Beside the lock: a shard that hangs may take its time."""
+        """In the background, without the lock: a shard may hang."""
         behind = self.seen != self._looked_at or self._forgotten
         if behind and (self._settling is None or self._settling.done()):
             self._settling = asyncio.create_task(self._settled(), name="topics-settle")
@@ -202,12 +202,12 @@ class SharedCatalog(TopicCatalog):
             try:
                 await store_version(shard.engine, topic, state)
             except EngineError as error:
-                log.warning("topic %s is not yet on every shard: %s", topic.name, error)
+                log.warning("topic %s is not on every shard yet: %s", topic.name, error)
 
     async def _set(self, topic: Topic) -> None:
         expected = self._stored.get(topic.name)
         if self.by_id(topic.topic_id) is None and not self._is_left_over(topic.name):
-            expected = None  # a new topic, whatever became of an earlier try
+            expected = None  # a new topic, whatever came of an earlier attempt
         if not await self._registry.write(topic, expected):
             await self._apply(await self._registry.read())
             raise ChangedElsewhere(topic.name)
@@ -223,7 +223,7 @@ class SharedCatalog(TopicCatalog):
             await self._registry.free_name(topic.name, stored)
 
     def _is_left_over(self, name: str) -> bool:
-        """Whether a name is still there of a topic whose deletion was cut short."""
+        """Whether the name still belongs to a topic whose deletion was cut short."""
         stored = self._stored.get(name)
         topic = None if stored is None else self._registry.understood(name, stored)
         return topic is not None and str(topic.topic_id) in self._gone

@@ -282,11 +282,6 @@ async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
         assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
 
 
-def first_map(cluster: Cluster) -> SlotMap:
-    ranges = [(shard.name, each) for shard in cluster.config.shards for each in shard.slots]
-    return SlotMap.first(ranges, cluster.config.slots)
-
-
 def test_slots_that_the_file_does_not_know_are_named(standing: Cluster) -> None:
     asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
     assert standing.run("check").output.splitlines() == [
@@ -297,7 +292,7 @@ def test_slots_that_the_file_does_not_know_are_named(standing: Cluster) -> None:
 
 
 def test_slots_are_shown_in_ranges(standing: Cluster) -> None:
-    asyncio.run(set_slots(standing, first_map(standing).claim(range(2), 7)))
+    asyncio.run(set_slots(standing, standing.config.first_map().claim(range(2), 7)))
     rows = [line.split() for line in standing.run("slots", "show").output.splitlines()]
     assert rows == [
         ["slots", "owner", "epoch", "shards"],
@@ -308,7 +303,7 @@ def test_slots_are_shown_in_ranges(standing: Cluster) -> None:
 
 
 def test_slots_without_an_owner_move_at_once(standing: Cluster) -> None:
-    asyncio.run(set_slots(standing, first_map(standing)))
+    asyncio.run(set_slots(standing, standing.config.first_map()))
     done = standing.run("slots", "move", "--slots", "1-2", "--to", "two")
     assert (done.exit_code, done.output) == (0, "new records of 2 slots go to two\n")
     again = standing.run("slots", "move", "--slots", "1-2", "--to", "two")
@@ -318,7 +313,7 @@ def test_slots_without_an_owner_move_at_once(standing: Cluster) -> None:
 
 
 def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
-    asyncio.run(set_slots(standing, first_map(standing).claim(range(8), 7)))
+    asyncio.run(set_slots(standing, standing.config.first_map().claim(range(8), 7)))
     done: list[Result] = []
     command = threading.Thread(
         target=lambda: done.append(standing.run("slots", "move", "--slots", "0-1", "--to", "two"))
@@ -328,7 +323,9 @@ def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
     while "moving to two" not in standing.run("slots", "show").output:
         assert time.monotonic() < deadline
     assert command.is_alive()
-    asyncio.run(set_slots(standing, first_map(standing).move(range(2), "two").claim(range(8), 7)))
+    asyncio.run(
+        set_slots(standing, standing.config.first_map().move(range(2), "two").claim(range(8), 7))
+    )
     command.join(LIMIT_S)
     assert done[0].output.splitlines()[-1] == "new records of 2 slots go to two"
 
@@ -344,7 +341,7 @@ REFUSED = {
 def test_a_move_that_cannot_be_is_refused(
     standing: Cluster, options: tuple[str, ...], sentence: str
 ) -> None:
-    asyncio.run(set_slots(standing, first_map(standing)))
+    asyncio.run(set_slots(standing, standing.config.first_map()))
     done = standing.run("slots", "move", *options)
     assert done.exit_code != 0
     assert sentence in done.output

@@ -1,0 +1,7 @@
+-- Marks a topic of this shard as deleted that the registry does not have any more.
+-- {topic_id:UUID}, {version:UInt64}: the topic, and its version on this shard.
+INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)
+SELECT topic_id, version + 1, name, partitions, configs, 'deleted'
+FROM topic_versions
+WHERE topic_id = {topic_id:UUID} AND version = {version:UInt64}
+LIMIT 1;

@@ -104,7 +104,7 @@ $(INSTALLED): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-# Both stamp files: this installs what `make run` needs, too.
+# Both stamp files, because this also installs what `make run` needs.
 $(INSTALLED_DEV): $(INPUTS) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test,lint]'
 	@touch $(INSTALLED) $@

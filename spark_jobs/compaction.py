@@ -74,28 +74,17 @@ class CompactionTotals:
     type=click.FloatRange(0, 1),
     help="Use this instead of the topics' min.cleanable.dirty.ratio.",
 )
-@click.option(
+@job.number(
     "--producer-expiration-ms",
-    type=click.IntRange(0),
-    default=DAY_MS,
-    show_default=True,
-    help="The broker's producer_id_expiration_ms: the last record of a producer stays for so long.",
+    DAY_MS,
+    "The broker's producer_id_expiration_ms: the last record of a producer stays for so long.",
 )
-@click.option(
+@job.number(
     "--retry-window-ms",
-    type=click.IntRange(0),
-    default=RETRY_WINDOW_MS,
-    show_default=True,
-    help="Records of idempotent producers stay for so long, because they may be sent again.",
+    RETRY_WINDOW_MS,
+    "Records of idempotent producers stay for so long, because they may be sent again.",
 )
-@click.option(
-    "--patience",
-    type=click.IntRange(1),
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up when the broker removes nothing for so long.",
-)
+@job.number("--patience", 600, "Give up when the broker removes nothing for so many seconds.", 1)
 def command(
     run: JobRun,
     force: bool,

@@ -114,6 +114,14 @@ class Duration(click.ParamType[int]):
         return int(match[1]) * _UNITS[match[2]]
 
 
+def number(
+    name: str, default: int, purpose: str, least: int = 0
+) -> Callable[[Callable[..., JobReport]], Callable[..., JobReport]]:
+    """An option that is a whole number, `least` or more."""
+    kind = click.IntRange(least)
+    return click.option(name, type=kind, default=default, show_default=True, help=purpose)
+
+
 _COMMON_OPTIONS = (
     click.option(
         "--servers",
@@ -128,7 +136,9 @@ _COMMON_OPTIONS = (
     click.option(
         "--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="The broker's sql_user."
     ),
-    click.option("--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True),
+    click.option(
+        "--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True, help="Its password."
+    ),
     click.option(
         "--master",
         metavar="MASTER",
@@ -145,7 +155,7 @@ _COMMON_OPTIONS = (
     ),
     click.option(
         "--format", "output", type=click.Choice(["table", "json"]), default="table",
-        show_default=True,
+        show_default=True, help="How the report is printed.",
     ),
 )  # fmt: skip
 

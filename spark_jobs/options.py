@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from common.environment import ENV_PREFIX
-from spark_jobs.sql_client import Login
+from spark_jobs.sql_client import SqlCredentials
 
 TopicPartition = tuple[str, int]
 
@@ -108,7 +108,7 @@ class ReadOptions:
     """The checked options of one read."""
 
     servers: tuple[str, ...]
-    login: Login
+    login: SqlCredentials
     topics: tuple[str, ...] | None
     pattern: str | None
     assigned: frozenset[TopicPartition] | None
@@ -224,7 +224,7 @@ class _Given:
                 raise OptionError(f"{example}, not {url!r}")
         return tuple(url.rstrip("/") for url in found)
 
-    def login(self) -> Login:
+    def login(self) -> SqlCredentials:
         user = self.text("user") or os.environ.get(ENV_PREFIX + "SQL_USER")
         password = self._texts.get("password")
         if password is None:
@@ -233,7 +233,7 @@ class _Given:
             raise OptionError("password is given without user")
         if ":" in (user or ""):
             raise OptionError(f"user cannot have a colon: {user!r}")
-        return Login(user, password if user is not None else "")
+        return SqlCredentials(user, password if user is not None else "")
 
     def names(self, name: str) -> tuple[str, ...] | None:
         text = self.text(name)

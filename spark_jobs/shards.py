@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_jobs.sql_client import Login, SqlFailure, SqlRefused, SqlServers, SqlUnavailable
+from spark_jobs.sql_client import SqlCredentials, SqlFailure, SqlRefused, SqlServers, SqlUnavailable
 from sql.queries import query
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import DATABASE
@@ -17,7 +17,7 @@ SLOTS_KEY = "slots"
 """The registry's key of the slot map: broker/cluster/ownership.py."""
 
 
-def find_shards(urls: Iterable[str], login: Login) -> tuple[SqlServers, ...]:
+def find_shards(urls: Iterable[str], login: SqlCredentials) -> tuple[SqlServers, ...]:
     """For each shard its servers, the most up to date first; together they have the whole log.
 
     Where the named servers do not reach every shard, ClickHouse's own Distributed tables are read:
@@ -59,7 +59,9 @@ def find_shards(urls: Iterable[str], login: Login) -> tuple[SqlServers, ...]:
     )
 
 
-def _once(url: str, login: Login, sql: str, parameters: Mapping[str, str]) -> list[list[Any]]:
+def _once(
+    url: str, login: SqlCredentials, sql: str, parameters: Mapping[str, str]
+) -> list[list[Any]]:
     """Without retries: a server that does not answer is left out."""
     return [
         list(row.values())
@@ -69,7 +71,7 @@ def _once(url: str, login: Login, sql: str, parameters: Mapping[str, str]) -> li
 
 
 def _shard_count(
-    of_shard: Mapping[str, list[tuple[int, str]]], login: Login, *, needed: bool
+    of_shard: Mapping[str, list[tuple[int, str]]], login: SqlCredentials, *, needed: bool
 ) -> int:
     """How many shards of the cluster have rows, or may have; 0 where that cannot be known."""
     urls = tuple(url for servers in of_shard.values() for _, url in servers)

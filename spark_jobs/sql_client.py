@@ -78,7 +78,7 @@ class SqlUnavailable(SqlFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class SqlCredentials:
     """The user of a request; without a user none is sent."""
 
     user: str | None = None
@@ -93,7 +93,7 @@ class SqlServers:
     """
 
     urls: tuple[str, ...]
-    login: Login = Login()
+    login: SqlCredentials = SqlCredentials()
     database: str | None = None
 
     @classmethod
@@ -107,7 +107,7 @@ class SqlServers:
         urls = [_checked_url(text.strip()) for text in servers.split(",") if text.strip()]
         if not urls:
             raise ValueError("write a URL or HOST:PORT, not nothing")
-        return cls(tuple(urls), Login(user, password or ""), DATABASE)
+        return cls(tuple(urls), SqlCredentials(user, password or ""), DATABASE)
 
     def rows(self, sql: str, parameters: Mapping[str, Parameter] | None = None) -> list[list[Any]]:
         """The rows of a small result. Raises SqlFailure."""

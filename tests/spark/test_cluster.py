@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.shards import find_shards
-from spark_jobs.sql_client import Login, SqlRefused, SqlUnavailable
+from spark_jobs.sql_client import SqlCredentials, SqlRefused, SqlUnavailable
 from storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
@@ -166,7 +166,7 @@ def test_where_not_every_shard_is_named_clickhouse_asks_the_others(tmp_path: Pat
             f" append_time, control) SELECT 'orders', '{topic_id}', 0, number, toString(number),"
             " now64(3), number = 7 FROM numbers(20)"
         )
-        (servers_of_all,) = find_shards(engine.urls, Login())
+        (servers_of_all,) = find_shards(engine.urls, SqlCredentials())
         assert servers_of_all.database == DATABASE
         reading = Reading(engine.urls[0], (), subscribe="orders", maxRecordsPerPartition="6")
         assert [row["offset"] for row in reading.rows()] == [n for n in range(20) if n != 7]

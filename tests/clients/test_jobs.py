@@ -1,4 +1,4 @@
-"""The frame of jobs, without Spark: the command line, and what is said where something lacks."""
+"""What jobs share, without Spark: the command line, errors, and the SQL client."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_every_job_has_the_same_options() -> None:
             assert option in result.stdout
 
 
-def test_a_job_that_there_is_not_is_an_error() -> None:
+def test_an_unknown_job_is_an_error() -> None:
     result = CliRunner().invoke(main, ["jobs", "run", "nothing"])
     assert result.exit_code == 2
     assert "No such command 'nothing'" in result.stderr
 
 
-def test_without_java_it_says_what_to_install() -> None:
+def test_without_java_the_error_says_what_to_install() -> None:
     done = brokerhouse("jobs", "run", "audit", PATH="/nowhere", JAVA_HOME="")
     assert done.returncode == 1
     assert re.fullmatch(r"Error: Spark needs Java: install Java 17 .*\n", done.stderr)
 
 
-def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_pyspark_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('no', name='pyspark')")
     done = brokerhouse("jobs", "run", "lag", PYTHONPATH=f"{tmp_path}:{PROJECT}")
     assert done.returncode == 1
@@ -87,7 +87,7 @@ def test_the_broker_needs_no_spark() -> None:
          ["abc", "b", "d", "hh"]),
     ],
 )  # fmt: skip
-def test_a_pattern_is_a_name_with_stars(
+def test_a_pattern_may_have_stars_and_question_marks(
     globs: list[str], fits: list[str], not_these: list[str]
 ) -> None:
     pattern = re.compile(glob_pattern(globs))
@@ -99,7 +99,7 @@ def test_servers_are_urls_or_addresses() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " , ", "ftp://x", "http://", "http://u:p@x", "x:port"])
-def test_what_is_no_server_is_refused(text: str) -> None:
+def test_a_wrong_server_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write a URL|port|Port"):
         SqlServers.parse(text)
 
@@ -108,7 +108,9 @@ def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(SqlServers.parse("a", "u", "secret"))
 
 
-def test_a_server_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_an_error_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sql_client, "FIRST_PAUSE_S", 0)
     with pytest.raises(SqlFailure, match=r"http://127.0.0.1:1 does not answer \(.*refused"):
         SqlServers.parse("127.0.0.1:1").rows("SELECT 1")
@@ -135,16 +137,16 @@ def stopped(engine: EngineProcess) -> object:
     engine.stop()
 
 
-def test_what_people_chose_is_bound(engine: EngineProcess) -> None:
+def test_values_are_bound_parameters(engine: EngineProcess) -> None:
     text = "o'dd \\ {g:String}\t\n\"`%\N{SNOWMAN}"
     assert SqlServers.parse(engine.http).rows("SELECT {x:String}", {"x": text}) == [[text]]
 
 
-def test_the_next_server_is_asked_when_one_is_away(engine: EngineProcess) -> None:
+def test_the_next_server_is_asked_when_one_does_not_answer(engine: EngineProcess) -> None:
     assert SqlServers.parse(f"127.0.0.1:1,{engine.http}").rows("SELECT 7") == [[7]]
 
 
-def test_an_insert_that_is_repeated_is_stored_once(
+def test_a_repeated_insert_is_stored_once(
     engine: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql_client, "BLOCK_ROWS", 2)
@@ -157,7 +159,7 @@ def test_an_insert_that_is_repeated_is_stored_once(
     assert servers.rows("SELECT count() FROM t") == [[6]]
 
 
-def test_a_table_that_is_missing_is_a_sentence(engine: EngineProcess) -> None:
+def test_a_missing_table_is_an_error_in_one_sentence(engine: EngineProcess) -> None:
     with pytest.raises(SqlFailure, match=r"lacks a table: its brokerhouse is older than this"):
         SqlServers.parse(engine.http).rows("SELECT * FROM lag_history")
 
@@ -181,7 +183,7 @@ def try_it(run: JobRun, /, what: str | None) -> JobReport:
     return JobReport(("name", "n", "x", "none"), rows, "done", ok=what != "bad")
 
 
-def test_the_last_word_is_a_table() -> None:
+def test_the_report_is_a_table() -> None:
     code, stdout, stderr = run_command(try_it)
     assert (code, stderr) == (0, "try: working\n")
     assert [line.split() for line in stdout.splitlines()] == [
@@ -189,7 +191,7 @@ def test_the_last_word_is_a_table() -> None:
     ]  # fmt: skip
 
 
-def test_or_json() -> None:
+def test_the_report_may_be_json() -> None:
     code, stdout, _ = run_command(try_it, "--format", "json", "--what", "bad")
     assert code == 1
     assert '"name": "o\\u001bdd"' in stdout

@@ -1,4 +1,4 @@
-"""One Spark for all tests here: it takes seconds to start."""
+"""One Spark session for all tests here, because it takes seconds to start."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.support import tools
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """With Spark's own Kafka source, where Maven has fetched it."""
+    """A session with Spark's own Kafka source, if Maven could fetch it."""
     try:
         jars = tools.spark_source_jars()
     except pytest.fail.Exception:
@@ -30,6 +30,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def spark_with_kafka(spark: SparkSession) -> SparkSession:
-    """Fails with what Maven said, if it could not fetch the source."""
+    """Fails with Maven's message if Maven could not fetch the source."""
     tools.spark_source_jars()
     return spark

@@ -1,4 +1,4 @@
-"""A broker's data directory with a history that was made by hand, and jobs run on it."""
+"""A broker's data directory with a history written by the test, and jobs that run on it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Ended:
 
 
 def run_job(command: click.Command, url: str, *arguments: str, user: str | None = USER) -> Ended:
-    """One run in this process, on the Spark that is there. A defect in the job is raised."""
+    """One run of a job in this process, on the test's Spark session. Raises what the job raises."""
     credentials = [] if user is None else ["--user", user, "--password", PASSWORD]
     result = CliRunner().invoke(command, ["--servers", url, *credentials, *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -1,4 +1,4 @@
-"""Reading with the data source, with and without a Spark around it."""
+"""Reading with the data source, with and without Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = "brokerhouse"
 
 
 def frame(spark: SparkSession, url: str, **options: Any) -> DataFrame:
-    """What Spark reads; True and numbers become text, as Spark has them."""
+    """What Spark reads. Options that are not text become text, as in Spark."""
     return spark.read.format(FORMAT).options(servers=url, **options).load()
 
 
@@ -37,7 +37,7 @@ class Reading:
 
 
 def record(row: Any) -> Record:
-    """A row of Spark as the other tests have records. Its timestamp has to fit."""
+    """A row of Spark as the `Record` of other tests. Its timestamp must fit."""
     headers = tuple((header["key"], _bytes(header["value"])) for header in row["headers"] or ())
     timestamp = row["timestamp"]
     return Record(

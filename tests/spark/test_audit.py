@@ -1,4 +1,4 @@
-"""The job `audit`: nothing on a log that is as it should be, and each kind that was planted."""
+"""The job `audit` finds each planted anomaly, and nothing in a healthy log."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ODD = "o'dd \\ {g}\n"
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
-    """Every topic of it is one story; `healthy` has what is no anomaly."""
+    """Each topic is one case; the `healthy` topics have no anomaly."""
     made = History(tmp_path_factory.mktemp("audit"))
     for story in HEALTHY + [story for story, _ in PLANTED.values()]:
         story(made)
@@ -50,7 +50,7 @@ def two_owners_and_an_empty_partition(history: History) -> None:
 
 
 def the_start_was_cut(history: History) -> None:
-    """Some rows below the start are there still; all of another partition are gone."""
+    """Some rows below the start are still stored; those of another partition are all deleted."""
     topic_id = history.topic("healthy-cut", 2)
     history.block("healthy-cut", topic_id, 10, 19, history.base - HOUR)
     history.block("healthy-cut", topic_id, 30, 99, history.base)
@@ -77,7 +77,7 @@ def offsets_were_reset(history: History) -> None:
 
 
 def a_topic_was_deleted(history: History) -> None:
-    """And made again; rows and commits of the first one are there still."""
+    """Created again; rows and commits of the first topic are still stored."""
     first, again = history.topic("healthy-again"), history.topic("healthy-again")
     history.engine.sql(
         "INSERT INTO brokerhouse.topic_versions (topic_id, version, name, partitions, state)"
@@ -113,7 +113,7 @@ def lost_start(history: History) -> None:
 
 
 def lost_end(history: History) -> None:
-    """What was counted is not there."""
+    """Rows that were counted are missing."""
     topic_id = history.topic("lost-end")
     history.block("lost-end", topic_id, 0, 9, history.base - 2 * HOUR)
     history.minutes("lost-end", topic_id, [(history.base - 2 * HOUR, 0, 14)])
@@ -136,7 +136,7 @@ def shared(history: History) -> None:
 
 
 def inside(history: History) -> None:
-    """A block within another, and after it one that is as it should be."""
+    """A block within another one, and a healthy block after it."""
     topic_id = history.topic("inside")
     history.block("inside", topic_id, 0, 9, history.base)
     history.block("inside", topic_id, 3, 4, history.base + 1)
@@ -144,14 +144,14 @@ def inside(history: History) -> None:
 
 
 def old_epoch(history: History) -> None:
-    """A higher epoch wrote below what a lower one wrote."""
+    """A higher epoch wrote lower offsets than a lower epoch."""
     topic_id = history.topic("old-epoch")
     history.block("old-epoch", topic_id, 0, 9, history.base, epoch=5)
     history.block("old-epoch", topic_id, 10, 19, history.base, epoch=4)
 
 
 def starts_again(history: History) -> None:
-    """Offsets went back to 0 after all had been deleted."""
+    """Offsets began at 0 again after all records were deleted."""
     topic_id = history.topic("starts-again")
     history.block("starts-again", topic_id, 100, 109, history.base - HOUR)
     history.block("starts-again", topic_id, 0, 3, history.base)
@@ -216,13 +216,13 @@ def found(told: dict[str, Any], topic: str) -> list[Found]:
 
 
 @pytest.mark.parametrize("topic", PLANTED)
-def test_each_kind_is_found_where_it_was_planted(told: dict[str, Any], topic: str) -> None:
+def test_each_planted_anomaly_is_found(told: dict[str, Any], topic: str) -> None:
     of_topic = found(told, topic)
     assert set(of_topic) == PLANTED[topic][1]
     assert len(of_topic) == len(PLANTED[topic][1])
 
 
-def test_nothing_else_is_found(told: dict[str, Any]) -> None:
+def test_no_other_anomaly_is_found(told: dict[str, Any]) -> None:
     healthy = [row for row in told["rows"] if row["topic"].startswith("healthy")]
     assert [(row["kind"], row["group"], row["first"], row["last"]) for row in healthy] == [
         ("reset", ODD, 5, 49),
@@ -234,9 +234,7 @@ def test_nothing_else_is_found(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_killed_midway_and_run_again_it_says_the_same(
-    history: History, told: dict[str, Any]
-) -> None:
+def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "broker.cli", "jobs", "run", "audit", "--master", "local[2]"]
     command += ["--servers", history.broker.http]
     with subprocess.Popen(
@@ -250,7 +248,7 @@ def test_killed_midway_and_run_again_it_says_the_same(
     assert json.loads(again.stdout)["rows"] == told["rows"]
 
 
-def test_topics_that_are_well_are_exit_code_0(history: History) -> None:
+def test_healthy_topics_give_exit_code_0(history: History) -> None:
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", "--group", "nobody")
     assert ended.code == 0
     assert ended.stdout == (
@@ -258,8 +256,8 @@ def test_topics_that_are_well_are_exit_code_0(history: History) -> None:
     )
 
 
-def test_what_compaction_removed_is_no_gap(history: History) -> None:
-    """In the shape that the compaction job gives its table."""
+def test_offsets_that_compaction_removed_are_not_a_gap(history: History) -> None:
+    """With a table as the compaction job creates it."""
     columns = "topic LowCardinality(String), topic_id UUID, partition Int32,"
     history.change(
         f"CREATE TABLE IF NOT EXISTS brokerhouse.compaction_removals ({columns}"
@@ -273,8 +271,10 @@ def test_what_compaction_removed_is_no_gap(history: History) -> None:
 
 
 @pytest.mark.slow
-def test_a_log_longer_than_a_slice(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that are cut between two questions are whole."""
+def test_a_log_longer_than_a_slice_is_read_in_several_queries(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that two queries share counts as one block."""
     monkeypatch.setattr(audit, "SLICE_ROWS", 4)
     ended = run_job(audit.command, history.broker.http, "--topic", "shared", "--format", "json")
     assert found(ended.told, "shared") == [("overlap", "log", 8, 9)]
@@ -282,10 +282,10 @@ def test_a_log_longer_than_a_slice(history: History, monkeypatch: pytest.MonkeyP
     assert ended.code == 0
 
 
-def test_zero_after_producers_crashes_resets_and_deletions(
+def test_no_anomalies_after_crashes_resets_and_deletions(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
-    """A broker that real clients used, and that was killed in the midst of it."""
+    """A broker that was killed while real clients used it."""
     broker = own_broker(group_initial_rebalance_delay_ms="0")
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     for made in admin.create_topics([NewTopic("t", 3), NewTopic("doomed", 1)]).values():

@@ -1,4 +1,4 @@
-"""Batch reads in Spark: what comes is what consumers read, of the same records."""
+"""Batch reads in Spark return the same records as Kafka consumers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def create(
         admin.close()
 
 
-def test_what_spark_reads_is_what_a_consumer_reads(
+def test_spark_reads_the_same_records_as_a_consumer(
     spark: SparkSession, broker: BrokerProcess, sample: str
 ) -> None:
     consumed = ConfluentKafka().read_from_offset(broker.kafka, sample, 0, len(SENT))
@@ -156,14 +156,14 @@ def strange_times(broker: BrokerProcess) -> tuple[str, list[int]]:
         pytest.param(FILTERS, id="all", marks=pytest.mark.slow),
     ],
 )
-def test_every_filter_means_what_it_means_to_spark(
+def test_filters_give_the_same_rows_as_in_spark(
     spark: SparkSession,
     broker: BrokerProcess,
     sample: str,
     strange_times: tuple[str, list[int]],
     filters: tuple[str, ...],
 ) -> None:
-    """Spark filters the same rows by itself once they are cached, and has to agree."""
+    """Spark filters cached rows by itself: the result must be the same."""
     everything = frame(spark, broker.http_url, subscribe=f"{sample},{strange_times[0]}")
     cached = everything.cache()
     assert cached.count() == len(SENT) + 3 + len(strange_times[1])
@@ -181,7 +181,7 @@ def test_every_filter_means_what_it_means_to_spark(
     assert differs == {}
 
 
-def test_times_that_spark_cannot_have_are_null(
+def test_timestamps_that_do_not_fit_into_spark_are_null(
     spark: SparkSession, broker: BrokerProcess, strange_times: tuple[str, list[int]]
 ) -> None:
     topic, stored = strange_times
@@ -197,7 +197,7 @@ def test_times_that_spark_cannot_have_are_null(
     assert [row["micros"] for row in rows].count(None) == 4
 
 
-def test_batches_begin_and_end_where_they_are_told(
+def test_batches_begin_and_end_where_the_options_say(
     spark: SparkSession, broker: BrokerProcess, sample: str
 ) -> None:
     def offsets(**options: str) -> list[tuple[int, int]]:
@@ -239,9 +239,7 @@ def test_topics_can_be_named_by_pattern_and_by_partition(
     assert assigned.count() == 3
 
 
-def test_what_is_acknowledged_is_read_by_the_batch_that_begins_next(
-    broker: BrokerProcess, topic: str
-) -> None:
+def test_the_next_batch_reads_every_acknowledged_record(broker: BrokerProcess, topic: str) -> None:
     create(broker, topic, 2)
     producer = KafkaProducer(bootstrap_servers=broker.kafka, linger_ms=0)
     for count in range(1, 25):
@@ -269,7 +267,7 @@ def test_large_records_and_odd_names(spark: SparkSession, broker: BrokerProcess)
     assert [row[1] for row in rows] == [n * 1000 for n in range(12)]
 
 
-def test_a_topic_made_again_shows_nothing_of_the_one_before(
+def test_a_topic_created_again_shows_no_old_records(
     spark: SparkSession, broker: BrokerProcess, topic: str
 ) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.kafka)
@@ -286,7 +284,7 @@ def test_a_topic_made_again_shows_nothing_of_the_one_before(
         frame(spark, broker.http_url, subscribe=topic).collect()
 
 
-def test_a_frame_shows_what_there_was_when_it_was_first_used(
+def test_a_frame_shows_the_records_of_its_first_use(
     spark: SparkSession, broker: BrokerProcess, topic: str
 ) -> None:
     """Unlike that of Spark's Kafka source: Spark plans a source in Python once for each load()."""
@@ -299,7 +297,7 @@ def test_a_frame_shows_what_there_was_when_it_was_first_used(
         assert frame(spark, broker.http_url, subscribe=topic).count() == count
 
 
-def test_who_may_read_is_asked_for(
+def test_a_wrong_login_is_an_error(
     spark: SparkSession, own_broker: Callable[..., BrokerProcess], topic: str
 ) -> None:
     secret = "s3cret ü"

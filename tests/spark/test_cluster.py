@@ -1,4 +1,4 @@
-"""A cluster: each slice from the shard that has it, and no record missed or read twice."""
+"""A cluster: each slice is read from its shard, and every record exactly once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_slices_are_read_where_the_rows_are(shards: Cluster) -> None:
     assert min(counted) > 0
 
 
-def test_a_partition_that_is_on_two_shards_is_whole(shards: Cluster) -> None:
+def test_a_partition_on_two_shards_is_read_completely(shards: Cluster) -> None:
     second = shards.engines[1].sql(
         "SELECT DISTINCT partition FROM messages WHERE topic = 'spread' AND partition IN"
         " (SELECT partition FROM messages WHERE topic = 'spread' GROUP BY partition"
@@ -124,14 +124,14 @@ def test_spark_reads_a_cluster(spark: SparkSession, shards: Cluster) -> None:
     assert rows.distinct().count() == rows.count() == PARTITIONS * 2 * EACH
 
 
-def test_replicas_that_are_away_are_passed_over(shards: Cluster) -> None:
+def test_replicas_that_do_not_answer_are_skipped(shards: Cluster) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     first, second = (engine.urls[1] for engine in shards.engines)
     reading = Reading(f"{nobody},{first},{second}", (), subscribe=TOPIC, **WHO)
     assert len(reading.rows()) == PARTITIONS * 2 * EACH
 
 
-def test_a_shard_that_is_not_reached_is_an_error_not_a_gap(shards: Cluster) -> None:
+def test_a_missing_shard_is_an_error(shards: Cluster) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     message = "the servers reach 1 of the cluster's 2 shards: name one of each"
     with pytest.raises(SqlUnavailable, match=message):
@@ -140,13 +140,13 @@ def test_a_shard_that_is_not_reached_is_an_error_not_a_gap(shards: Cluster) -> N
         Reading(f"{shards.engines[0].urls[0]},{nobody}", (), subscribe=TOPIC, **WHO)
 
 
-def test_who_asks_is_told_when_a_server_refuses(shards: Cluster) -> None:
+def test_a_refused_login_is_an_error(shards: Cluster) -> None:
     with pytest.raises(SqlRefused, match="refuses user cluster"):
         Reading(urls(shards), (), subscribe=TOPIC, user=SQL_USER, password="wrong")
 
 
-def test_where_not_every_shard_is_named_clickhouse_asks_the_others(tmp_path: Path) -> None:
-    """The Distributed tables, here over a cluster whose one shard is the engine itself."""
+def test_without_all_shards_the_distributed_tables_are_read(tmp_path: Path) -> None:
+    """The cluster's only shard is the engine itself."""
     layout = ClusterLayout("test", replicated=False, distributed=True)
     topic_id = "00000000-0000-0000-0000-000000000001"
     itself = "<shard><replica><host>127.0.0.1</host><port>9000</port></replica></shard>"

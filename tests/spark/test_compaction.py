@@ -1,4 +1,4 @@
-"""The job and the broker together: real Spark, real clients, and ends at bad moments."""
+"""The job and the broker together: real Spark, real clients, and kills at bad moments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compact(broker: BrokerProcess, *more: str) -> dict[str, Any]:
 
 
 def launch(broker: BrokerProcess, *more: str) -> subprocess.Popen[str]:
-    """The job as people run it, in a process group of its own."""
+    """The job as a command, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "broker.cli", "jobs", "run", "compaction", *options(broker, *more)],
         cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -112,7 +112,7 @@ def offsets(broker: BrokerProcess, topic: str, partition: int = 0) -> list[int]:
 
 
 def read(address: str, topic: str, end: int, **settings: object) -> list[Row]:
-    """Partition 0 from the start up to `end`, as a consumer sees it."""
+    """Partition 0 from the start up to `end`, as a consumer reads it."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": address, "group.id": str(uuid.uuid4()), "log_level": 2,
          "enable.auto.commit": False, **settings}
@@ -144,9 +144,7 @@ def until_rows(broker: BrokerProcess, query: str, job: subprocess.Popen[str] | N
     until(found, query, LIMIT_S)
 
 
-def test_of_each_key_the_latest_record_is_left_and_read(
-    compacting: BrokerProcess, topic: str
-) -> None:
+def test_the_latest_record_of_each_key_stays(compacting: BrokerProcess, topic: str) -> None:
     broker = compacting
     create(broker, topic, delete_retention_ms=0)
     chance = random.Random(1)
@@ -194,9 +192,7 @@ def test_of_each_key_the_latest_record_is_left_and_read(
     assert offsets(broker, topic)[-1] == 2000
 
 
-def test_a_topic_that_is_not_compacted_is_not_looked_at(
-    compacting: BrokerProcess, topic: str
-) -> None:
+def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic, cleanup_policy="delete")
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     assert compact(compacting, "--topic", topic, "--force")["rows"] == []
@@ -237,10 +233,10 @@ def test_consumers_see_every_latest_value_while_it_runs(
     assert state(read(broker.kafka, topic, len(records))) == expected
 
 
-async def test_an_idempotent_producer_goes_on_after_compaction_and_kill(
+async def test_an_idempotent_producer_continues_after_compaction_and_a_kill(
     own_broker: OwnBroker, spark: SparkSession, topic: str
 ) -> None:
-    """Of its records the last is left; by it the broker knows what was sent, and sent again."""
+    """Its last record stays, so that the broker recognises batches that are sent again."""
     del spark
     async with TcpProxy("127.0.0.1:1") as proxy:  # the loop is the proxy's: all else in threads
         in_thread = asyncio.to_thread
@@ -352,7 +348,7 @@ PARTITIONS = 20
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_random_histories_become_what_the_model_says(
+def test_random_histories_are_compacted_as_in_the_model(
     compacting: BrokerProcess, planting: Callable[[], EngineProcess]
 ) -> None:
     """Runs with writes in between, on rows with transactions, producers, lags and log starts."""
@@ -440,7 +436,7 @@ def kill_group(job: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_job_that_is_killed_is_run_again(compacting: BrokerProcess, topic: str) -> None:
+def test_a_killed_job_can_be_run_again(compacting: BrokerProcess, topic: str) -> None:
     broker = compacting
     expected = big_topic(broker, topic)
     moments = [
@@ -460,7 +456,7 @@ def test_a_job_that_is_killed_is_run_again(compacting: BrokerProcess, topic: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_broker_that_is_killed_while_it_removes_goes_on_after_its_start(
+def test_a_broker_killed_while_it_removes_continues_after_its_start(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting
@@ -480,7 +476,7 @@ def test_a_broker_that_is_killed_while_it_removes_goes_on_after_its_start(
     assert offsets(broker, topic)[-1] == 600_000
 
 
-def test_data_is_safe_from_a_job_without_a_password(compacting: BrokerProcess, topic: str) -> None:
+def test_a_job_without_a_password_removes_nothing(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic)
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     done = CliRunner().invoke(
@@ -492,7 +488,7 @@ def test_data_is_safe_from_a_job_without_a_password(compacting: BrokerProcess, t
     assert offsets(compacting, topic) == [0, 1]
 
 
-def test_the_job_says_when_no_broker_removes(
+def test_the_job_fails_when_no_broker_removes(
     compacting: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(compacting, topic)
@@ -523,7 +519,7 @@ def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
     assert offsets(compacting, topic) == [1]
 
 
-def test_what_was_compacted_and_what_was_deleted_is_no_anomaly(
+def test_compacted_and_deleted_records_are_not_an_anomaly(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting

@@ -1,4 +1,4 @@
-"""What Spark decides about hundreds of random histories at once is what the model decides."""
+"""Spark decides about hundreds of random histories at once, as the model does."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ ROWS = pa.schema(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 200), st.booleans()), max_size=60),
     st.integers(1, 7),
 )
-def test_batches_have_every_row_once_and_a_task_that_is_run_again_writes_the_same(
+def test_batches_have_every_row_once_and_a_repeated_task_writes_the_same(
     rows: list[tuple[int, int, bool]], chunk_rows: int
 ) -> None:
     unique = {(target, offset): blocked for target, offset, blocked in rows}

@@ -1,6 +1,6 @@
 """Jobs on the Distributed tables of a cluster.
 
-Both of its shards are one engine, so what is read is there twice; a real one is in docker-compose.
+Both shards are one engine, so every row is read twice; docker-compose has a real cluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Spark's own Kafka source and sink through the broker, and beside ours: the same rows.
+"""Spark's own Kafka source and sink work with the broker, and both sources read the same rows.
 
-So a job can move from one to the other by its format.
+So a job can change from one to the other by its format.
 """
 
 from __future__ import annotations

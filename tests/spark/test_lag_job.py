@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 ODD = "o'dd \\ {g}\t\"`%\N{SNOWMAN}"
 MINUTES = 12
-"""Of records in `orders`: 600 a minute, of which the odd group commits half until the eighth."""
+"""Minutes of records in `orders`, 600 each; the group ODD commits half of them until minute 8."""
 LIMIT_S = 240.0
 
 
@@ -59,7 +59,7 @@ def nothing_computed(history: History) -> None:
 
 
 def _rows(broker: BrokerProcess) -> list[dict[str, Any]]:
-    """Without FINAL: what is stored twice shows."""
+    """Without FINAL, so that rows stored twice are seen."""
     return broker.sql(
         "SELECT group_id, topic, partition, toUnixTimestamp(window_start) AS start,"
         " committed_offset, end_offset, lag, lag_seconds, rate_in, rate_out,"
@@ -71,7 +71,7 @@ def _of(rows: list[dict[str, Any]], group: str, topic: str = "orders") -> list[d
     return [row for row in rows if (row["group_id"], row["topic"]) == (group, topic)]
 
 
-def test_every_window_since_the_first_commit_is_caught_up_on(history: History) -> None:
+def test_every_window_since_the_first_commit_is_computed(history: History) -> None:
     ended = run_job(
         lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
         "--trend-windows", "3", "--format", "json",
@@ -125,7 +125,7 @@ def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) ->
 
 
 @pytest.mark.slow
-def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(
+def test_a_second_run_writes_nothing_twice_and_a_wider_run_adds_missing_rows(
     history: History,
 ) -> None:
     pattern = ODD.replace("\\", "?")
@@ -144,8 +144,8 @@ def test_twice_in_a_window_writes_once_and_a_wider_run_adds_what_is_missing(
     ]
 
 
-def test_runs_that_meet_store_each_row_once(history: History, spark: SparkSession) -> None:
-    """Both have looked at what is missing before either writes."""
+def test_two_runs_at_once_store_each_row_once(history: History, spark: SparkSession) -> None:
+    """Both look for missing windows before either of them writes."""
     servers = SqlServers.parse(history.broker.http, USER, PASSWORD)
     run = JobRun(servers, groups=glob_pattern(["keeps*"]))
     end = lag.closed_until(servers, MINUTE)
@@ -158,7 +158,7 @@ def test_runs_that_meet_store_each_row_once(history: History, spark: SparkSessio
     assert len(_rows(history.broker)) == sum(count for _, count in written[0]) == 5
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would_write(
+def test_a_dry_run_writes_nothing_and_reports_what_it_would_write(
     history: History, tmp_path: Path
 ) -> None:
     plot = tmp_path / "lag.png"
@@ -193,7 +193,7 @@ def test_a_plot_is_a_picture(history: History, tmp_path: Path, name: str) -> Non
     assert (width, height) == (1320, 600)
 
 
-def test_without_credentials_it_says_who_may_write(history: History) -> None:
+def test_without_credentials_the_error_says_who_may_write(history: History) -> None:
     ended = run_job(lag.command, history.broker.http, "--backfill", "2m", user=None)
     assert ended.code == 1
     assert "allows only its sql_user to do this: give user and password" in ended.stderr
@@ -211,7 +211,7 @@ def test_without_credentials_it_says_who_may_write(history: History) -> None:
         (["--servers", "ftp://x"], "write a URL or HOST:PORT"),
     ],
 )
-def test_wrong_options_are_told(history: History, arguments: list[str], complaint: str) -> None:
+def test_wrong_options_are_errors(history: History, arguments: list[str], complaint: str) -> None:
     ended = run_job(lag.command, history.broker.http, *arguments)
     assert ended.code == 2
     assert complaint in ended.stderr
@@ -219,8 +219,8 @@ def test_wrong_options_are_told(history: History, arguments: list[str], complain
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_midway_and_run_again_every_window_is_there_once(history: History) -> None:
-    """As a process of its own, which spark-submit would start as well."""
+def test_after_a_killed_run_the_next_one_stores_every_window_once(history: History) -> None:
+    """Runs as a process of its own, as with spark-submit."""
     broker = history.broker
     command = [sys.executable, "-m", "broker.cli", "jobs", "run", "lag", "--master", "local[2]"]
     command += ["--servers", broker.http, "--user", USER, "--backfill", "6h"]

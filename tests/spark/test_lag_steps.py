@@ -1,4 +1,4 @@
-"""How lag is computed from histories that were written down by hand, window by window."""
+"""Lag is computed from histories written by hand, window by window."""
 
 from __future__ import annotations
 
@@ -67,23 +67,25 @@ def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def test_what_is_committed_holds_until_the_next_commit(spark: SparkSession) -> None:
+def test_an_offset_is_current_until_the_next_commit(spark: SparkSession) -> None:
     found = positions(commits(spark, [(-1, 5, False), (1, 7, False)]), W).orderBy("w").collect()
     assert [(row["w"], row["offset"]) for row in found] == [(-1, 5), (0, 5), (1, 7), (2, 7), (3, 7)]
 
 
-def test_before_the_first_commit_and_after_a_deletion_there_is_nothing(spark: SparkSession) -> None:
+def test_before_the_first_commit_and_after_a_deletion_there_is_no_offset(
+    spark: SparkSession,
+) -> None:
     found = positions(commits(spark, [(0, 5, False), (2, 5, True)]), W).orderBy("w").collect()
     assert [row["offset"] for row in found] == [None, 5, 5, None, None]
 
 
-def test_an_end_holds_until_more_comes(spark: SparkSession) -> None:
+def test_an_end_stays_until_more_records_come(spark: SparkSession) -> None:
     log = minutes(spark, [(-3, 0, 9), (1, 10, 19), (3, 20, 24)])
     found = ends(log, before(spark, 10), W).orderBy("w").collect()
     assert [row["end_offset"] for row in found] == [10, 10, 20, 20, 25]
 
 
-def test_a_partition_that_came_later_ends_at_0_before(spark: SparkSession) -> None:
+def test_a_partition_ends_at_0_before_it_existed(spark: SparkSession) -> None:
     found = ends(minutes(spark, [(2, 0, 4)]), before(spark, 0).limit(0), W).orderBy("w").collect()
     assert [row["end_offset"] for row in found] == [0, 0, 0, 5, 5]
 
@@ -95,7 +97,7 @@ def test_several_minutes_make_one_window(spark: SparkSession) -> None:
     assert [row["end_offset"] for row in found] == [0, 10, 12]
 
 
-def test_the_age_of_a_record_is_told_from_its_place_in_its_minute(spark: SparkSession) -> None:
+def test_the_age_of_a_record_is_interpolated_within_its_minute(spark: SparkSession) -> None:
     log = minutes(spark, [(0, 0, 10), (2, 20, 30)])
     wanted = spark.createDataFrame(
         [("id", 0, position) for position in (0, 5, 10, 11, 20, 31, 5)],
@@ -128,13 +130,13 @@ def test_lag_rates_and_the_time_to_catch_up(spark: SparkSession) -> None:
     assert column(rows, "trend") == [pytest.approx(x) for x in (0, -4, -3, -1)]
 
 
-def test_seconds_behind_are_those_of_the_oldest_record_that_waits(spark: SparkSession) -> None:
+def test_seconds_behind_are_the_age_of_the_oldest_waiting_record(spark: SparkSession) -> None:
     rows = lag_of(spark, [(-1, 0, False), (2, 5, False)], [(0, 0, 10), (3, 11, 11)])
     # From the beginning of window 0; then half of its 50 s later; at the end of each window.
     assert column(rows, "lag_seconds") == [60, 120, 155, 215]
 
 
-def test_what_the_log_has_lost_is_not_waited_for(spark: SparkSession) -> None:
+def test_deleted_records_do_not_count_for_seconds_behind(spark: SparkSession) -> None:
     rows = lag_of(spark, [(-1, 0, False)], [(0, 0, 9), (1, 10, 19)], log_start=10)
     assert column(rows, "lag") == [10, 20, 20, 20]
     # In window 0 the log cannot have begun at 10 yet.
@@ -151,7 +153,7 @@ def test_a_group_ahead_of_the_log_or_below_0_has_a_lag_that_makes_sense(
     assert column(below, "lag") == [10, 10, 10, 10]
 
 
-def test_going_back_is_no_rate_out_and_a_first_commit_has_none(spark: SparkSession) -> None:
+def test_rate_out_is_0_after_a_reset_and_null_at_the_first_commit(spark: SparkSession) -> None:
     rows = lag_of(spark, [(1, 60, False), (2, 30, False)], [(0, 0, 99)])
     assert column(rows, "lag") == [None, 40, 70, 70]
     assert column(rows, "rate_out") == [None, None, 0, 0]
@@ -201,19 +203,19 @@ def _number(end: int | None) -> int | None:
 TEN = Thresholds(records=10)
 
 
-def test_an_alert_begins_with_the_first_window_and_ends_with_the_first_without(
+def test_an_alert_begins_and_ends_with_its_condition(
     spark: SparkSession,
 ) -> None:
     found = news(spark, [10, 11, 30, 12, 10, 50, None], TEN)
     assert found == [("records", 1, 4, 11, 30), ("records", 5, 6, 50, 50)]
 
 
-def test_an_alert_that_lasts_has_no_end(spark: SparkSession) -> None:
+def test_a_continuing_alert_has_no_end(spark: SparkSession) -> None:
     assert news(spark, [3, 11, 12], TEN) == [("records", 1, None, 11, 12)]
     assert news(spark, [3, 4, 5], TEN) == []
 
 
-def test_an_alert_that_is_known_goes_on_and_is_told_once_more_when_it_ends(
+def test_a_stored_alert_continues_and_is_written_again_when_it_ends(
     spark: SparkSession,
 ) -> None:
     known = [("records", -5, None, 20.0, 70.0)]
@@ -225,14 +227,14 @@ def test_an_alert_that_is_known_goes_on_and_is_told_once_more_when_it_ends(
     ]
 
 
-def test_windows_that_were_looked_at_before_say_nothing_new(spark: SparkSession) -> None:
+def test_windows_that_are_not_new_add_no_alerts(spark: SparkSession) -> None:
     known = [("records", 1, None, 11.0, 11.0)]
     assert news(spark, [3, 11, 12, 3], TEN, known, new_from=2) == [("records", 1, 3, 11, 12)]
-    # A threshold that was not asked for before: what holds already begins where it is first seen.
+    # With a new threshold, an alert begins with the first new window.
     assert news(spark, [3, 11, 12, 3], TEN, new_from=2) == [("records", 2, 3, 12, 12)]
 
 
-def test_a_run_that_is_repeated_tells_the_same(spark: SparkSession) -> None:
+def test_a_repeated_run_writes_the_same_alerts(spark: SparkSession) -> None:
     lags = [3, 11, 30, 3, 3, 12, 3, 40]
     first = news(spark, lags, TEN)
     assert news(spark, lags, TEN, [(*one,) for one in first]) in ([], first)

@@ -1,4 +1,4 @@
-"""What the data source does by itself: options, filters, slices, servers that fail. No Spark."""
+"""The data source without Spark: options, filters, slices, servers that fail."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ MANY = 30_000
         ),
     ],
 )
-def test_what_is_wrong_with_an_option_is_said_in_one_sentence(
+def test_a_wrong_option_is_an_error_in_one_sentence(
     options: dict[str, str | None], message: str
 ) -> None:
     given = {**(GOOD if options else {"subscribe": "t"}), **options}
@@ -110,12 +110,12 @@ def test_what_is_wrong_with_an_option_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     "name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "endingoffsets"]
 )
-def test_streams_have_no_end(name: str) -> None:
+def test_streams_refuse_ending_options(name: str) -> None:
     with pytest.raises(OptionError, match="is not valid in streaming queries"):
         ReadOptions.parse({**GOOD, name: "latest"}, streaming=True)
 
 
-def test_options_for_kafkas_clients_do_no_harm() -> None:
+def test_options_for_kafkas_clients_are_ignored() -> None:
     given = {
         **GOOD,
         "kafka.bootstrap.servers": "a:9092",
@@ -128,7 +128,7 @@ def test_options_for_kafkas_clients_do_no_harm() -> None:
     assert ReadOptions.parse(GOOD, streaming=False).committed
 
 
-def test_who_asks_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_login_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKERHOUSE_SQL_USER", "somebody")
     monkeypatch.setenv("BROKERHOUSE_SQL_PASSWORD", "secret")
     options = ReadOptions.parse(GOOD, streaming=False)
@@ -154,7 +154,7 @@ def test_who_asks_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) 
         StringContains(("offset",), "1"),
     ],
 )
-def test_filters_that_are_not_understood_stay_with_spark(one: Filter) -> None:
+def test_unknown_filters_stay_with_spark(one: Filter) -> None:
     filters = Filters()
     assert list(filters.push_down([one])) == [one]
     assert (filters.sql, filters.of_partitions) == ("", [])
@@ -183,7 +183,7 @@ def many(broker: BrokerProcess) -> str:
     return topic
 
 
-def test_slices_have_the_rows_that_were_asked_for(broker: BrokerProcess, many: str) -> None:
+def test_slices_have_exactly_the_wanted_rows(broker: BrokerProcess, many: str) -> None:
     for most in (1_000, 7_001, MANY):
         reading = Reading(broker.http_url, subscribe=many, maxRecordsPerPartition=str(most))
         sizes = [len(reading.rows_of(one)) for one in reading.slices]
@@ -196,10 +196,10 @@ def test_slices_have_the_rows_that_were_asked_for(broker: BrokerProcess, many: s
     assert Counter(row["offset"] for row in reading.rows()) == Counter([*range(MANY), *range(10)])
 
 
-def test_slices_are_of_one_size_however_rows_lie_over_offsets(
+def test_slices_have_the_same_size_however_rows_are_spread(
     broker: BrokerProcess, many: str
 ) -> None:
-    """Rows that pass are what counts: here they are all at the end of one partition."""
+    """Only rows that pass the filters count: here, all are at the end of one partition."""
     new = GreaterThan(("offset",), MANY - 5_000)
     few = Reading(broker.http_url, [new], subscribe=many, maxRecordsPerPartition="1000")
     sizes = [len(few.rows_of(one)) for one in few.slices]
@@ -208,7 +208,7 @@ def test_slices_are_of_one_size_however_rows_lie_over_offsets(
     assert max(sizes) <= 1000
 
 
-def test_topics_and_partitions_that_no_filter_wants_are_not_read(
+def test_topics_and_partitions_that_cannot_match_are_not_read(
     broker: BrokerProcess, many: str
 ) -> None:
     wanted = Reading(broker.http_url, [EqualTo(("partition",), 1)], subscribe=many)
@@ -217,13 +217,13 @@ def test_topics_and_partitions_that_no_filter_wants_are_not_read(
     assert none.slices == []
 
 
-def test_offsets_have_to_be_given_for_all_partitions(broker: BrokerProcess, many: str) -> None:
+def test_offsets_must_be_given_for_all_partitions(broker: BrokerProcess, many: str) -> None:
     few = json.dumps({many: {"0": 5}})
     with pytest.raises(LogError, match="given are spark-many-0, but there are spark-many-0, spark"):
         Reading(broker.http_url, subscribe=many, startingOffsets=few)
 
 
-def test_what_is_named_has_to_be_there(broker: BrokerProcess, many: str) -> None:
+def test_a_missing_topic_or_partition_is_an_error(broker: BrokerProcess, many: str) -> None:
     with pytest.raises(LogError, match="topic not-there does not exist"):
         Reading(broker.http_url, subscribe=f"{many},not-there")
     with pytest.raises(LogError, match="topic '; DROP TABLE"):
@@ -232,7 +232,7 @@ def test_what_is_named_has_to_be_there(broker: BrokerProcess, many: str) -> None
         Reading(broker.http_url, assign=json.dumps({many: [0, 3]}))
 
 
-def test_what_is_not_there_is_loss_unless_it_is_allowed(broker: BrokerProcess, many: str) -> None:
+def test_missing_records_are_data_loss_unless_allowed(broker: BrokerProcess, many: str) -> None:
     beyond = json.dumps({many: {"0": MANY + 5, "1": 12, "2": 0}})
     with pytest.raises(DataLoss, match=r"has offsets 0 to 10, but 0 to 12 were asked for"):
         Reading(
@@ -244,10 +244,8 @@ def test_what_is_not_there_is_loss_unless_it_is_allowed(broker: BrokerProcess, m
     assert len(reading.rows()) == MANY + 10
 
 
-def test_a_topic_that_is_deleted_before_it_is_read_is_loss(
-    broker: BrokerProcess, many: str
-) -> None:
-    """Of the same name, but another id: nothing of it is taken for what was to be read."""
+def test_a_topic_deleted_before_it_is_read_is_data_loss(broker: BrokerProcess, many: str) -> None:
+    """A topic of the same name has another id, and is not read instead."""
     another = "00000000-0000-0000-0000-00000000abcd"
     reading = Reading(broker.http_url, assign=json.dumps({many: [1]}))
     (one,) = reading.slices
@@ -257,8 +255,8 @@ def test_a_topic_that_is_deleted_before_it_is_read_is_loss(
     assert careless.rows_of(replace(one, topic_id=another)) == []
 
 
-def test_a_log_that_begins_later_is_read_from_there(broker: BrokerProcess, topic: str) -> None:
-    """Rows below the start of the log may still be there, and are not shown."""
+def test_a_log_is_read_from_its_start(broker: BrokerProcess, topic: str) -> None:
+    """Rows below the start of the log may still be stored, but are not shown."""
     client = ConfluentKafka()
     client.create_topic(broker.kafka, topic, 2)
     for partition in (0, 1):
@@ -296,10 +294,10 @@ async def reading_through(url: str, **options: str) -> Reading:
     return await asyncio.to_thread(lambda: Reading(url, (), **options))
 
 
-async def test_a_server_that_is_lost_midway_is_followed_by_another(
+async def test_after_a_lost_server_another_one_continues(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task goes on where it was, and no record comes twice."""
+    """The task continues where it was, and no record comes twice."""
     begun: list[int] = []
 
     stream = SqlServers.stream
@@ -343,7 +341,7 @@ async def test_servers_that_do_not_answer_are_named(
         await reading_through(proxy.url, subscribe=many)
 
 
-async def test_an_answer_that_ends_too_early_is_never_taken_for_the_end(
+async def test_a_truncated_answer_is_an_error(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
@@ -358,7 +356,7 @@ async def test_an_answer_that_ends_too_early_is_never_taken_for_the_end(
     assert size == 0
 
 
-def test_a_wrong_statement_is_not_asked_twice(broker: BrokerProcess, many: str) -> None:
+def test_a_refused_statement_is_not_repeated(broker: BrokerProcess, many: str) -> None:
     servers = SqlServers((broker.http_url,))
     with pytest.raises(SqlRefused, match=r"lacks a table: .* \(Code: 60\. DB::Exc"):
         servers.rows("SELECT * FROM no_such_table")
@@ -379,14 +377,14 @@ def test_large_batches_are_cut(
     assert offsets == [*((0, n) for n in range(MANY)), *((1, n) for n in range(10))]
 
 
-def test_a_slice_travels_and_shows_no_password(broker: BrokerProcess, many: str) -> None:
+def test_a_slice_can_be_pickled_and_shows_no_password(broker: BrokerProcess, many: str) -> None:
     one = Reading(broker.http_url, subscribe=many).slices[0]
     assert pickle.loads(pickle.dumps(one)) == one
     assert isinstance(one, Slice)
     assert "password" not in repr(one)
 
 
-def test_a_limit_is_spread_in_proportion_and_starves_nobody() -> None:
+def test_a_limit_is_shared_in_proportion_with_at_least_one_each() -> None:
     begin = {("a", 0): 0, ("a", 1): 100, ("b", 0): 5, ("c", 0): 7}
     ends = {("a", 0): 1000, ("a", 1): 101, ("b", 0): 5, ("c", 0): 1007}
     assert rate_limited(100, begin, ends) == {

@@ -1,4 +1,4 @@
-"""What Spark needs and is not there is said in one sentence."""
+"""If something that Spark needs is missing, the error is one sentence."""
 
 from __future__ import annotations
 

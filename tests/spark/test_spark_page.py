@@ -1,4 +1,4 @@
-"""The sessions of docs/spark.md, as typed, against a broker of their own ports."""
+"""The sessions of docs/spark.md run as typed, against a test broker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_sessions_do_what_the_page_says(
 
 
 def typed(session: str, broker: BrokerProcess) -> str:
-    """Spark's files go where the test is: it has one working directory for good."""
+    """With paths in the test's directory: Spark's working directory never changes."""
     text = session.replace("http://localhost:8123", broker.http_url)
     return text.replace('"try/', f'"{Path.cwd()}/try/')
 

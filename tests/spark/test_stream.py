@@ -1,4 +1,4 @@
-"""Streams: every record once, whatever happens to topics, and to Spark itself."""
+"""Streams read every record once, whatever happens to topics and to Spark."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def offsets(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_stream_goes_on_where_its_checkpoint_says(
+def test_a_stream_continues_from_its_checkpoint(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])
@@ -170,7 +170,7 @@ def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
     )
 
 
-def test_a_topic_made_again_under_a_stream_is_loss(
+def test_a_topic_created_again_under_a_stream_is_data_loss(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
@@ -199,7 +199,7 @@ def values(made: StreamReader, start: Any, end: Any) -> list[int]:
     return rows
 
 
-def test_latest_means_one_place_also_after_a_crash(
+def test_latest_is_the_same_offset_after_a_crash(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient
 ) -> None:
     """Spark stores ends of batches: the first one ends where the stream begins, and is empty."""
@@ -221,7 +221,7 @@ def test_latest_means_one_place_also_after_a_crash(
     assert again.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_what_a_stream_says_of_offsets(
+def test_the_offsets_that_a_stream_reports(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
@@ -252,7 +252,7 @@ def test_what_a_stream_says_of_offsets(
 def test_an_end_never_goes_back(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a replica would say that has not got everything yet."""
+    """A replica that is behind would report a lower end."""
     admin.create_topics([NewTopic(topic, 1, 1)])
     produce(broker, topic, range(10))
     made = reader(broker.http_url, subscribe=topic, startingOffsets="earliest")
@@ -270,7 +270,7 @@ def test_an_end_never_goes_back(
         made.partitions({topic: {"0": 7}}, end)
 
 
-def test_partitions_that_are_gone_or_begin_late_are_loss(
+def test_missing_or_late_partitions_are_data_loss(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
@@ -291,7 +291,7 @@ def test_partitions_that_are_gone_or_begin_late_are_loss(
 
 
 class Spark:
-    """`stream_process.py`, under way."""
+    """A running `stream_process.py`."""
 
     def __init__(self, url: str, topic: str, directory: Path, where: str, starting: str) -> None:
         self._log = (directory / "log").open("ab")
@@ -330,7 +330,7 @@ class Spark:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["inside", "between"])
-def test_a_spark_that_is_killed_reads_every_record_once(
+def test_a_killed_spark_reads_every_record_once(
     broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient, where: str
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])

@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: it agrees with arithmetic where that can be done."""
+"""The model of docs/scaling.md agrees with arithmetic where arithmetic is possible."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -46,7 +46,9 @@ def test_one_lane_with_full_blocks_takes_what_the_formula_says() -> None:
 
 
 @pytest.mark.parametrize(("shards", "brokers"), [(1, 1), (1, 4), (2, 2), (4, 1)])
-def test_paper_and_simulation_agree_where_one_thing_bounds(shards: int, brokers: int) -> None:
+def test_arithmetic_and_simulation_agree_where_one_resource_limits(
+    shards: int, brokers: int
+) -> None:
     cluster = Cluster(shards, brokers)
     load = Load(100, 1_000, partitions=8 * shards * brokers, in_flight=10)
     found = simulate(COSTS, Assumed(), cluster, load)
@@ -72,13 +74,13 @@ def test_a_lone_record_waits_for_its_request_and_its_block() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_resource_that_was_made_scarce_is_named(
+def test_the_scarce_resource_is_the_bottleneck(
     name: str, costs: Costs, assumed: Assumed, cluster: Cluster
 ) -> None:
     assert simulate(costs, assumed, cluster, LOAD).bottleneck == name
 
 
-def test_a_load_that_leaves_everything_idle_is_bound_by_its_producers() -> None:
+def test_a_small_load_is_limited_by_its_producers() -> None:
     found = simulate(COSTS, Assumed(), Cluster(), replace(LOAD, records_per_s=20_000), 500)
     assert found.bottleneck == PRODUCERS
     assert found.records_per_s == pytest.approx(20_000, rel=0.2)
@@ -93,14 +95,14 @@ def test_more_shards_and_more_brokers_never_make_it_slower() -> None:
         assert all(more >= fewer * 0.98 for fewer, more in pairwise(found)), found
 
 
-def test_a_second_broker_doubles_what_a_loop_used_up_by_blocks_lets_through() -> None:
+def test_a_second_broker_doubles_what_a_busy_loop_can_take() -> None:
     costs = replace(COSTS, loop_block=50e-3)
     one, two = (simulate(costs, Assumed(), Cluster(brokers=n, lanes=8), LOAD) for n in (1, 2))
     assert one.bottleneck == LOOP
     assert two.blocks_per_s == pytest.approx(2 * one.blocks_per_s, rel=0.1)
 
 
-def test_when_keeper_is_used_up_more_lanes_only_make_smaller_blocks() -> None:
+def test_when_keeper_is_the_limit_more_lanes_only_make_smaller_blocks() -> None:
     assumed = Assumed(keeper_writes_per_s=200.0)
     few, many = (simulate(COSTS, assumed, Cluster(lanes=lanes), LOAD) for lanes in (4, 16))
     assert (few.bottleneck, many.bottleneck) == (KEEPER, KEEPER)
@@ -108,13 +110,13 @@ def test_when_keeper_is_used_up_more_lanes_only_make_smaller_blocks() -> None:
     assert many.rows_per_block < few.rows_per_block
 
 
-def test_no_resource_gives_more_than_it_has() -> None:
+def test_no_resource_is_used_more_than_fully() -> None:
     for cluster in (Cluster(), Cluster(2, 2, lanes=8), Cluster(lanes=16, shard_cores=2)):
         used = simulate(COSTS, Assumed(), cluster, LOAD).used
         assert max(used.values()) <= 1.001, used
 
 
-def test_one_machine_gives_its_cores_to_everything_on_it() -> None:
+def test_everything_on_one_machine_shares_its_cores() -> None:
     small, large = (
         simulate(COSTS, Assumed(), Cluster(shared_cores=cores), LOAD).records_per_s
         for cores in (0.5, 2.0)
@@ -124,7 +126,7 @@ def test_one_machine_gives_its_cores_to_everything_on_it() -> None:
     assert small < 0.5 * 1_000 / per_record
 
 
-def test_a_sized_cluster_takes_its_load_with_room_left() -> None:
+def test_a_sized_cluster_has_room_left_at_its_load() -> None:
     load = Load(100, 1_000, partitions=256, records_per_s=2_000_000)
     cluster = size_for(COSTS, Assumed(), load, Cluster(linger=0.1))
     found = simulate(COSTS, Assumed(), cluster, load, 6_000)
@@ -133,13 +135,13 @@ def test_a_sized_cluster_takes_its_load_with_room_left() -> None:
     assert found.p99_ms < 1_000
 
 
-def test_blocks_that_would_get_too_small_are_said_to_be() -> None:
+def test_too_many_lanes_are_an_error() -> None:
     costs = replace(COSTS, after=Linear(1.0))
     with pytest.raises(TooManyLanes):
         size_for(costs, Assumed(), replace(LOAD, records_per_s=1e7), Cluster())
 
 
-def test_the_measured_costs_are_costs() -> None:
+def test_the_measured_costs_are_plausible() -> None:
     costs = costs_of(read_inputs())
     for cost in (costs.loop_batch, costs.build, costs.insert, costs.merge, costs.client):
         assert min(cost.fixed, cost.record, cost.byte) >= 0

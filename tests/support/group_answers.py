@@ -12,7 +12,12 @@ from tests.support import messages
 from tests.support.messages import Target
 from tests.support.wire import Wire
 
-COMMIT, FETCH, LEAVE, DESCRIBE = 9, 9, 5, 6  # the versions where nothing depends on one
+COMMIT, FETCH, LEAVE, DESCRIBE = (
+    9,
+    9,
+    5,
+    6,
+)  # versions for tests of what is the same in every version
 JOIN, SYNC, BEAT, DELETE = 9, 5, 4, 2
 
 NONE = 0
@@ -34,11 +39,11 @@ SUBSCRIBED = errors.GroupSubscribedToTopic.code
 UNKNOWN_TOPIC_ID = errors.UnknownTopicId.code
 
 Connect = Callable[[], Wire]
-"""Opens a connection that is closed with the test."""
+"""Opens a connection that is closed when the test ends."""
 
 
 def committed(wire: Wire, group_id: str, target: Target) -> dict[int, tuple[int, str]]:
-    """Per partition of a topic (offset, metadata), of what is committed."""
+    """The committed (offset, metadata) of each partition of a topic."""
     answer = wire.ask(messages.offset_fetch(FETCH, {group_id: [(target, [0, 1])]}), FETCH)
     (group,) = answer.groups
     assert group.error_code == NONE

@@ -1,7 +1,7 @@
-"""A Kafka client of bytes: it sends what a test wants, sound or not, and reads frames back.
+"""A Kafka client that sends any bytes, valid or not, and reads frames back.
 
 Messages are encoded and decoded by kafka-python's classes. A response counts as decoded only if it
-ends exactly where its frame ends. Every wait has a limit, and running into it is an error.
+ends exactly where its frame ends. Every wait has a limit; a wait that reaches it is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Closed(Exception):
 
 
 def frame(body: bytes, claimed: int | None = None) -> bytes:
-    """`body` behind its length, or behind one that lies."""
+    """`body` behind its length, or behind another length that it claims to have."""
     return struct.pack(">i", len(body) if claimed is None else claimed) + body
 
 
@@ -100,12 +100,12 @@ class Wire:
         self.socket.close()
 
     def reset(self) -> None:
-        """Leave as a crashed machine does: RST, nothing is flushed."""
+        """Disconnect as a crashed machine does: with RST, without flushing."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
     def send(self, data: bytes) -> None:
-        """Raises `Closed` when the broker has hung up meanwhile."""
+        """Raises `Closed` if the broker has closed the connection."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -130,12 +130,12 @@ class Wire:
         return response
 
     def ask(self, request: ApiMessage, version: int) -> Any:
-        """The response in the same version; for Produce with acks=0 there would be none."""
+        """Sends a request; returns its response. Produce with acks=0 has none."""
         assert not isinstance(request, ProduceRequest) or request.acks != 0
         return self.receive_response(request, version, self.send_request(request, version))
 
     def is_silent_for(self, seconds: float) -> bool:
-        """Whether nothing comes, neither bytes nor an end, for that long."""
+        """Whether the broker sends nothing and keeps the connection open for that long."""
         limit = self.socket.gettimeout()
         self.socket.settimeout(seconds)
         try:
@@ -146,11 +146,11 @@ class Wire:
             return False
         finally:
             self.socket.settimeout(limit)
-        assert not data, "the broker sent something unasked"
+        assert not data, "the broker sent something that was not asked for"
         return False
 
     def frames_until_closed(self) -> list[bytes]:
-        """What still comes, until the broker hangs up."""
+        """The frames that still arrive before the broker closes the connection."""
         frames = []
         try:
             while True:

@@ -52,7 +52,7 @@ LOAD_IN_PROGRESS = errors.CoordinatorLoadInProgress.code
 
 @dataclass
 class Coordinator:
-    """Does what it was told beforehand, and notes what it was asked."""
+    """Answers as a test tells it beforehand, and records what it was asked."""
 
     records_of: dict[str, GroupRecord] = field(default_factory=dict)
     committed: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
@@ -386,7 +386,7 @@ def offset(value: int, metadata: str = "", topic_id: UUID = TOPIC_ID) -> Committ
 async def test_what_was_committed_to_a_topic_that_is_gone_is_not_read(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
-    """A topic of that name may have been made again."""
+    """A topic of that name may have been created again."""
     coordinator.committed["g"] = {
         ("events", 0): offset(5),
         ("events", 1): offset(6, topic_id=OLD_ID),

@@ -24,7 +24,7 @@ UNKNOWN_MEMBER = errors.UnknownMemberId.code
 
 @pytest.fixture(scope="module")
 def group_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One whose groups begin at once."""
+    """A broker whose groups do not wait for more members."""
     process = BrokerProcess(
         tmp_path_factory.mktemp("groups") / "data", {"group_initial_rebalance_delay_ms": "0"}
     )

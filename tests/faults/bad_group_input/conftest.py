@@ -1,4 +1,4 @@
-"""A broker for groups that begin at once, connections to it, and a group with one member."""
+"""A broker, connections to it, and a group with one member."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.wire import Wire
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One whose groups begin at once."""
+    """A broker whose groups do not wait for more members."""
     process = BrokerProcess(
         tmp_path_factory.mktemp("groups") / "data", {"group_initial_rebalance_delay_ms": "0"}
     )
@@ -36,7 +36,7 @@ def broker_without_defects(broker: BrokerProcess) -> Iterator[None]:
 
 @pytest.fixture
 def connect(broker: BrokerProcess) -> Iterator[Connect]:
-    """Opens connections that are closed with the test."""
+    """Opens connections that are closed when the test ends."""
     with contextlib.ExitStack() as opened:
         yield lambda: opened.enter_context(Wire(broker))
 
@@ -59,7 +59,7 @@ def group(topic: str) -> str:
 
 @pytest.fixture
 def member(wire: Wire, group: str) -> Member:
-    """The only one of a group that is stable."""
+    """The only member of a stable group."""
     only = Member(wire, group)
     only.settle()
     return only

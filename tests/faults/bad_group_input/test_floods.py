@@ -37,7 +37,7 @@ class TestFloods:
     def test_ten_thousand_knock_and_do_not_come_in(
         self, broker: BrokerProcess, connect: Connect, target: Target, group: str, member: Member
     ) -> None:
-        """Kafka gives out ids without end; here they count towards `group_max_size`."""
+        """Kafka gives any number of ids; here they count towards `group_max_size`."""
         wire = connect()
         before_bytes = broker.rss_bytes()
         knock = messages.join(f"{group}-flooded")
@@ -176,7 +176,7 @@ class TestFloods:
     def test_requests_behind_a_parked_one_wait_for_it(
         self, connect: Connect, member: Member
     ) -> None:
-        """Answers keep the order of the requests, so a heartbeat there comes too late."""
+        """Answers come in the order of the requests, so a request behind waits."""
         other = Member(connect(), member.group_id)
         other.begin_join()
         other.wire.send(frame(request_body(ListGroupsRequest(states_filter=[]), 4)))
@@ -192,7 +192,7 @@ def three_knocks(wire: Wire, version: int) -> tuple[int, str]:
 
 
 def test_many_threads_say_everything_at_once(broker: BrokerProcess, group: str) -> None:
-    """Ten clients, each with all that a member can say, in no order, about one group."""
+    """Ten clients, each of which sends every request of a member, in no order, about one group."""
     failed: list[BaseException] = []
 
     def talk(number: int) -> None:

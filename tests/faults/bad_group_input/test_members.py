@@ -86,7 +86,7 @@ class TestGroupIds:
             state(connect(), "x" * 32_768)
 
     def test_a_client_may_have_a_very_long_name(self, wire: Wire, group: str) -> None:
-        """Member ids are made of it."""
+        """Member ids contain it."""
         for version in (3, JOIN):
             request = messages.join(f"{group}-{version}")
             request.API_VERSION = version
@@ -97,7 +97,7 @@ class TestGroupIds:
             assert answer.member_id.startswith("c")
 
     def test_the_name_of_an_instance_has_a_limit(self, wire: Wire, group: str) -> None:
-        """Member ids are made of it, too, and it cannot be cut without being another's."""
+        """Member ids contain it too, and a shortened one could be that of another member."""
         Member(wire, group, instance_id="i" * 16_384).settle()
         answer = Member(wire, group, instance_id="i" * 16_385).try_join()
         assert answer.error_code == errors.InvalidRequest.code

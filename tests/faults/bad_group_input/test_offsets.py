@@ -215,7 +215,7 @@ class TestCommits:
 
 
 def answer_id(topic_id: UUID) -> UUID | None:
-    """An id as the client's decoder hands it out."""
+    """An id as the client's decoder returns it."""
     return topic_id if topic_id.int else None
 
 
@@ -304,7 +304,7 @@ class TestFetches:
 
 
 def leave_within(broker: BrokerProcess, request: ApiMessage, version: int, after_s: float) -> None:
-    """Ask for something and be gone."""
+    """Send a request, and disconnect before its answer."""
     with Wire(broker) as leaving:
         leaving.send_request(request, version)
         time.sleep(after_s)
@@ -312,14 +312,14 @@ def leave_within(broker: BrokerProcess, request: ApiMessage, version: int, after
 
 
 class TestClientsThatLeave:
-    """Each at many moments: what they ask for takes a few milliseconds."""
+    """Each disconnects at many moments: a request takes a few milliseconds."""
 
     MOMENTS_S = tuple(number / 5000 for number in range(30))
 
     def test_while_they_commit(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
-        """What is stored is what is fetched."""
+        """An offset that is stored is also the one that is fetched."""
         for number, after_s in enumerate(self.MOMENTS_S):
             commit = messages.commit(f"{group}-{number}", (target, {0: 1}))
             leave_within(broker, commit, COMMIT, after_s)
@@ -338,7 +338,7 @@ class TestClientsThatLeave:
     def test_while_they_delete_a_group(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
-        """It is there or it is not, and takes members."""
+        """The group exists or not, and accepts members."""
         for number, after_s in enumerate(self.MOMENTS_S):
             group_id = f"{group}-{number}"
             assert codes(wire.ask(messages.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]
@@ -352,7 +352,7 @@ class TestClientsThatLeave:
     def test_while_they_delete_offsets(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
-        """What SQL shows is what is fetched."""
+        """SQL shows the offsets that are fetched."""
         for number, after_s in enumerate(self.MOMENTS_S):
             group_id = f"{group}-{number}"
             assert codes(wire.ask(messages.commit(group_id, (target, {0: 1})), COMMIT)) == [NONE]

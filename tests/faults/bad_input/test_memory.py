@@ -159,7 +159,7 @@ class TestMemory:
                     leaver.reset()
                 else:
                     leaver.close()
-        # A reset may overtake the request; what came whole is stored.
+        # A reset may overtake the request. A request that arrived in full is stored.
         until(lambda: end_of(wire, target, 0) >= 100)
         assert end_of(wire, target, 0) % 2 == 0
 

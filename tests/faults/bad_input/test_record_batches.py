@@ -111,7 +111,7 @@ class TestRecordBatches:
     def test_a_bomb_is_refused_before_it_goes_off(
         self, broker: BrokerProcess, wire: Wire, topic: str, shared_target: Target, codec: int
     ) -> None:
-        """Far more than the 128 MB that are allowed, in less than the 1 MB of a batch."""
+        """A batch of less than 1 MB that decompresses to far more than the allowed 128 MB."""
         bomb = _bomb(codec)
         batch = Batch(bomb, 1, attributes=codec).data
         assert len(batch) < MIB
@@ -125,7 +125,7 @@ class TestRecordBatches:
     def test_many_batches_that_grow_on_decompression_are_stored_in_bounded_memory(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
-        """Each is sound, small, and 32 MB once decompressed; as one block they were 1 GB."""
+        """Each is valid, small, and 32 MB when decompressed. In one block they had 1 GB."""
         broker = own_broker(lanes="1")
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
@@ -152,13 +152,13 @@ class TestRecordBatches:
 
 @pytest.fixture(scope="module")
 def shared_target(broker: BrokerProcess) -> Target:
-    """A topic whose partition 0 never takes anything, because all that comes is wrong."""
+    """A topic whose partition 0 stays empty, because every batch for it is wrong."""
     with Wire(broker) as wire:
         return messages.create_topic(wire, "bad-input-shared", partitions=2)
 
 
 def _bomb(codec: int) -> bytes:
-    """200 MB of zeros or more; snappy shrinks nothing that much, so there it is a claim."""
+    """At least 200 MB of zeros. Snappy does not compress that much, so there only a claim of it."""
     zeros = bytes(200 * MIB)
     if codec == 1:
         return gzip.compress(zeros, 1)

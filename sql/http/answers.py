@@ -2,8 +2,8 @@
 
 What must hold:
 * The status line goes out when the first MiB of the result is there or the query has ended, so that
-  most failures get their own status. A later failure is told in the body, marked with the tag that
-  the headers announced, and the stream is broken off without its last chunk.
+  most failures get their own status. A later failure is reported in the body, marked with the tag
+  that the headers announced, and the stream is broken off without its last chunk.
 * Bytes are copied here and nothing else: compressing happens in threads.
 """
 
@@ -128,10 +128,9 @@ class AnswerWriter:
         try:
             await query.done
         except SqlError as error:
-            told = _told_in_stream(self._message(error), tag)
-            await _write(
-                response, await self._encode(encoder, told) + (encoder.finish() if encoder else b"")
-            )
+            block = _exception_block(self._message(error), tag)
+            encoded = await self._encode(encoder, block)
+            await _write(response, encoded + (encoder.finish() if encoder else b""))
             if request.transport is not None:
                 # What was written still goes out; the last chunk does not.
                 request.transport.close()
@@ -217,7 +216,7 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
         raise StalledError from None
 
 
-def _told_in_stream(message: str, tag: str) -> bytes:
+def _exception_block(message: str, tag: str) -> bytes:
     """An exception inside of a body, as ClickHouse 25.11 and later write it."""
     text = message.encode("utf-8", "replace")
     return b"\r\n__exception__\r\n%s\r\n%s%d %s\r\n__exception__\r\n" % (

@@ -127,7 +127,7 @@ def test_in_another_format_the_statement_is_like_any_other(server: BrokerProcess
 
 
 @pytest.mark.parametrize("revision", ["new", "-1", "1.5", "1e3", " 1", "9" * 30, "\u0663"])
-def test_a_revision_that_is_no_number_is_refused(server: BrokerProcess, revision: str) -> None:
+def test_a_revision_that_is_not_a_number_is_refused(server: BrokerProcess, revision: str) -> None:
     answer = hello(server, revision=revision)
     assert (answer.status, answer.code) == (400, 72)
     assert "client_protocol_version" in answer.text
@@ -140,7 +140,7 @@ def test_settings_act_on_it(server: BrokerProcess) -> None:
     assert none == {name: [] for name in NAMES}
 
 
-def test_it_tells_nothing_to_who_may_not_read(server: BrokerProcess) -> None:
+def test_it_is_refused_to_clients_that_may_not_read(server: BrokerProcess) -> None:
     for headers in ({}, basic("admin", "wrong")):
         answer = hello(server, headers=headers)
         assert answer.code == 516

@@ -50,7 +50,7 @@ def test_a_method_that_is_not_served_is_refused(server: BrokerProcess, method: s
     assert "POST" in answer.headers["allow"]
 
 
-def test_options_tells_the_methods(server: BrokerProcess) -> None:
+def test_options_lists_the_methods(server: BrokerProcess) -> None:
     answer = ask(server, method="OPTIONS")
     assert answer.status == 204
     assert answer.headers["allow"] == "GET, HEAD, POST, OPTIONS"
@@ -125,7 +125,7 @@ def test_every_format_is_served_with_its_content_type(server: BrokerProcess) -> 
     }
 
 
-def test_the_database_is_the_brokers_unless_told_otherwise(server: BrokerProcess) -> None:
+def test_the_default_database_is_that_of_the_broker(server: BrokerProcess) -> None:
     sql = "SELECT currentDatabase()"
     assert read(server, sql) == "brokerhouse\n"
     assert read(server, sql, database="system") == "system\n"
@@ -192,7 +192,7 @@ def test_a_missing_or_unreadable_parameter_is_an_error(server: BrokerProcess) ->
     assert ask(server, "SELECT {x:String}", param_x=b"\xff").code == 36
 
 
-def test_bytes_that_are_no_text_pass_through_a_query(server: BrokerProcess) -> None:
+def test_bytes_that_are_not_utf8_pass_through_a_query(server: BrokerProcess) -> None:
     blob = bytes(range(256))
     assert ask(server, b"SELECT " + literal(blob) + b" FORMAT RawBLOB").body == blob
     url = "/?query=SELECT+hex('%FF%00%27%27')"
@@ -310,7 +310,7 @@ def curl(*arguments: str, stdin: bytes = b"") -> bytes:
     return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=True).stdout
 
 
-def test_curl_asks(server: BrokerProcess) -> None:
+def test_curl_queries(server: BrokerProcess) -> None:
     url = server.http_url
     assert curl(f"{url}/ping") == b"Ok.\n"
     assert curl(f"{url}/?query=SELECT+1") == b"1\n"
@@ -379,7 +379,7 @@ def test_a_bad_url_is_answered(server: BrokerProcess, url: str) -> None:
         b"GET /\r\n" * 1000,
     ],
 )  # fmt: skip
-def test_what_is_no_http_is_refused(server: BrokerProcess, garbage: bytes) -> None:
+def test_bytes_that_are_not_http_are_refused(server: BrokerProcess, garbage: bytes) -> None:
     with raw_connection(server) as raw:
         raw.sendall(garbage)
         raw.shutdown(socket.SHUT_WR)

@@ -65,7 +65,7 @@ def broken_off(server: BrokerProcess, **parameters: str) -> tuple[http.client.HT
     return response, broken.value.partial
 
 
-def test_a_failure_in_the_middle_is_told_in_the_body_and_breaks_the_stream(
+def test_a_failure_in_the_middle_is_reported_in_the_body_and_breaks_the_stream(
     server: BrokerProcess,
 ) -> None:
     response, body = broken_off(server, enable_http_compression="0")
@@ -82,12 +82,12 @@ def test_a_failure_in_the_middle_is_told_in_the_body_and_breaks_the_stream(
     assert int(match[3]) == len(match[2])
 
 
-def test_a_failure_in_the_middle_is_told_in_an_encoded_body_too(server: BrokerProcess) -> None:
+def test_a_failure_in_the_middle_is_reported_in_an_encoded_body_too(server: BrokerProcess) -> None:
     _, body = broken_off(server, enable_http_compression="1")
     assert b"__exception__" in gzip.decompress(body)
 
 
-def test_who_waits_for_the_end_gets_the_status_of_a_late_failure(server: BrokerProcess) -> None:
+def test_with_wait_end_of_query_a_late_failure_has_its_status(server: BrokerProcess) -> None:
     answer = ask(server, BREAKS, wait_end_of_query="1")
     assert (answer.status, answer.code) == (500, 395)
     assert answer.text.startswith("Code: 395")

@@ -77,7 +77,7 @@ def test_parameters_are_bound_in_an_insert(server: BrokerProcess, table: str) ->
     assert read(server, f"SELECT b FROM {table} ORDER BY a FORMAT TSVRaw") == "x\nit's\\\n"
 
 
-def test_bad_data_is_refused_and_nothing_of_it_is_kept(server: BrokerProcess, table: str) -> None:
+def test_bad_data_is_refused_and_nothing_of_it_is_stored(server: BrokerProcess, table: str) -> None:
     answer = ask(server, f"INSERT INTO {table} FORMAT CSV\n1,a\nx,b\n", headers=WRITER)
     assert (answer.status, answer.code) == (400, 27)
     answer = ask(server, f"INSERT INTO {table} FORMAT Nosuch\n1,a\n", headers=WRITER)
@@ -88,7 +88,7 @@ def test_bad_data_is_refused_and_nothing_of_it_is_kept(server: BrokerProcess, ta
     assert read(server, f"SELECT count() FROM {table}") == "0\n"
 
 
-def test_what_the_table_refuses_is_an_error(server: BrokerProcess) -> None:
+def test_rows_that_the_table_refuses_are_an_error(server: BrokerProcess) -> None:
     write(
         server,
         "CREATE OR REPLACE TABLE default.bounded (a Int64, CONSTRAINT small CHECK a < 10)"

@@ -14,7 +14,7 @@ from tests.support.sql_client import (
 )
 
 
-def test_a_name_is_no_way_into_the_statement(server: BrokerProcess) -> None:
+def test_a_name_cannot_change_the_statement(server: BrokerProcess) -> None:
     for name in ("param_x = 1, readonly", "param_", "param_a'b", "max_threads = 1, readonly", "é"):
         answer = ask(server, "SELECT 1", path="/?" + urllib.parse.urlencode({name: "0"}))
         assert answer.code == 115 or answer.text == "1\n"
@@ -100,7 +100,7 @@ READS_OUTSIDE = [
 
 @pytest.mark.parametrize("headers", [{}, WRITER], ids=["reader", "writer"])
 @pytest.mark.parametrize("sql", READS_OUTSIDE)
-def test_no_spelling_reaches_out_of_the_tables(
+def test_no_spelling_reaches_beyond_the_tables(
     server: BrokerProcess, sql: str, headers: dict[str, str]
 ) -> None:
     answer = ask(
@@ -231,7 +231,7 @@ THE_LOG = [
 
 
 @pytest.mark.parametrize("sql", THE_LOG)
-def test_even_who_may_write_cannot_touch_the_log(server: BrokerProcess, sql: str) -> None:
+def test_a_writer_cannot_change_the_log(server: BrokerProcess, sql: str) -> None:
     write(
         server, "CREATE TABLE IF NOT EXISTS default.src (topic String, offset Int64) ENGINE = Null"
     )
@@ -249,7 +249,7 @@ ALERT = (
 ALERTS = "SELECT count() FROM lag_alerts FINAL WHERE group_id = 'g'"
 
 
-def test_who_may_write_adds_rows_to_the_tables_of_jobs(server: BrokerProcess) -> None:
+def test_a_writer_adds_rows_to_the_tables_of_jobs(server: BrokerProcess) -> None:
     for name in ("lag_alerts", "brokerhouse.lag_alerts"):
         write(server, f"INSERT INTO {name} {ALERT}")
     assert read(server, ALERTS) == "1\n"
@@ -331,7 +331,7 @@ def test_nothing_but_insert_reaches_the_tables_of_jobs(server: BrokerProcess, sq
         f"INSERT INTO default.src2 SELECT length(file('{FILE}'))",
     ],
 )  # fmt: skip
-def test_who_may_write_cannot_reach_files_or_other_hosts(server: BrokerProcess, sql: str) -> None:
+def test_a_writer_cannot_reach_files_or_other_hosts(server: BrokerProcess, sql: str) -> None:
     write(server, "CREATE TABLE IF NOT EXISTS default.src2 (a Int64) ENGINE = Null")
     answer = ask(server, sql, headers=WRITER)
     assert (answer.status, answer.code) == (403, 497), answer.text
@@ -349,7 +349,7 @@ def test_values_evaluate_no_file(
     assert read(server, f"SELECT count() FROM {table}") == "0\n"
 
 
-def test_who_may_write_has_a_database_of_their_own(server: BrokerProcess) -> None:
+def test_a_writer_may_have_databases_of_their_own(server: BrokerProcess) -> None:
     for sql in (
         "CREATE DATABASE lab",
         "CREATE TABLE lab.per_topic (topic String, n UInt64) ENGINE = SummingMergeTree ORDER"

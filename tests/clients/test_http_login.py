@@ -15,7 +15,7 @@ from tests.support.sql_client import (
 )
 
 
-def test_credentials_are_taken_from_everywhere(server: BrokerProcess) -> None:
+def test_credentials_may_stand_in_every_place_of_clickhouse(server: BrokerProcess) -> None:
     sql = "SELECT currentRoles()"
     ways: list[Answer] = [
         ask(server, sql, headers=WRITER),
@@ -44,7 +44,7 @@ def test_credentials_are_taken_from_everywhere(server: BrokerProcess) -> None:
         {**WRITER, "X-ClickHouse-User": USER},
     ],
 )
-def test_wrong_credentials_are_refused_whatever_is_asked(
+def test_wrong_credentials_are_refused_for_every_statement(
     server: BrokerProcess, headers: dict[str, str]
 ) -> None:
     answer = ask(server, "SELECT 1", headers=headers)
@@ -74,7 +74,7 @@ def test_without_anonymous_access_credentials_are_needed(
         {"Via": "1.1 proxy"},
     ],
 )
-def test_what_comes_through_a_browser_or_a_proxy_is_not_of_this_machine(
+def test_a_request_through_a_browser_or_a_proxy_is_not_local(
     server: BrokerProcess, headers: dict[str, str]
 ) -> None:
     answer = ask(server, "SELECT 1", headers=headers)
@@ -85,5 +85,5 @@ def test_what_comes_through_a_browser_or_a_proxy_is_not_of_this_machine(
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:1", "app.localhost", "127.0.0.1", "[::1]"]
 )
-def test_names_of_this_machine_are_of_this_machine(server: BrokerProcess, host: str) -> None:
+def test_a_request_to_a_name_of_this_machine_is_local(server: BrokerProcess, host: str) -> None:
     assert ask(server, "SELECT 1", headers={"Host": host}).text == "1\n"

@@ -24,7 +24,7 @@ from tests.support.sql_client import (
 from tests.support.waiting import until
 
 
-def test_places_are_given_back_however_a_query_ends(
+def test_permits_are_given_back_however_a_query_ends(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
     server = own_server(sql_max_queries="2")
@@ -43,7 +43,7 @@ def test_places_are_given_back_however_a_query_ends(
     assert read(server, "SELECT 1") == "1\n"
 
 
-def test_more_queries_than_places_wait_for_their_turn(
+def test_more_queries_than_permits_wait_for_their_turn(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
     server = own_server(sql_max_queries="2")

@@ -34,7 +34,7 @@ def test_a_session_keeps_settings_database_and_temporary_tables(server: BrokerPr
     assert ask(server, "SELECT * FROM t", session_id="keeps").code == 60, "another user's session"
 
 
-def test_settings_of_one_request_are_not_the_sessions(server: BrokerProcess) -> None:
+def test_settings_of_one_request_do_not_become_the_sessions(server: BrokerProcess) -> None:
     sql = "SELECT getSetting('max_block_size'), currentDatabase()"
     for headers in ({}, WRITER):
         session = f"one-request-{len(headers)}"
@@ -66,7 +66,7 @@ def test_a_session_takes_one_query_at_a_time(server: BrokerProcess) -> None:
     until(lambda: ask(server, "SELECT 1", session_id="busy").text == "1\n")
 
 
-def test_a_session_has_to_be_there_when_the_client_says_so(server: BrokerProcess) -> None:
+def test_with_session_check_a_session_has_to_exist(server: BrokerProcess) -> None:
     assert ask(server, "SELECT 1", session_id="absent", session_check="1").code == 372
     ask(server, "SELECT 1", session_id="present")
     assert ask(server, "SELECT 1", session_id="present", session_check="1").status == 200

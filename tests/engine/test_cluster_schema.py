@@ -1,6 +1,6 @@
-"""Tables of a cluster: made once by however many ask, on every server that answers.
+"""Migration of a cluster, by any number of brokers at once, on every server that answers.
 
-And what `brokerhouse migrate`, `check` and `slots` say. Two engines are two shards, with a real
+And what `brokerhouse migrate`, `check` and `slots` print. Two engines are two shards, with a real
 Keeper.
 """
 
@@ -51,7 +51,7 @@ class Cluster:
         return config
 
     def forget(self) -> None:
-        """A cluster of another name, on servers that have nothing."""
+        """A cluster with another name, on empty servers."""
         for shard in self.shards:
             shard.sql("DROP DATABASE IF EXISTS brokerhouse_shard SYNC")
         replicas = [[f'"{url}"' for url in shard.urls] for shard in self.shards]
@@ -97,7 +97,7 @@ def processes(
 
 @pytest.fixture
 def cluster(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> Cluster:
-    """One that nobody has migrated."""
+    """A cluster without tables."""
     made = Cluster(processes, tmp_path / "cluster.toml")
     made.forget()
     return made
@@ -105,7 +105,7 @@ def cluster(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> C
 
 @pytest.fixture
 def standing(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> Cluster:
-    """One with all tables: that of the test before, where it left them so."""
+    """A cluster with all tables: that of the test before, if it left them complete."""
     made = Cluster(processes, tmp_path / "cluster.toml")
     before = tmp_path.parent / "standing.toml"
     if before.exists() and all("messages" in tables(shard) for shard in processes):
@@ -133,17 +133,19 @@ async def test_every_shard_gets_all_tables_and_the_registry(cluster: Cluster) ->
         assert {"messages", "consumer_lag", "registry", "topic_registry"} <= tables(shard)
 
 
-async def test_of_many_that_ask_at_once_each_ends_well_and_one_does_it(cluster: Cluster) -> None:
+async def test_many_brokers_migrate_at_once_and_every_statement_runs_once(cluster: Cluster) -> None:
     done = await asyncio.gather(*(migrated(cluster.config) for _ in range(4)))
     assert sorted(len(one.applied) for one in done) == [0, 0, 0, len(NAMES)]
 
 
-async def test_who_asks_again_changes_nothing(cluster: Cluster) -> None:
+async def test_a_second_migration_changes_nothing(cluster: Cluster) -> None:
     await migrated(cluster.config)
     assert await migrated(cluster.config) == Migrated((), ())
 
 
-async def test_a_server_that_was_away_gets_what_it_lacks_the_next_time(cluster: Cluster) -> None:
+async def test_a_server_that_was_away_gets_what_it_lacks_at_the_next_migration(
+    cluster: Cluster,
+) -> None:
     there = cluster.config
     nobody = there.shards[1].model_copy(update={"replicas": ("http://127.0.0.1:1",)})
     away = there.model_copy(update={"shards": (there.shards[0], nobody)})
@@ -153,7 +155,7 @@ async def test_a_server_that_was_away_gets_what_it_lacks_the_next_time(cluster: 
     assert "messages" in tables(cluster.shards[1])
 
 
-async def test_without_any_server_nothing_is_done(cluster: Cluster) -> None:
+async def test_without_a_server_that_answers_migration_fails(cluster: Cluster) -> None:
     shards = tuple(
         shard.model_copy(update={"replicas": (f"http://127.0.0.1:{port}",)})
         for port, shard in enumerate(cluster.config.shards, 1)
@@ -179,7 +181,7 @@ async def test_tables_of_a_newer_version_are_refused(cluster: Cluster, where: st
         await migrated(cluster.config)
 
 
-async def test_the_lock_of_one_that_died_is_taken_over(
+async def test_the_lock_of_a_broker_that_died_is_taken_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrated(cluster.config)
@@ -196,7 +198,7 @@ async def test_the_lock_of_one_that_died_is_taken_over(
         assert _Version.from_row(await registry.get(SCHEMA_KEY)).holder == ""
 
 
-async def test_one_whose_lock_was_taken_stops(
+async def test_a_migration_whose_lock_was_taken_over_stops(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrated(cluster.config)
@@ -221,7 +223,7 @@ async def test_one_whose_lock_was_taken_stops(
     assert rows == [{"last": 3}]
 
 
-def test_migrate_says_what_it_did(cluster: Cluster) -> None:
+def test_the_command_migrate_prints_what_it_did(cluster: Cluster) -> None:
     done = cluster.run("migrate")
     assert done.exit_code == 0
     assert done.output.splitlines() == [f"applied {name}" for name in NAMES]
@@ -243,7 +245,7 @@ def test_check_names_servers_without_tables(cluster: Cluster) -> None:
     ]
 
 
-def test_check_names_a_server_that_is_away(standing: Cluster) -> None:
+def test_check_names_a_server_that_does_not_answer(standing: Cluster) -> None:
     url = standing.shards[1].urls[0]
     text = standing.path.read_text()
     standing.path.write_text(text.replace(url, "http://127.0.0.1:1"))
@@ -282,7 +284,7 @@ async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
         assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
 
 
-def test_slots_that_the_file_does_not_know_are_named(standing: Cluster) -> None:
+def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Cluster) -> None:
     asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
     assert standing.run("check").output.splitlines() == [
         "the cluster has 16 slots, but the configuration has slots = 8: "
@@ -338,7 +340,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_a_move_that_cannot_be_is_refused(
+def test_an_impossible_move_is_refused(
     standing: Cluster, options: tuple[str, ...], sentence: str
 ) -> None:
     asyncio.run(set_slots(standing, standing.config.first_map()))
@@ -362,9 +364,9 @@ def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:
 
 
 def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
-    """In a process that is killed: an engine that has no part in replication cannot let go of them.
+    """In a process that is killed: an engine that takes no part in replication cannot drop them.
 
-    For the same reason what changes a replicated table is parsed and no more.
+    For the same reason statements that change a replicated table are only parsed.
     """
     replicated = ClusterLayout("brokerhouse", replicated=True, distributed=True)
     with Keeper(tmp_path / "keeper") as keeper:

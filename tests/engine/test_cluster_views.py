@@ -1,10 +1,9 @@
-"""The whole cluster through the names for people: as if one broker had all the rows.
+"""Database `brokerhouse` of a cluster shows what it would show if one broker had all the rows.
 
-One engine plays two shards, each a database of its own, and the rows of both are together in a
-third one: every view of the cluster has to say what the same view says there. The embedded engine
-cannot be asked by another one, so unions stand for the Distributed tables there. How ClickHouse
-runs them is tried with a cluster whose two shards are this engine itself, so that all is there
-twice.
+One engine plays two shards, each in a database of its own. A third database has the rows of both:
+every view of the cluster has to give the same rows as the same view there. One embedded engine
+cannot query another, so unions stand for the Distributed tables. How ClickHouse runs Distributed
+tables is tested with a cluster whose two shards are both this engine: every row comes twice there.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ WHOLE_CLUSTER = {
 FIRST, SECOND, TOGETHER = SHARD_DATABASE, "second_shard", "all_rows"
 DISTRIBUTED = "over_distributed"
 PORT = 9000
-"""Nobody listens there: a server with the engine's own port is the engine itself."""
+"""Nothing listens there: to the engine, a server with its own port is the engine itself."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
 ORDERS, PAYMENTS = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
 
@@ -89,7 +88,7 @@ async def cluster(engine: EmbeddedEngine) -> EmbeddedEngine:
 
 
 class Rows:
-    """Puts rows on one shard, or on both, and once where all are together."""
+    """Writes rows to one shard or to both, and once to the database that has all rows."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
@@ -161,7 +160,7 @@ class Rows:
         )
 
     async def compacted(self, shard: str, batch: int, noted: str | None) -> None:
-        """A batch of three records, and what the broker noted of it."""
+        """A batch of three records, and what the broker stores beside it."""
         batch_id = f"00000000-0000-0000-0000-00000000000{batch}"
         await self.put(
             "compaction_removals (batch_id, topic, topic_id, partition, ranges, records)",
@@ -178,7 +177,7 @@ class Rows:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rows(engine: EmbeddedEngine) -> Rows:
-    """Two shards with a bit of everything.
+    """Two shards with some rows of every kind.
 
     Partition 0 of orders began on the first shard and went on on the second one. The first has
     counted nearly all of its log, the second next to nothing.
@@ -237,7 +236,7 @@ TIMES = {"topics": 1, "partition_stats": 1, "topic_stats": 1, "topic_minutes": 1
 
 
 @pytest.mark.usefixtures("rows")
-async def test_every_view_says_what_it_says_where_all_rows_are_together(
+async def test_every_view_gives_the_same_rows_as_in_one_database(
     cluster: EmbeddedEngine,
 ) -> None:
     shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
@@ -275,7 +274,7 @@ async def test_lag_in_seconds_is_exact_where_a_shard_has_counted_little(
 
 
 @pytest.mark.usefixtures("rows")
-async def test_a_topic_is_there_once_though_every_shard_knows_it(cluster: EmbeddedEngine) -> None:
+async def test_a_topic_is_listed_once_though_every_shard_stores_it(cluster: EmbeddedEngine) -> None:
     rows = await cluster.rows(f"SELECT name, partitions FROM {DATABASE}.topics")
     assert rows == [["orders", 3], ["payments", 1]]
 
@@ -311,14 +310,16 @@ async def test_clickhouse_runs_each_of_them_over_distributed_tables(engine: Embe
 
 
 @pytest.mark.usefixtures("rows")
-async def test_what_was_made_can_be_made_again(cluster: EmbeddedEngine) -> None:
+async def test_every_statement_can_be_applied_again(cluster: EmbeddedEngine) -> None:
     for one in people_migrations(LAYOUT):
         await cluster.execute(as_union(one.statement))
     for name, query in SAME.items():
         assert await told(cluster, DATABASE, query), name
 
 
-async def test_nothing_is_for_people_that_means_one_shard_alone(cluster: EmbeddedEngine) -> None:
+async def test_tables_of_one_shard_are_not_in_the_whole_cluster(
+    cluster: EmbeddedEngine,
+) -> None:
     for name, whole in WHOLE_CLUSTER.items():
         if whole is Whole.NOTHING:
             with pytest.raises(EngineError):

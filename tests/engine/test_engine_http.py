@@ -1,4 +1,4 @@
-"""What a broker is told when the engine's disk fails in the middle of an insert: nothing."""
+"""When the engine's disk fails in the middle of an insert, the broker gets no answer."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager

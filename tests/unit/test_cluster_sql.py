@@ -134,7 +134,7 @@ def test_every_view_over_all_shards_is_tested() -> None:
     assert {view.name for view in OVER_ALL_SHARDS} == declared
 
 
-def test_without_distributed_there_is_nothing_for_people() -> None:
+def test_without_distributed_database_brokerhouse_is_not_made() -> None:
     layout = ClusterLayout("brokerhouse", replicated=True, distributed=False)
     assert not any(f"{DATABASE}." in one.statement for one in shard_migrations(layout))
     assert "CREATE DATABASE IF NOT EXISTS brokerhouse" not in statements_of_foundation(layout)

@@ -1,4 +1,4 @@
-"""The lexer for the outside of SQL: what it cuts, and where it lets something be put in."""
+"""The lexer for SQL: its tokens, the place of the output clause, and the head of an INSERT."""
 
 import re
 
@@ -106,7 +106,7 @@ def test_tokens_are_cut_as_clickhouse_cuts_them(sql: bytes, texts: list[bytes]) 
 @pytest.mark.parametrize(
     "sql", [b"'a", b'"a', b"`a", b"/* a", b"/* /* a */", LEFT + b"a", "“a".encode()]
 )
-def test_what_never_ends_is_broken(sql: bytes) -> None:
+def test_a_string_or_comment_without_an_end_is_broken(sql: bytes) -> None:
     assert [token.kind for token in tokens(sql)] == [TokenKind.BROKEN]
 
 
@@ -116,7 +116,7 @@ def test_what_never_ends_is_broken(sql: bytes) -> None:
     st.lists(SPACES, min_size=12, max_size=12),
     st.booleans(),
 )
-def test_the_format_at_the_end_is_found_in_any_disguise(
+def test_the_format_at_the_end_is_found_however_it_is_written(
     columns: list[bytes], fmt: bytes, spaces: list[bytes], settings: bool
 ) -> None:
     words = [b"SELECT", b", ".join(columns), b"FORMAT", fmt]
@@ -155,7 +155,7 @@ def test_without_a_format_the_place_is_after_the_last_token(
         b"SELECT a FORMAT JSON WHERE 1",
     ],
 )
-def test_what_only_looks_like_a_format_is_none(sql: bytes) -> None:
+def test_a_column_called_format_is_not_a_format_clause(sql: bytes) -> None:
     assert output_clauses(sql)[0].format is None
 
 
@@ -218,7 +218,7 @@ def test_the_source_of_an_insert_goes_before_its_settings() -> None:
         b"INSERT INTO t 'x",
     ],
 )
-def test_what_brings_no_data_is_a_statement(sql: bytes) -> None:
+def test_a_statement_without_inline_data_is_all_sql(sql: bytes) -> None:
     assert isinstance(insert_head(sql, complete=True), NotAnInsert)
 
 

@@ -127,7 +127,7 @@ class TestMemory:
                 wire.ask(ApiVersionsRequest(), 0)
             served[0].close()
             until(lambda: _is_served(broker))
-        assert "the limit of connections is reached" in broker.log()
+        assert "max_connections is reached" in broker.log()
 
     def test_clients_that_leave_in_a_long_poll_are_forgotten(
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target

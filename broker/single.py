@@ -7,8 +7,9 @@ import base64
 import logging
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
@@ -26,6 +27,7 @@ from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
+from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine
@@ -34,6 +36,20 @@ from storage.row_lane import RowLane
 from storage.schema import migrate
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicData:
+    """`TopicData` of this broker."""
+
+    appender: Appender
+    groups: GroupCoordinator
+
+    async def settled(self) -> None:
+        await self.appender.settled()
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        await self.groups.forget_topic(topic, topic_id)
 
 
 class SingleNode:
@@ -58,9 +74,7 @@ class SingleNode:
         self.rollup = Rollup(engine, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
-        self.topics = LocalCatalog(
-            engine, settings, self.appender.settled, self.groups.forget_topic
-        )
+        self.topics = LocalCatalog(engine, settings, _TopicData(self.appender, self.groups))
         log_starts = LogStarts(SingleCheckpointLane(self.rows))
         retention = Retention(self.topics.logs, row_sources, log_starts, wall_ms)
         self._upkeep = upkeep(

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from broker.config import Settings
@@ -66,27 +66,32 @@ def _noted(task: asyncio.Task[Any]) -> None:
         log.debug("a topic was not changed: %s", error)
 
 
-async def _nothing_is_stored() -> None:
-    """For a catalog without an appender."""
+class TopicData(Protocol):
+    """What is stored of topics by others: records that are on their way, committed offsets."""
+
+    async def settled(self) -> None:
+        """Wait for the blocks that are being stored now."""
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """Forget the offsets that groups committed to a deleted topic."""
 
 
-async def _nobody_has_offsets(_topic: str, _topic_id: UUID) -> None:
-    """For a catalog without consumer groups."""
+class NoTopicData:
+    """`TopicData` of a catalog without an appender and without consumer groups."""
+
+    async def settled(self) -> None:
+        """No block is on its way."""
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """No group has committed offsets."""
 
 
 class TopicCatalog(ABC):
     """Names and ids to topics. `logs` is told what becomes of each topic."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        logs: OpenLogs,
-        forget_offsets: Callable[[str, UUID], Awaitable[None]] = _nobody_has_offsets,
-    ) -> None:
-        """`forget_offsets` is told of each topic that is deleted, by name and id."""
+    def __init__(self, settings: Settings, logs: OpenLogs) -> None:
         self.logs = logs
         self._settings = settings
-        self._forget_offsets = forget_offsets
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._lock = asyncio.Lock()
@@ -112,6 +117,10 @@ class TopicCatalog(ABC):
     @abstractmethod
     async def _store(self, topic: Topic, state: str) -> None:
         """Raises `ChangedElsewhere` and `EngineError`."""
+
+    @abstractmethod
+    async def _forget_offsets(self, topic: Topic) -> None:
+        """The topic has been deleted: forget, now or soon, what groups committed to it."""
 
     @abstractmethod
     def _clean_up(self, topic: Topic) -> None:
@@ -150,7 +159,7 @@ class TopicCatalog(ABC):
             await self._store(gone, "deleting")
             self._drop(topic)
             self._clean_up(gone)
-            await self._forget_offsets(topic.name, topic.topic_id)
+            await self._forget_offsets(topic)
 
     @_whole
     async def add_partitions(self, topic: Topic, total: int) -> Topic:
@@ -259,13 +268,11 @@ class LocalCatalog(TopicCatalog):
         self,
         engine: Engine,
         settings: Settings,
-        settled: Callable[[], Awaitable[None]] = _nothing_is_stored,
-        forget_offsets: Callable[[str, UUID], Awaitable[None]] = _nobody_has_offsets,
+        data: TopicData | None = None,
     ) -> None:
-        """`settled` ends when all that was being stored when it was called is stored."""
-        super().__init__(settings, LocalLogs(engine), forget_offsets)
+        super().__init__(settings, LocalLogs(engine))
         self._engine = engine
-        self._settled = settled
+        self._data = data or NoTopicData()
         self._left_over: dict[UUID, Topic] = {}  # deleted, and their rows could not be removed yet
 
     async def load(self) -> None:
@@ -301,6 +308,9 @@ class LocalCatalog(TopicCatalog):
     async def _store(self, topic: Topic, state: str) -> None:
         await store_version(self._engine, topic, state)
 
+    async def _forget_offsets(self, topic: Topic) -> None:
+        await self._data.forget_topic(topic.name, topic.topic_id)
+
     def _clean_up(self, topic: Topic) -> None:
         task = asyncio.create_task(self._remove_rows(topic), name=f"delete-{topic.name}")
         self._cleanups.add(task)
@@ -308,7 +318,7 @@ class LocalCatalog(TopicCatalog):
 
     async def _remove_rows(self, topic: Topic) -> None:
         try:
-            await self._settled()  # a block with rows of the topic may still be on its way
+            await self._data.settled()  # a block with rows of the topic may still be on its way
             await remove_rows(self._engine, topic)
             await self._store(replace(topic, version=topic.version + 1), "deleted")
             log.info("the rows of deleted topic %s are going", topic.name)

@@ -221,7 +221,7 @@ class SessionSlots:
                 fences.add((slot.owner, slot.writes_to))
         former = Counter(slot_map.slots[number].owner for number in claimed)
         for session_id, count in former.items():
-            from_whom = "nobody" if session_id == NOBODY else f"session {session_id}"
+            from_whom = "no session" if session_id == NOBODY else f"session {session_id}"
             log.info("session %d claims %d slots of %s", self._tenure.session_id, count, from_whom)
         return claimed, fences
 

@@ -1,7 +1,7 @@
 """What this broker has read of the registry: the slot map and the sessions of all brokers.
 
 State decides, never the outcome of a call: an answer may be lost, and a write may come true later.
-So whoever writes here reads the registry again afterwards. A server may be behind another one, so
+So the registry is read again after every write. A server may be behind another one, so
 an older version than the one that was seen last is ignored.
 """
 
@@ -77,11 +77,11 @@ class RegistryView:
             raise EngineError("the registry did not answer in time") from error
 
     async def put(self, key: str, expected: Versioned | None, value: str) -> Versioned | None:
-        """Write a text that nobody else writes; what is there afterwards. Raises `EngineError`."""
+        """Write a value that no other broker writes; the value afterwards. Raises `EngineError`."""
         try:
             await self.ask(self.registry.compare_and_set(key, expected, value))
         except EngineError as error:
-            log.debug("whether %s was written is found out by reading it: %s", key, error)
+            log.debug("the outcome of writing %s is not known, reading it: %s", key, error)
         return await self.ask(self.registry.get(key))
 
     # Reading
@@ -176,7 +176,7 @@ class RegistryView:
         row = self._rows.get(session_id)
         session = self.sessions.get(session_id)
         if session is None:
-            # An owner whose row is gone. That it can be made proves that nobody renews it.
+            # An owner without a row. If the row can be created, no broker renews that session.
             session = BrokerSession(session_id, 0, "", 0, None, self.ttl_ms)
         dead = session.ended(SessionState.DEAD)
         call = self.registry.compare_and_set(session_key(session_id), row, dead.to_text())

@@ -192,7 +192,7 @@ class OwnSession:
         for session_id in self._own_ids:
             session = self._view.sessions.get(session_id)
             if session is not None and not session.is_over:
-                # Nobody knows better that it is over, so nobody has to wait for it.
+                # This broker knows that it is over: nobody has to wait for the time-out.
                 await self._view.declare_dead(session_id, "it was an earlier one of this broker")
         twins = self._twins()
         for twin in twins:

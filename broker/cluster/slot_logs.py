@@ -129,7 +129,7 @@ class SlotLogs(OpenLogs):
             try:
                 await appender.release(here)
             except NotLeaderOrFollower as error:
-                log.info("%s", error)  # the session is over, and whoever follows fences it
+                log.info("%s", error)  # the session is over, and the next owner fences it
 
     def _by_shards(
         self, partitions: Iterable[Partition]

@@ -20,7 +20,7 @@ from broker.cluster.topic_registry import StoredTopics, TopicRegistry
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
-from broker.topics import ChangedElsewhere, TopicCatalog, store_version
+from broker.topics import ChangedElsewhere, TopicCatalog, TopicData, store_version
 from common.tasks import Outage, Periodic
 from storage.engine import Engine, EngineError
 from storage.registry import Versioned
@@ -41,17 +41,11 @@ class TopicShard(Protocol):
     def engine(self) -> Engine: ...
 
 
-class TopicShards(Protocol):
+class TopicShards(TopicData, Protocol):
     """The shards on which topics have rows: broker/cluster/shard_host.py."""
 
     def reachable(self) -> Sequence[TopicShard]:
         """Those that answer."""
-
-    async def settled(self) -> None:
-        """Wait for the blocks that are being stored now."""
-
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """Forget the offsets that groups committed to a deleted topic."""
 
 
 class SharedCatalog(TopicCatalog):
@@ -60,7 +54,7 @@ class SharedCatalog(TopicCatalog):
     def __init__(
         self, registry: TopicRegistry, settings: Settings, logs: OpenLogs, shards: TopicShards
     ) -> None:
-        super().__init__(settings, logs, self._forget_later)
+        super().__init__(settings, logs)
         self._registry = registry
         self._shards = shards
         self._stored: dict[str, Versioned] = {}
@@ -100,7 +94,7 @@ class SharedCatalog(TopicCatalog):
             yield
 
     async def look_again(self) -> None:
-        # Joined by all who ask meanwhile, in the order in which they came; at most a few a second.
+        # One look for all requests that arrive meanwhile, in their order; at most 50 a second.
         if self._joined is None:
             self._joined = asyncio.create_task(self.refresh(), name="topics-again")
             self._joined.add_done_callback(self._looked_again)
@@ -112,7 +106,7 @@ class SharedCatalog(TopicCatalog):
 
     def _looked_again(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            task.exception()  # told to those who wait
+            task.exception()  # raised in the requests that wait
         asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._forget_look)
 
     def _forget_look(self) -> None:
@@ -166,8 +160,8 @@ class SharedCatalog(TopicCatalog):
         del self._absent_since_s[known.topic_id]
         return True
 
-    async def _forget_later(self, topic: str, topic_id: UUID) -> None:
-        self._forgotten.append((topic, topic_id))
+    async def _forget_offsets(self, topic: Topic) -> None:
+        self._forgotten.append((topic.name, topic.topic_id))
         self._settle()
 
     def _settle(self) -> None:
@@ -229,16 +223,16 @@ class SharedCatalog(TopicCatalog):
         return topic is not None and str(topic.topic_id) in self._gone
 
     def _clean_up(self, topic: Topic) -> None:
-        """The housekeeping broker does it, when all brokers have seen that the topic is gone."""
+        """The housekeeping broker does it, when all brokers have seen the deletion."""
 
 
 class TopicWatch:
-    """Looks for the changes of other brokers, again and again."""
+    """Looks for changes of other brokers, four times a second."""
 
     def __init__(self, catalog: SharedCatalog) -> None:
         self._catalog = catalog
         self._outage = Outage(
-            log, "topics cannot be read from the registry; retrying", "topics can be read again"
+            log, "topics cannot be read from the registry, retrying", "topics can be read again"
         )
         self._looks = Periodic("topics-of-others", _WATCH_EVERY_S, self._look)
 

@@ -1,7 +1,7 @@
 """Which logs are open: the one owner of the logs of partitions that this broker leads.
 
 A log is open while this broker leads its partition. The catalog of topics says what has become of a
-topic; nobody else keeps a log for longer than a request or a block.
+topic. Nothing else keeps a log for longer than a request or a block.
 """
 
 from __future__ import annotations

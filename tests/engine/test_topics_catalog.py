@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from broker.config import Settings
 from broker.log.appender import Appender
 from broker.log.topic import Topic
-from broker.topics import LocalCatalog
+from broker.topics import LocalCatalog, NoTopicData
 from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
@@ -28,6 +28,16 @@ from tests.support.log_parts import (
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+
+
+class SettledBy(NoTopicData):
+    """Blocks that are being stored until `settled` ends."""
+
+    def __init__(self, settled: Callable[[], Awaitable[None]]) -> None:
+        self._settled = settled
+
+    async def settled(self) -> None:
+        await self._settled()
 
 
 def catalog_on(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
@@ -279,7 +289,7 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
         await settled.wait()
 
     appender = make_appender(engine)
-    catalog = LocalCatalog(engine, Settings(), wait)
+    catalog = LocalCatalog(engine, Settings(), SettledBy(wait))
     first = await catalog.create("t", 1, {})
     await append(appender, catalog, first, b"old")
     await catalog.delete(first)
@@ -310,7 +320,7 @@ async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
 ) -> None:
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted)
-    catalog = LocalCatalog(scripted, Settings(), appender.settled)
+    catalog = LocalCatalog(scripted, Settings(), SettledBy(appender.settled))
     topic = await catalog.create("t", 1, {})
     log = log_of(catalog, topic, 0)
     scripted.gate.clear()
@@ -379,7 +389,7 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
         await never.wait()
 
     appender = make_appender(engine)
-    catalog = LocalCatalog(engine, Settings(), never_settled)
+    catalog = LocalCatalog(engine, Settings(), SettledBy(never_settled))
     topic = await catalog.create("t", 1, {})
     log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")

@@ -104,7 +104,7 @@ class Admission:
             self._rebalance.fire(GroupEvent.FOLLOWER_REJOINED, now, joining)
 
     def _has_room_for(self, member_id: str) -> bool:
-        """Members that have joined again go before those that have not yet."""
+        """During a rebalance, members that have joined again go before those that have not."""
         if self._rebalance.state is GroupState.PREPARING_REBALANCE:
             joined = self._members.joined
             return len(joined) < self._limits.max_size or any(

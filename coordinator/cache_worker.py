@@ -79,7 +79,7 @@ class CacheWorker:
 
 
 class _Interval:
-    """Is over every `seconds`."""
+    """An interval of time that begins again when it is over."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -89,7 +89,7 @@ class _Interval:
         self._ends_at = time.monotonic() + self._seconds
 
     def is_over(self) -> bool:
-        """Whether it is; if so, the next one has begun."""
+        """Whether the interval is over. If it is, the next one begins."""
         if time.monotonic() < self._ends_at:
             return False
         self.restart()

@@ -65,7 +65,7 @@ class CoordinatorLimits:
 
 
 class GroupCoordinator:
-    """Every group of this broker. Methods raise the `KafkaError` that the client is to be told."""
+    """The groups of this broker. Methods raise the `KafkaError` that the client is answered."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class GroupCoordinator:
         self._host_stored(chosen)
 
     async def unload_groups(self, chosen: Callable[[str], bool]) -> None:
-        """Coordinate these groups no more; returns when nothing of them is being stored."""
+        """Stop coordinating these groups. Returns when nothing of them is being stored."""
         unloaded = self._hosted_groups.unload(chosen)
         await asyncio.gather(*(one.saver for one in unloaded if one.saver is not None))
         await self.offsets.settled()
 
     def abandon(self) -> None:
-        """Coordinate no group any more, at once: the session of this broker is over."""
+        """Stop coordinating every group at once: the session of this broker is over."""
         self._hosted_groups.unload(lambda _: True)
 
     def coordinator_of(self, _group_id: str) -> GroupCoordinator:
@@ -197,7 +197,7 @@ class GroupCoordinator:
     async def leave(
         self, group_id: str, members: Sequence[LeavingMember]
     ) -> list[KafkaError | None]:
-        """Remove members; per member None, or why not."""
+        """Remove members. Per member: None, or the error that kept it in the group."""
         _check_group_id(group_id)
         hosted = self._hosting(group_id)
         outcomes = hosted.group.leave(members, self._clock.now())
@@ -252,7 +252,7 @@ class GroupCoordinator:
         except EngineError as error:
             raise hosted.not_stored("the deletion", error) from error
         finally:
-            # Also for a client that leaves: the group may lose its offsets.
+            # Also when the client disconnects, which cancels this.
             hosted.is_being_deleted = False
         hosted.after_event()
         await hosted.stored()
@@ -260,7 +260,7 @@ class GroupCoordinator:
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> list[KafkaError | None]:
-        """Delete offsets; per partition None, or why not."""
+        """Delete offsets. Per partition: None, or the error that kept its offset."""
         _check_group_id(group_id)
         hosted = self._existing(group_id)
         subscribed = hosted.group.subscribed_topics()

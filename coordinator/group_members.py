@@ -23,7 +23,7 @@ from coordinator.messages import (
 )
 from protocol.errors import FencedInstanceId, InconsistentGroupProtocol, UnknownMemberId
 
-# About, without what clients sent.
+# Approximate sizes, without what clients sent.
 _MEMBER_BYTES, _PROTOCOL_BYTES, _PENDING_BYTES = 1024, 128, 256
 
 
@@ -63,7 +63,7 @@ class GroupMember:
 
     @property
     def waits(self) -> bool:
-        """A request of its own is parked, which stands for its heartbeats."""
+        """Whether a request of this member waits for an answer: it then needs no heartbeats."""
         return not self.is_new and (self.joining is not None or self.syncing is not None)
 
     @property
@@ -94,7 +94,7 @@ class GroupMember:
         )
 
     def record(self) -> MemberRecord:
-        """As it is stored; the same object until something of it changes."""
+        """The member as it is stored: the same object until the member changes."""
         if self._record is None:
             self._record = MemberRecord(
                 self.member_id,
@@ -109,7 +109,7 @@ class GroupMember:
         return self._record
 
     def forget_record(self) -> None:
-        """What is stored of the member has changed."""
+        """The member has changed, so `record` makes a new one."""
         self._record = None
 
 
@@ -125,7 +125,7 @@ class Members:
         self._supporters: dict[str, int] = {}  # protocol name -> members that have it
 
     def restore(self, record: GroupRecord, now_ms: int) -> None:
-        """A record put together after a crash between two tables may name no leader."""
+        """A record that was repaired after a crash between two tables may name no leader."""
         for stored in sorted(record.members, key=lambda member: member.join_time_ms):
             self._insert(GroupMember.restored(stored, now_ms))
         self.leader = record.leader if record.leader in self._by_id else next(iter(self._by_id), "")
@@ -230,7 +230,7 @@ class Members:
     # Protocols
 
     def check_protocols(self, request: JoinRequest, protocol_type: str) -> None:
-        """Raises `InconsistentGroupProtocol` unless all members could agree with this one."""
+        """Raises `InconsistentGroupProtocol` unless all members share a protocol."""
         if not request.protocol_type or not request.protocols:
             raise InconsistentGroupProtocol("a protocol type and a protocol are needed")
         if not self._by_id:
@@ -243,7 +243,7 @@ class Members:
             raise InconsistentGroupProtocol("no protocol is supported by all members")
 
     def selected_protocol(self) -> str:
-        """Of those that all support, the one that most members prefer; then the leader's."""
+        """Of the common protocols the one that most members prefer; at a tie, the leader's."""
         votes = Counter(
             next(name for name, _ in member.protocols if self._is_common(name)) for member in self
         )
@@ -268,7 +268,7 @@ class Members:
 
 
 def protocols_bytes(protocols: Protocols) -> int:
-    """About what the protocols of a member take in memory."""
+    """Roughly how much memory the protocols of a member take."""
     return sum(_PROTOCOL_BYTES + len(name) + len(data) for name, data in protocols)
 
 

@@ -1,4 +1,4 @@
-"""Groups and members as rows: what is written, what is read back, and whether it fits together.
+"""Groups and members as rows: how they are written, read back, and checked for consistency.
 
 A group's members are written first and the group after them. So a start can tell a change that was
 cut short (`StoredGroup.is_torn`): members are then ahead of their group."""

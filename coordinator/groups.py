@@ -48,7 +48,7 @@ from protocol.errors import (
 _CONSUMER_PROTOCOL_TYPE = "consumer"
 
 _GROUP_BYTES = 4096
-"""About what a group takes in memory, without its members."""
+"""Roughly how much memory a group takes, without its members."""
 
 
 def _uuids() -> Iterator[str]:
@@ -119,12 +119,12 @@ class Group:
 
     @property
     def is_unused(self) -> bool:
-        """Nobody is in it or about to come."""
+        """Whether it has no members, and no id that was given and not joined with yet."""
         return not self._members and not self._members.pending
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory: names, subscriptions, assignments, a little for each."""
+        """Roughly how much memory it takes, mostly for names, subscriptions and assignments."""
         return _GROUP_BYTES + len(self.group_id) + self._members.size_bytes
 
     def member_bytes(self, member_id: str) -> int:
@@ -198,7 +198,7 @@ class Group:
         self._rebalance.fire(GroupEvent.HEARTBEAT, now)
 
     def leave(self, members: Iterable[LeavingMember], now: Moment) -> list[KafkaError | None]:
-        """Remove each member, or say why not."""
+        """Remove members. Per member: None, or the error that kept it in the group."""
         self._refuse_if_deleted()
         before = len(self._members)
         outcomes = [self._leave(member) for member in members]
@@ -221,7 +221,7 @@ class Group:
         return None
 
     def check_commit(self, committer: Committer, now: Moment) -> None:
-        """Raises `KafkaError` unless these may be committed now. A commit stands for a heartbeat.
+        """Raises `KafkaError` unless this client may commit now. A commit counts as a heartbeat.
 
         Without a generation only while nobody is a member: by tools, and by consumers that choose
         their partitions themselves.
@@ -286,7 +286,7 @@ class Group:
 
 
 def _differs(named: str | None, chosen: str) -> bool:
-    """Nothing is chosen yet while a first generation gathers; old clients name nothing."""
+    """Before the first generation nothing is chosen yet, and old clients name no protocol."""
     return named is not None and bool(chosen) and named != chosen
 
 

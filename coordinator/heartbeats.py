@@ -1,4 +1,4 @@
-"""When each member was last heard of, by any broker. Noted in memory, and written behind."""
+"""When each member was last heard of, by any broker. Kept in memory, written every few seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Heartbeats:
         self._unwritten: dict[tuple[str, str], int] = {}
 
     def last_ms(self, group_id: str, member_id: str) -> int | None:
-        """When the member was last heard of, if it has been since it joined."""
+        """When the member was last heard of; None if it was not since it joined."""
         return self._heard.get(group_id, {}).get(member_id)
 
     def note(self, group_id: str, member_id: str, now_ms: int) -> None:

@@ -1,6 +1,6 @@
-"""The groups in this broker's memory, each with its timer and with what is being stored of it.
+"""The groups in this broker's memory, each with its timer and the record that is being stored.
 
-Nothing that a group decides is heard before it is stored: answers wait for the record of the group
+No client hears of a decision before it is stored: answers wait for the record of the group
 that they follow from. Records of one group are stored one after the other; what changes meanwhile
 goes into the next, so a group that everybody joins at once is stored a few times, not once for each
 member. When the engine refuses a record, those who wait are told to find the coordinator again, and
@@ -49,7 +49,7 @@ class HostedGroups:
         self._by_id: dict[str, HostedGroup] = {}
 
     def __iter__(self) -> Iterator[HostedGroup]:
-        """All of them; a group may come or go meanwhile."""
+        """All of them. Groups may be added and removed during the iteration."""
         return iter(tuple(self._by_id.values()))
 
     def __contains__(self, group_id: str) -> bool:
@@ -70,14 +70,14 @@ class HostedGroups:
             del self._by_id[hosted.group.group_id]
 
     def unload(self, chosen: Callable[[str], bool]) -> list[HostedGroup]:
-        """Coordinate these groups no more, and tell everybody who waits for them."""
+        """Stop coordinating these groups, and refuse the requests that wait for them."""
         unloaded = [hosted for hosted in self if chosen(hosted.group.group_id)]
         for hosted in unloaded:
             hosted.unload()
         return unloaded
 
     def stop(self) -> None:
-        """Answer every parked request: this broker stops. No member is removed any more."""
+        """Refuse every request that waits: this broker stops. No member is removed any more."""
         self.stopping.set()
         for hosted in self:
             hosted.stop()
@@ -116,7 +116,7 @@ class HostedGroup:
         return NotCoordinator(f"another broker coordinates group {self.group.group_id!r} now")
 
     def not_stored(self, what: str, error: EngineError) -> KafkaError:
-        """What a client is told that can do nothing but try again.
+        """The error for a client that can do nothing but try again.
 
         Not KAFKA_STORAGE_ERROR, which ends a Java consumer that commits (its
         `ConsumerCoordinator` takes it for a bug).
@@ -131,7 +131,7 @@ class HostedGroup:
             raise CoordinatorNotAvailable("the group is being deleted")
 
     def after_event(self) -> None:
-        """Store what changed, answer who is answered, set the timer for what comes next."""
+        """Store what changed, send the answers, and set the timer for the next deadline."""
         if self.is_unloaded:
             _deliver(self.group.take_answers(), refusal=self.not_coordinator())
             return
@@ -150,7 +150,7 @@ class HostedGroup:
             self._drop()  # a member was given an id and never came back
 
     async def stored(self) -> None:
-        """Returns when what has changed so far is stored. Raises `CoordinatorNotAvailable`."""
+        """Returns when all changes up to now are stored. Raises `CoordinatorNotAvailable`."""
         if self.saver is not None:
             waiter = asyncio.get_running_loop().create_future()
             self._held.append(Answer(waiter, None))
@@ -168,7 +168,7 @@ class HostedGroup:
         _deliver(self.group.take_answers())
 
     def _let_time_pass(self) -> None:
-        """Do what is due, and come back when the next thing is."""
+        """Do what is due, and set the timer for the next deadline."""
         clock = self._host.clock
         while (deadline := self.group.next_deadline()) is not None:
             if deadline > clock.monotonic_ms():
@@ -227,7 +227,7 @@ class HostedGroup:
 
 
 def _refusal(group_id: str, error: Exception) -> KafkaError:
-    """What those are told who wait for a record that could not be stored."""
+    """The error for requests that wait for a record that could not be stored."""
     if isinstance(error, EngineError):
         log.error(
             "group %s could not be stored; retrying in %g s: %s", group_id, _STORE_AGAIN_S, error
@@ -238,7 +238,7 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
 
 
 def _deliver(answers: Sequence[Answer], *, refusal: KafkaError | None = None) -> None:
-    """Answer those who wait; with `refusal`, tell them all that instead."""
+    """Answer the requests that wait; with `refusal`, all of them with that error instead."""
     for answer in answers:
         if answer.waiter.done():  # its client has gone
             continue

@@ -50,7 +50,7 @@ _DELETED_MS = MINUTE_MS
 
 
 class SharedCache:
-    """Every group that there is, and its members."""
+    """The groups of all brokers, and their members."""
 
     def __init__(
         self, engine: Engine, rows: RowLane, node_id: int, duties: Duties, clock: Clock
@@ -68,27 +68,27 @@ class SharedCache:
         self._version = 0
         self._seen_ms = 0
 
-    # What there is
+    # What is known
 
     def groups(self) -> Collection[GroupRecord]:
-        """All that are not Dead."""
+        """All groups that are not Dead."""
         return self._groups.values()
 
     def get(self, group_id: str) -> GroupRecord | None:
         return self._groups.get(group_id)
 
     def next_version(self, now_ms: int) -> int:
-        """For the next record of a group: microseconds, but always more than ever before."""
+        """The version of the next record: microseconds since 1970, but always a new highest one."""
         self._version = max(self._version + 1, now_ms * 1000)
         return self._version
 
     # Writing
 
     async def store(self, record: GroupRecord) -> None:
-        """Write the group and those of its members that changed; then it is seen here.
+        """Write the group and those of its members that changed; then the cache shows it.
 
         A record whose state is Dead deletes the group. Calls for one group follow each other, with
-        versions that grow. Raises `EngineError`: nothing is seen.
+        versions that grow. Raises `EngineError`: the cache shows what it did.
         """
         if record.state == GroupState.DEAD:
             record = replace(record, members=())
@@ -122,7 +122,7 @@ class SharedCache:
         self.heartbeats.forget_others_than(record)
 
     def _note_deletion(self, group_id: str, version: int) -> None:
-        """Remember it for as long as an older row of the group may be read once more."""
+        """Remember the deletion for as long as an older row of the group may be read again."""
         before = (self._clock.wall_ms() - _DELETED_MS) * 1000
         self._deleted[group_id] = version
         while (oldest := next(iter(self._deleted))) != group_id and self._deleted[oldest] < before:
@@ -181,7 +181,7 @@ class SharedCache:
     async def _repair(
         self, torn: Sequence[GroupRecord], orphans: Mapping[str, Sequence[StoredMember]]
     ) -> None:
-        """Write what a change that was cut short left to do; `orphans` have no group."""
+        """Complete the changes that were cut short. `orphans`: members that have no group."""
         for record in torn:
             log.warning(
                 "the broker died while it stored group %s; the group rebalances", record.group_id
@@ -265,7 +265,7 @@ def _difference(
 ) -> tuple[list[MemberRecord], set[str]]:
     """Members that have to be written, and ids of those that are gone.
 
-    Of those in `uncertain` it is not known what is stored.
+    It is not known what is stored of the members in `uncertain`.
     """
     known = {} if before is None else {member.member_id: member for member in before.members}
     changed = [

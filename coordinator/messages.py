@@ -95,8 +95,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request that waited. `outcome`: None if it only says that the work is
-    done."""
+    """The answer to a request that waited. `outcome` is None if there is only success to tell."""
 
     waiter: Waiter
     outcome: JoinAnswer | SyncAnswer | KafkaError | None

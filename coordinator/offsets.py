@@ -122,8 +122,7 @@ class CommittedOffsets:
     async def commit(
         self, group_id: str, committer: Committer, commits: Sequence[OffsetCommit]
     ) -> None:
-        """Store offsets; the last one of a partition counts. Raises `EngineError`: none is
-        stored."""
+        """Store offsets; the last one of a partition counts. Raises `EngineError`."""
         if not commits:
             return
         version, now_ms = self._next_version(), self._clock.wall_ms()
@@ -311,7 +310,7 @@ class CommittedOffsets:
         version: int,
         offset: CommittedOffset | None,
     ) -> None:
-        """Make a row visible unless a newer one is."""
+        """Show a row, unless a newer one is shown already."""
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = _Group()
@@ -329,7 +328,7 @@ class CommittedOffsets:
             self._deleted.pop((group_id, partition), None)
 
     def _forget_old_deletions(self) -> None:
-        """Versions of deletions are needed as long as an older row may be read once more."""
+        """The version of a deletion is needed for as long as an older row may be read again."""
         before = (self._clock.wall_ms() - _DELETED_MS) * 1000
         if self._deleted and min(self._deleted.values()) < before:
             self._deleted = {key: v for key, v in self._deleted.items() if v >= before}

@@ -35,7 +35,7 @@ from coordinator.messages import (
 from protocol.errors import KafkaError, RebalanceInProgress, UnknownMemberId
 
 _NOBODY_JOINED_RETRY_MS = 1_000
-"""The least that a rebalance which nobody has joined is put off for, whatever members ask for."""
+"""A rebalance that nobody has joined is put off for at least this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class JoinWait:
         self.deadline_ms = now_ms + for_ms
 
     def prolong(self, now_ms: int, delay_ms: int) -> bool:
-        """Wait once more if anybody came during the delay that has ended. Whether it does."""
+        """Wait once more if a member came during the delay. Returns whether it waits."""
         if not (self.is_first and self._has_newcomer and self._delay_left_ms > 0):
             return False
         delay_ms = min(delay_ms, self._delay_left_ms)
@@ -175,7 +175,7 @@ class Rebalance:
             self._end_join_wait(now)
 
     def complete_if_all_joined(self, now: Moment) -> None:
-        """End the wait for members where nobody is waited for any more. Follows every event."""
+        """End the wait for members once nobody is missing. To be called after every event."""
         if (
             self.state is GroupState.PREPARING_REBALANCE
             and self.members.all_joined
@@ -199,7 +199,7 @@ class Rebalance:
         self.answers.append(Answer(waiter, outcome))
 
     def answer_waiting(self, member: GroupMember, error: KafkaError) -> None:
-        """Refuse the requests of a member that wait."""
+        """Refuse the requests of this member that wait for an answer."""
         for waiter in (member.joining, member.syncing):
             if waiter is not None:
                 self.answer(waiter, error)

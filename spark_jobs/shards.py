@@ -14,7 +14,7 @@ from storage.registry_values import MalformedState
 from storage.slot_map import SlotMap
 
 SLOTS_KEY = "slots"
-"""The registry's key of the slot map: broker/cluster/ownership.py."""
+"""The registry's key of the slot map: storage/slot_map.py."""
 
 
 def find_shards(urls: Iterable[str], login: SqlCredentials) -> tuple[SqlServers, ...]:

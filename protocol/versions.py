@@ -7,7 +7,7 @@ Which keys and versions are served is the broker's decision, so the broker hands
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from kafka.protocol.api_key import ApiKey
@@ -16,14 +16,19 @@ from kafka.protocol.api_message import ApiMessage
 __all__ = ["ApiKey", "ServedApi", "ServedT", "served"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServedApi:
     """The message classes of an API key, and the first and last version that is answered."""
 
-    key: ApiKey
     request: type[ApiMessage]
     response: type[ApiMessage]
+    _: KW_ONLY
     versions: tuple[int, int]
+
+    key: ApiKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", ApiKey(self.request.API_KEY))
 
     @property
     def min_version(self) -> int:

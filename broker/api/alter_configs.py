@@ -11,7 +11,6 @@ from kafka.protocol.admin import AlterConfigsRequest, AlterConfigsResponse
 
 from broker.api.config_changes import ConfigChange, Operation, alter_all
 from broker.api.context import Api, RequestContext
-from protocol.versions import ApiKey
 
 
 async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
@@ -28,10 +27,4 @@ async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> Al
     return await alter_all(ctx, changes, AlterConfigsResponse, validate_only=validate_only)
 
 
-API = Api(
-    key=ApiKey.AlterConfigs,
-    request=AlterConfigsRequest,
-    response=AlterConfigsResponse,
-    versions=(0, 2),
-    handler=alter_configs,
-)
+API = Api(AlterConfigsRequest, AlterConfigsResponse, versions=(0, 2), handler=alter_configs)

@@ -21,7 +21,6 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from broker.api.context import Api, RequestContext
 from protocol.errors import InvalidRequest, UnsupportedVersion
-from protocol.versions import ApiKey
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", re.ASCII)
 
@@ -52,10 +51,4 @@ def _answer(error_code: int, listed: Iterable[Api]) -> ApiVersionsResponse:
     )
 
 
-API = Api(
-    key=ApiKey.ApiVersions,
-    request=ApiVersionsRequest,
-    response=ApiVersionsResponse,
-    versions=(0, 4),
-    handler=api_versions,
-)
+API = Api(ApiVersionsRequest, ApiVersionsResponse, versions=(0, 4), handler=api_versions)

@@ -27,7 +27,6 @@ from protocol.errors import (
     InvalidRequest,
     PolicyViolation,
 )
-from protocol.versions import ApiKey
 
 
 async def create_partitions(
@@ -81,9 +80,5 @@ def _topic_to_grow(
 
 
 API = Api(
-    key=ApiKey.CreatePartitions,
-    request=CreatePartitionsRequest,
-    response=CreatePartitionsResponse,
-    versions=(0, 3),
-    handler=create_partitions,
+    CreatePartitionsRequest, CreatePartitionsResponse, versions=(0, 3), handler=create_partitions
 )

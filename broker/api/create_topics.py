@@ -35,7 +35,6 @@ from protocol.errors import (
     InvalidRequest,
     PolicyViolation,
 )
-from protocol.versions import ApiKey
 from storage import topic_configs
 
 
@@ -152,10 +151,4 @@ def _partitions_assigned(ctx: RequestContext, item: CreateTopicsRequest.Creatabl
     return len(indexes)
 
 
-API = Api(
-    key=ApiKey.CreateTopics,
-    request=CreateTopicsRequest,
-    response=CreateTopicsResponse,
-    versions=(2, 7),
-    handler=create_topics,
-)
+API = Api(CreateTopicsRequest, CreateTopicsResponse, versions=(2, 7), handler=create_topics)

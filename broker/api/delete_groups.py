@@ -16,7 +16,6 @@ from kafka.protocol.admin import DeleteGroupsRequest, DeleteGroupsResponse
 
 from broker.api.context import Api, RequestContext
 from protocol.errors import KafkaError
-from protocol.versions import ApiKey
 
 _deleting: set[asyncio.Task[None]] = set()
 
@@ -47,10 +46,4 @@ async def _delete(ctx: RequestContext, group_id: str) -> None:
     await asyncio.shield(deletion)
 
 
-API = Api(
-    key=ApiKey.DeleteGroups,
-    request=DeleteGroupsRequest,
-    response=DeleteGroupsResponse,
-    versions=(0, 2),
-    handler=delete_groups,
-)
+API = Api(DeleteGroupsRequest, DeleteGroupsResponse, versions=(0, 2), handler=delete_groups)

@@ -29,7 +29,6 @@ from protocol.errors import (
     OffsetOutOfRange,
     PolicyViolation,
 )
-from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 _HIGH_WATERMARK = -1
@@ -108,10 +107,4 @@ async def _raise_log_start(ctx: RequestContext, partition: PartitionLog, offset:
         raise partition.closed
 
 
-API = Api(
-    key=ApiKey.DeleteRecords,
-    request=DeleteRecordsRequest,
-    response=DeleteRecordsResponse,
-    versions=(0, 2),
-    handler=delete_records,
-)
+API = Api(DeleteRecordsRequest, DeleteRecordsResponse, versions=(0, 2), handler=delete_records)

@@ -21,7 +21,6 @@ from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest
-from protocol.versions import ApiKey
 
 _Named = tuple[str | None, UUID | None]
 """A topic to delete: by name or by id."""
@@ -66,10 +65,4 @@ def _topic_to_delete(ctx: RequestContext, name: str | None, topic_id: UUID | Non
     return find_topic(ctx, topic_id if name is None else name)
 
 
-API = Api(
-    key=ApiKey.DeleteTopics,
-    request=DeleteTopicsRequest,
-    response=DeleteTopicsResponse,
-    versions=(1, 6),
-    handler=delete_topics,
-)
+API = Api(DeleteTopicsRequest, DeleteTopicsResponse, versions=(1, 6), handler=delete_topics)

@@ -13,7 +13,6 @@ from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse
 from broker.api.context import Api, RequestContext
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
 from protocol.errors import KafkaError, MismatchedEndpointType, UnsupportedEndpointType
-from protocol.versions import ApiKey
 
 _BROKERS = 1
 _CONTROLLERS = 2
@@ -55,9 +54,5 @@ def _endpoint_error(version: int, endpoint_type: int) -> KafkaError | None:
 
 
 API = Api(
-    key=ApiKey.DescribeCluster,
-    request=DescribeClusterRequest,
-    response=DescribeClusterResponse,
-    versions=(0, 2),
-    handler=describe_cluster,
+    DescribeClusterRequest, DescribeClusterResponse, versions=(0, 2), handler=describe_cluster
 )

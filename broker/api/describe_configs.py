@@ -18,7 +18,6 @@ from broker.api.config_resources import ResourceType, check_broker_name
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
 from protocol.errors import InvalidRequest, KafkaError
-from protocol.versions import ApiKey
 
 
 async def describe_configs(
@@ -84,9 +83,5 @@ def _described(
 
 
 API = Api(
-    key=ApiKey.DescribeConfigs,
-    request=DescribeConfigsRequest,
-    response=DescribeConfigsResponse,
-    versions=(1, 4),
-    handler=describe_configs,
+    DescribeConfigsRequest, DescribeConfigsResponse, versions=(1, 4), handler=describe_configs
 )

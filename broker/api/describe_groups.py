@@ -22,7 +22,6 @@ from coordinator.group_states import GroupState
 from coordinator.groups import selected_metadata
 from coordinator.messages import GroupRecord
 from protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
-from protocol.versions import ApiKey
 
 _MEMBER_BYTES = 100  # of a described member, without its strings and bytes
 
@@ -112,10 +111,4 @@ def _without_members(group_id: str, state: str, operations: set[int]) -> _Descri
     )
 
 
-API = Api(
-    key=ApiKey.DescribeGroups,
-    request=DescribeGroupsRequest,
-    response=DescribeGroupsResponse,
-    versions=(0, 6),
-    handler=describe_groups,
-)
+API = Api(DescribeGroupsRequest, DescribeGroupsResponse, versions=(0, 6), handler=describe_groups)

@@ -22,7 +22,6 @@ from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
 from broker.api.context import Api, RequestContext
 from broker.log.topic import Topic
 from protocol.errors import KafkaStorageError
-from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -91,9 +90,5 @@ def _leads(ctx: RequestContext, topic: Topic, index: int) -> bool:
 
 
 API = Api(
-    key=ApiKey.DescribeLogDirs,
-    request=DescribeLogDirsRequest,
-    response=DescribeLogDirsResponse,
-    versions=(1, 5),
-    handler=describe_log_dirs,
+    DescribeLogDirsRequest, DescribeLogDirsResponse, versions=(1, 5), handler=describe_log_dirs
 )

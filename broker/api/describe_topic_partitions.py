@@ -18,7 +18,6 @@ from broker.api.partition_leaders import described_partitions
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
-from protocol.versions import ApiKey
 
 PARTITIONS_PER_PAGE = 2000
 """Kafka's max.request.partition.size.limit."""
@@ -110,9 +109,8 @@ def _bits(operations: set[int]) -> int:
 
 
 API = Api(
-    key=ApiKey.DescribeTopicPartitions,
-    request=DescribeTopicPartitionsRequest,
-    response=DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
     versions=(0, 0),
     handler=describe_topic_partitions,
 )

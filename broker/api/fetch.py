@@ -35,7 +35,6 @@ from protocol.errors import (
     KafkaStorageError,
     OffsetOutOfRange,
 )
-from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
@@ -291,10 +290,4 @@ def _by_topic(answers: list[tuple[Wanted, _PartitionData]]) -> list[_TopicRespon
     return list(topics.values())
 
 
-API = Api(
-    key=ApiKey.Fetch,
-    request=FetchRequest,
-    response=FetchResponse,
-    versions=(4, 18),
-    handler=fetch,
-)
+API = Api(FetchRequest, FetchResponse, versions=(4, 18), handler=fetch)

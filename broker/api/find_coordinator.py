@@ -26,7 +26,6 @@ from protocol.errors import (
     KafkaError,
     TransactionalIdAuthorizationFailed,
 )
-from protocol.versions import ApiKey
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)
 
@@ -106,9 +105,5 @@ def _refusal(key_type: int) -> KafkaError | None:
 
 
 API = Api(
-    key=ApiKey.FindCoordinator,
-    request=FindCoordinatorRequest,
-    response=FindCoordinatorResponse,
-    versions=(0, 6),
-    handler=find_coordinator,
+    FindCoordinatorRequest, FindCoordinatorResponse, versions=(0, 6), handler=find_coordinator
 )

@@ -17,7 +17,6 @@ from kafka.protocol.consumer import HeartbeatRequest, HeartbeatResponse
 
 from broker.api.context import Api, RequestContext
 from protocol.errors import CoordinatorLoadInProgress
-from protocol.versions import ApiKey
 
 
 async def heartbeat(ctx: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
@@ -28,10 +27,4 @@ async def heartbeat(ctx: RequestContext, request: HeartbeatRequest) -> Heartbeat
     return HeartbeatResponse(throttle_time_ms=0, error_code=0)
 
 
-API = Api(
-    key=ApiKey.Heartbeat,
-    request=HeartbeatRequest,
-    response=HeartbeatResponse,
-    versions=(0, 4),
-    handler=heartbeat,
-)
+API = Api(HeartbeatRequest, HeartbeatResponse, versions=(0, 4), handler=heartbeat)

@@ -11,7 +11,6 @@ from kafka.protocol.admin import IncrementalAlterConfigsRequest, IncrementalAlte
 
 from broker.api.config_changes import ConfigChange, alter_all
 from broker.api.context import Api, RequestContext
-from protocol.versions import ApiKey
 
 
 async def incremental_alter_configs(
@@ -31,9 +30,8 @@ async def incremental_alter_configs(
 
 
 API = Api(
-    key=ApiKey.IncrementalAlterConfigs,
-    request=IncrementalAlterConfigsRequest,
-    response=IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
     versions=(0, 1),
     handler=incremental_alter_configs,
 )

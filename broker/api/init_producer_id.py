@@ -18,7 +18,6 @@ from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdRespons
 
 from broker.api.context import Api, RequestContext
 from protocol.errors import InvalidRequest, KafkaStorageError
-from protocol.versions import ApiKey
 from storage.engine import EngineError
 
 
@@ -39,10 +38,4 @@ async def init_producer_id(
     )
 
 
-API = Api(
-    key=ApiKey.InitProducerId,
-    request=InitProducerIdRequest,
-    response=InitProducerIdResponse,
-    versions=(0, 5),
-    handler=init_producer_id,
-)
+API = Api(InitProducerIdRequest, InitProducerIdResponse, versions=(0, 5), handler=init_producer_id)

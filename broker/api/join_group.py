@@ -22,7 +22,6 @@ from kafka.protocol.consumer import JoinGroupRequest, JoinGroupResponse
 from broker.api.context import NAME_MAX_BYTES, Api, RequestContext
 from coordinator.messages import JoinRequest, MemberIdGiven
 from protocol.errors import InvalidRequest, KafkaError
-from protocol.versions import ApiKey
 
 
 async def join_group(ctx: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
@@ -86,10 +85,4 @@ def _protocol_name(name: str, version: int) -> str | None:
     return name or None if version >= 7 else name
 
 
-API = Api(
-    key=ApiKey.JoinGroup,
-    request=JoinGroupRequest,
-    response=JoinGroupResponse,
-    versions=(0, 9),
-    handler=join_group,
-)
+API = Api(JoinGroupRequest, JoinGroupResponse, versions=(0, 9), handler=join_group)

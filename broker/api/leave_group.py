@@ -15,7 +15,6 @@ from kafka.protocol.consumer import LeaveGroupRequest, LeaveGroupResponse
 from broker.api.context import Api, RequestContext
 from coordinator.messages import LeavingMember
 from protocol.errors import KafkaError, UnknownMemberId
-from protocol.versions import ApiKey
 
 
 async def leave_group(ctx: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
@@ -52,10 +51,4 @@ async def _leave(
         return [error] * len(members)
 
 
-API = Api(
-    key=ApiKey.LeaveGroup,
-    request=LeaveGroupRequest,
-    response=LeaveGroupResponse,
-    versions=(0, 5),
-    handler=leave_group,
-)
+API = Api(LeaveGroupRequest, LeaveGroupResponse, versions=(0, 5), handler=leave_group)

@@ -13,7 +13,6 @@ from kafka.protocol.admin import ListConfigResourcesRequest, ListConfigResources
 from broker.api.config_resources import ResourceType
 from broker.api.context import Api, RequestContext
 from protocol.errors import UnsupportedVersion
-from protocol.versions import ApiKey
 
 
 async def list_config_resources(
@@ -44,9 +43,8 @@ async def list_config_resources(
 
 
 API = Api(
-    key=ApiKey.ListConfigResources,
-    request=ListConfigResourcesRequest,
-    response=ListConfigResourcesResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
     versions=(0, 1),
     handler=list_config_resources,
 )

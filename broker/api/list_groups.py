@@ -11,7 +11,6 @@ from __future__ import annotations
 from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
 
 from broker.api.context import Api, RequestContext
-from protocol.versions import ApiKey
 
 _CLASSIC = "classic"
 
@@ -35,10 +34,4 @@ async def list_groups(ctx: RequestContext, request: ListGroupsRequest) -> ListGr
     )
 
 
-API = Api(
-    key=ApiKey.ListGroups,
-    request=ListGroupsRequest,
-    response=ListGroupsResponse,
-    versions=(0, 5),
-    handler=list_groups,
-)
+API = Api(ListGroupsRequest, ListGroupsResponse, versions=(0, 5), handler=list_groups)

@@ -27,7 +27,6 @@ from broker.api.offset_queries import UNKNOWN, ask
 from broker.api.topic_lookup import find_partition
 from broker.log.partition import PartitionLog
 from protocol.errors import InvalidRequest, KafkaError, UnsupportedVersion
-from protocol.versions import ApiKey
 
 _LATEST = -1
 _EARLIEST = -2
@@ -128,10 +127,4 @@ def _latest(found: list[tuple[int, int]]) -> tuple[int, int]:
     return max(found, key=lambda one: (one[0], -one[1]))
 
 
-API = Api(
-    key=ApiKey.ListOffsets,
-    request=ListOffsetsRequest,
-    response=ListOffsetsResponse,
-    versions=(1, 11),
-    handler=list_offsets,
-)
+API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(1, 11), handler=list_offsets)

@@ -28,7 +28,6 @@ from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, TopicAlreadyExists, UnknownTopicId
-from protocol.versions import ApiKey
 
 
 async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse:
@@ -157,10 +156,4 @@ def _missing(
     )
 
 
-API = Api(
-    key=ApiKey.Metadata,
-    request=MetadataRequest,
-    response=MetadataResponse,
-    versions=(0, 13),
-    handler=metadata,
-)
+API = Api(MetadataRequest, MetadataResponse, versions=(0, 13), handler=metadata)

@@ -31,7 +31,6 @@ from protocol.errors import (
     KafkaError,
     OffsetMetadataTooLarge,
 )
-from protocol.versions import ApiKey
 
 _KEEP_BY_DEFAULT = -1
 _EXPIRE_MAX_MS = 4_102_444_800_000
@@ -144,10 +143,4 @@ def _expire_time_ms(ctx: RequestContext, request: OffsetCommitRequest) -> int | 
     return max(0, min(expire_ms, _EXPIRE_MAX_MS))
 
 
-API = Api(
-    key=ApiKey.OffsetCommit,
-    request=OffsetCommitRequest,
-    response=OffsetCommitResponse,
-    versions=(2, 10),
-    handler=offset_commit,
-)
+API = Api(OffsetCommitRequest, OffsetCommitResponse, versions=(2, 10), handler=offset_commit)

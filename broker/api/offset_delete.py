@@ -18,7 +18,6 @@ from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import check_partition, find_topic
 from coordinator.messages import TopicPartition
 from protocol.errors import KafkaError, UnknownTopicOrPartition
-from protocol.versions import ApiKey
 
 
 async def offset_delete(ctx: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
@@ -55,10 +54,4 @@ def _lookup_error(ctx: RequestContext, name: str, index: int) -> KafkaError | No
     return None
 
 
-API = Api(
-    key=ApiKey.OffsetDelete,
-    request=OffsetDeleteRequest,
-    response=OffsetDeleteResponse,
-    versions=(0, 0),
-    handler=offset_delete,
-)
+API = Api(OffsetDeleteRequest, OffsetDeleteResponse, versions=(0, 0), handler=offset_delete)

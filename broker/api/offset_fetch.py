@@ -30,7 +30,6 @@ from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from coordinator.messages import CommittedOffset, TopicPartition
 from protocol.errors import CoordinatorLoadInProgress, KafkaError, UnknownTopicId
-from protocol.versions import ApiKey
 
 _SEVERAL_GROUPS = 8
 _PARTITION_BYTES = 40  # of a fetched partition, without its metadata
@@ -194,10 +193,4 @@ def _committed(
     return committed if committed is not None and committed.topic_id == topic.topic_id else None
 
 
-API = Api(
-    key=ApiKey.OffsetFetch,
-    request=OffsetFetchRequest,
-    response=OffsetFetchResponse,
-    versions=(1, 10),
-    handler=offset_fetch,
-)
+API = Api(OffsetFetchRequest, OffsetFetchResponse, versions=(1, 10), handler=offset_fetch)

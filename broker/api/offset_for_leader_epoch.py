@@ -17,7 +17,6 @@ from broker.api.context import Api, RequestContext
 from broker.api.offset_queries import UNKNOWN, ask
 from broker.api.topic_lookup import find_partition
 from protocol.errors import KafkaError
-from protocol.versions import ApiKey
 
 
 async def offset_for_leader_epoch(
@@ -58,9 +57,8 @@ async def _epoch_end(
 
 
 API = Api(
-    key=ApiKey.OffsetForLeaderEpoch,
-    request=OffsetForLeaderEpochRequest,
-    response=OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
     versions=(2, 4),
     handler=offset_for_leader_epoch,
 )

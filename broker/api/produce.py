@@ -48,7 +48,6 @@ from protocol.errors import (
     UnsupportedCompressionType,
     UnsupportedForMessageFormat,
 )
-from protocol.versions import ApiKey
 
 _ACKS = frozenset({-1, 0, 1})
 _ZSTD = 4
@@ -247,11 +246,4 @@ def _close_if_failed(responses: list[ProduceResponse.TopicProduceResponse]) -> N
                 raise CloseConnection(f"acks=0, and {partition.error_message}")
 
 
-API = Api(
-    key=ApiKey.Produce,
-    request=ProduceRequest,
-    response=ProduceResponse,
-    versions=(3, 13),
-    first_listed=0,
-    handler=produce,
-)
+API = Api(ProduceRequest, ProduceResponse, versions=(3, 13), first_listed=0, handler=produce)

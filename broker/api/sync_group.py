@@ -22,7 +22,6 @@ from protocol.errors import (
     InconsistentGroupProtocol,
     RebalanceInProgress,
 )
-from protocol.versions import ApiKey
 
 
 async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
@@ -51,10 +50,4 @@ async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGrou
     )
 
 
-API = Api(
-    key=ApiKey.SyncGroup,
-    request=SyncGroupRequest,
-    response=SyncGroupResponse,
-    versions=(0, 5),
-    handler=sync_group,
-)
+API = Api(SyncGroupRequest, SyncGroupResponse, versions=(0, 5), handler=sync_group)

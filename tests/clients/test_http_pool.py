@@ -4,7 +4,6 @@ consumers.
 
 import concurrent.futures
 import http.client
-import time
 from collections.abc import Callable
 
 from tests.support.adapters import KafkaPython
@@ -126,7 +125,7 @@ def test_many_clients_at_once_get_their_own_answers(server: BrokerProcess) -> No
 def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
-    server = own_server()
+    server = own_server(shutdown_timeout_ms="600000")  # far longer than `stop` waits
     write(server, "CREATE TABLE default.hole (n UInt64) ENGINE = Null")
     connections = [connect(server) for _ in range(5)]
     for connection, sql in zip(
@@ -149,8 +148,6 @@ def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     insert.putheader("Content-Length", "1000")
     insert.endheaders(b"1,2\n")
     until(lambda: len(running(server)) >= 3)
-    start = time.monotonic()
     server.stop()
-    assert time.monotonic() - start < 15
     for connection in connections:
         connection.close()

@@ -156,10 +156,10 @@ def test_a_varint_has_32_bits_at_most(data: bytes) -> None:
 )
 def test_the_time_grows_with_the_bytes_only(data: bytes) -> None:
     """Both took minutes with the decoders of kafka-python."""
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(REFUSED):
         request_of(MetadataRequest, 9)(data)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_known_tagged_field_must_have_the_size_that_it_says() -> None:

@@ -449,7 +449,7 @@ async def test_a_keeper_that_hangs_is_an_error_in_time(
     with keeper.paused():
         await assert_nobody_answers(registry)
     found = await until_answered(registry)
-    # What was on its way may arrive when it wakes: that is what "not known" means.
+    # What was on its way may arrive when it wakes: that is why the outcome is unknown.
     assert found in (None, Versioned("kept", 1), Versioned("lost", 2))
 
 

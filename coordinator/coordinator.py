@@ -163,12 +163,8 @@ class GroupCoordinator:
             hosted.refuse_when_being_deleted()
             held_bytes = hosted.group.member_bytes(request.member_id)
             self._hosted_groups.refuse_when_full(protocols_bytes(request.protocols) - held_bytes)
-        waiter: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
-        try:
-            hosted.group.join(request, waiter, self._clock.now())
-        finally:
-            hosted.after_event()
-        return await waiter
+        answer: JoinAnswer = await hosted.answered(hosted.group.join, request)
+        return answer
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncAnswer:
         """Returns when the leader has assigned the partitions."""
@@ -177,12 +173,8 @@ class GroupCoordinator:
         hosted = self._hosting(group_id)
         if not self._hosted_groups.has_room_for(sum(map(len, request.assignments.values()))):
             raise UnknownServerError("the assignment is too large: see groups_max_bytes")
-        waiter: asyncio.Future[SyncAnswer] = asyncio.get_running_loop().create_future()
-        try:
-            hosted.group.sync(request, waiter, self._clock.now())
-        finally:
-            hosted.after_event()
-        return await waiter
+        answer: SyncAnswer = await hosted.answered(hosted.group.sync, request)
+        return answer
 
     async def heartbeat(
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int

@@ -14,14 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from common.clock import Clock
+from common.clock import Clock, Moment
 from common.tasks import event_within
 from coordinator.duties import Duties
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
 from coordinator.membership import SharedCache
-from coordinator.messages import Answer, GroupRecord
+from coordinator.messages import Answer, GroupRecord, Waiter
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupMaxSizeReached,
@@ -34,6 +35,7 @@ from storage.engine import EngineError
 log = logging.getLogger(__name__)
 
 _STORE_AGAIN_S = 1.0
+RequestT = TypeVar("RequestT")
 
 
 class HostedGroups:
@@ -129,6 +131,17 @@ class HostedGroup:
     def refuse_when_being_deleted(self) -> None:
         if self.is_being_deleted:
             raise CoordinatorNotAvailable("the group is being deleted")
+
+    async def answered(
+        self, decide: Callable[[RequestT, Waiter, Moment], None], request: RequestT
+    ) -> Any:
+        """Have the group decide about a request that may wait. Returns its answer, or raises."""
+        waiter = asyncio.get_running_loop().create_future()
+        try:
+            decide(request, waiter, self._host.clock.now())
+        finally:
+            self.after_event()
+        return await waiter
 
     def after_event(self) -> None:
         """Store what changed, send the answers, and set the timer for the next deadline."""

@@ -15,9 +15,8 @@ from broker.api.context import Api, RequestContext
 
 async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     changes = [
-        ConfigChange(
-            resource.resource_type,
-            resource.resource_name,
+        ConfigChange.of(
+            resource,
             [(config.name, Operation.SET, config.value) for config in resource.configs],
             keeps_others=False,
         )

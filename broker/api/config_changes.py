@@ -53,6 +53,13 @@ class ConfigChange:
     keeps_others: bool
     """Whether configs that are not named keep their values."""
 
+    @classmethod
+    def of(
+        cls, resource: Any, steps: Sequence[tuple[str, int, str | None]], *, keeps_others: bool
+    ) -> ConfigChange:
+        """`resource`: of a request to alter configs."""
+        return cls(resource.resource_type, resource.resource_name, steps, keeps_others)
+
 
 async def alter_all(
     ctx: RequestContext, changes: Sequence[ConfigChange], response: Any, *, validate_only: bool

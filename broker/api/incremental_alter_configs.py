@@ -17,9 +17,8 @@ async def incremental_alter_configs(
     ctx: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
     changes = [
-        ConfigChange(
-            resource.resource_type,
-            resource.resource_name,
+        ConfigChange.of(
+            resource,
             [(config.name, config.config_operation, config.value) for config in resource.configs],
             keeps_others=True,
         )

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from broker.api.context import RequestContext
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import readable_range
+from broker.log.partition_sql import IS_IN_RANGE, readable_range
 from protocol.errors import KafkaStorageError
 from sql.queries import query
 from storage.engine import EngineError
@@ -26,11 +26,12 @@ async def ask(
 
     `more` are parameters of the query. Raises `KafkaStorageError`.
     """
+    text = query(name, is_in_range=IS_IN_RANGE)
     params = readable_range(partition) | more
     found: list[tuple[int, int]] = []
     try:
         for engine in ctx.broker.row_sources.engines(partition):
-            found += [(first, second) for first, second in await engine.rows(query(name), params)]
+            found += [(first, second) for first, second in await engine.rows(text, params)]
     except EngineError as error:
         raise KafkaStorageError(f"{partition} cannot be read: {error}") from error
     return best(found) if found else UNKNOWN

@@ -221,10 +221,10 @@ def plan(
         for number, slot in enumerate(slot_map.slots)
         if slot.owner == NOBODY or slot.owner in over
     ]
-    room = _rooms(slot_map, live)
+    share = _Share(me, slot_map, live, free, _rooms(slot_map, live), reachable)
     return Plan(
-        release=_releases(me, slot_map, live, free, room, reachable, releasing),
-        claim=_claims(me, slot_map, live, free, room, reachable),
+        release=share.releases(releasing),
+        claim=share.claims(),
         dead=dead,
         forget=tuple(sorted(over - owners)) if me == min(live) else (),
     )
@@ -256,58 +256,58 @@ def _weight(session: BrokerSession, number: int) -> bytes:
     return blake2b(f"{session.node_id}/{number}".encode(), digest_size=8).digest()
 
 
-def _claims(
-    me: int,
-    slot_map: SlotMap,
-    live: Mapping[int, BrokerSession],
-    free: Sequence[int],
-    room: Mapping[int, int],
-    reachable: Collection[str],
-) -> tuple[int, ...]:
-    slots = slot_map.slots
-    within = [number for number in free if set(slots[number].shards) <= set(reachable)]
-    others = [session for key, session in live.items() if key != me]
-    ranks = {number: _rank(live[me], number, others) for number in within}
-    within.sort(key=lambda number: (ranks[number], number))
-    taken, left = within[: max(room[me], 0)], within[max(room[me], 0) :]
-    for number in left:
-        able = [session for session in others if _reaches(session, slots[number])]
-        if any(room[session.session_id] > 0 for session in able):
-            continue
-        if _rank(live[me], number, able) == 0:
-            taken.append(number)
-    return tuple(taken)
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What session `me` works out its share of the slots from.
 
+    `free`: slots without an owner. `room`: how many slots each live session lacks.
+    """
 
-def _releases(
-    me: int,
-    slot_map: SlotMap,
-    live: Mapping[int, BrokerSession],
-    free: Sequence[int],
-    room: Mapping[int, int],
-    reachable: Collection[str],
-    releasing: Collection[int],
-) -> tuple[int, ...]:
-    """Slots that I cannot serve and another can; then what I have too many and others lack."""
-    mine = slot_map.of(me)
-    others = {key: session for key, session in live.items() if key != me}
-    released = [
-        number
-        for number, slot in mine.items()
-        if slot.shards[-1] not in reachable
-        and any(_reaches(session, slot) for session in others.values())
-    ]
-    wanting = [key for key in others if room[key] > 0]
-    wanted = sum(room[key] for key in wanting) - sum(
-        any(_reaches(others[key], slot_map.slots[number]) for key in wanting) for number in free
-    )
-    count = min(-room[me] - len(released), wanted)
-    if count <= 0:
-        return tuple(released)
-    ranks = {number: _rank(live[me], number, others.values()) for number in mine}
-    for number in sorted(mine, key=lambda one: (one not in releasing, -ranks[one], one)):
-        can_go = any(_reaches(others[key], mine[number]) for key in wanting)
-        if count and can_go and number not in released:
-            released.append(number)
-            count -= 1
-    return tuple(sorted(released))
+    me: int
+    slot_map: SlotMap
+    live: Mapping[int, BrokerSession]
+    free: Sequence[int]
+    room: Mapping[int, int]
+    reachable: Collection[str]
+
+    def claims(self) -> tuple[int, ...]:
+        """Free slots as far as there is room; then those that nobody with room can serve."""
+        slots, mine, room = self.slot_map.slots, self.live[self.me], self.room[self.me]
+        within = [one for one in self.free if set(slots[one].shards) <= set(self.reachable)]
+        others = [session for key, session in self.live.items() if key != self.me]
+        ranks = {number: _rank(mine, number, others) for number in within}
+        within.sort(key=lambda number: (ranks[number], number))
+        taken, left = within[: max(room, 0)], within[max(room, 0) :]
+        for number in left:
+            able = [session for session in others if _reaches(session, slots[number])]
+            if any(self.room[session.session_id] > 0 for session in able):
+                continue
+            if _rank(mine, number, able) == 0:
+                taken.append(number)
+        return tuple(taken)
+
+    def releases(self, releasing: Collection[int]) -> tuple[int, ...]:
+        """Slots that I cannot serve and another can; then what I have too many and others lack."""
+        mine = self.slot_map.of(self.me)
+        others = {key: session for key, session in self.live.items() if key != self.me}
+        released = [
+            number
+            for number, slot in mine.items()
+            if slot.shards[-1] not in self.reachable
+            and any(_reaches(session, slot) for session in others.values())
+        ]
+        wanting = [key for key in others if self.room[key] > 0]
+        wanted = sum(self.room[key] for key in wanting) - sum(
+            any(_reaches(others[key], self.slot_map.slots[number]) for key in wanting)
+            for number in self.free
+        )
+        count = min(-self.room[self.me] - len(released), wanted)
+        if count <= 0:
+            return tuple(released)
+        ranks = {number: _rank(self.live[self.me], number, others.values()) for number in mine}
+        for number in sorted(mine, key=lambda one: (one not in releasing, -ranks[one], one)):
+            can_go = any(_reaches(others[key], mine[number]) for key in wanting)
+            if count and can_go and number not in released:
+                released.append(number)
+                count -= 1
+        return tuple(sorted(released))

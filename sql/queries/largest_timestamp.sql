@@ -2,10 +2,6 @@
 -- topic String, topic_id UUID, partition Int32, first Int64 (included), end Int64 (excluded)
 SELECT timestamp_ms, offset
 FROM messages
-WHERE topic = {topic:String}
-    AND topic_id = {topic_id:UUID}
-    AND partition = {partition:Int32}
-    AND offset >= {first:Int64}
-    AND offset < {end:Int64}
+WHERE ${is_in_range}
 ORDER BY timestamp_ms DESC, offset
 LIMIT 1;

@@ -4,11 +4,7 @@
 -- epoch Int32
 SELECT leader_epoch, max(offset) + 1
 FROM messages
-WHERE topic = {topic:String}
-    AND topic_id = {topic_id:UUID}
-    AND partition = {partition:Int32}
-    AND offset >= {first:Int64}
-    AND offset < {end:Int64}
+WHERE ${is_in_range}
     AND leader_epoch <= {epoch:Int32}
 GROUP BY leader_epoch
 ORDER BY leader_epoch DESC

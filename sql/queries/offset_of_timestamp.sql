@@ -3,11 +3,7 @@
 -- timestamp Int64 (ms)
 SELECT timestamp_ms, offset
 FROM messages
-WHERE topic = {topic:String}
-    AND topic_id = {topic_id:UUID}
-    AND partition = {partition:Int32}
-    AND offset >= {first:Int64}
-    AND offset < {end:Int64}
+WHERE ${is_in_range}
     AND timestamp_ms >= {timestamp:Int64}
 ORDER BY topic, partition, offset
 LIMIT 1;

@@ -88,6 +88,11 @@ class Backoff:
         """How long the next pause takes."""
         return self._next_s
 
+    def after(self, error: Exception, log: logging.Logger, failing: str) -> float:
+        """`advance`, and a warning of what is `failing` and when it is tried again."""
+        log.warning("%s; retrying in %.2f s: %s", failing, self._next_s, error)
+        return self.advance()
+
     def advance(self) -> float:
         """The length of the pause to make now, in seconds; the one after it is twice as long."""
         pause_s = self._next_s

@@ -4,6 +4,7 @@ Everything here is inline C of a few lines. Numbers in a record batch are big-en
 Native block is little-endian, as the processors are that these modules compile for.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy
@@ -202,3 +203,11 @@ cdef inline int read_varlong(
         return 0
     out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
     return 1
+
+
+cdef inline void point_at(list texts, const uint8_t **starts, size_t *sizes):
+    """Where each of these `bytes` objects starts, and its size. The list must outlive that."""
+    cdef Py_ssize_t i
+    for i in range(len(texts)):
+        starts[i] = <const uint8_t *>PyBytes_AS_STRING(texts[i])
+        sizes[i] = len(texts[i])

@@ -24,6 +24,7 @@ from protocol._bytes cimport (
     Buf,
     bh_put64,
     bh_varuint_size,
+    point_at,
     put_byte,
     put_int64,
     put_string,
@@ -230,17 +231,8 @@ assert len(_HEADS) == BLOCK_WIDTH
 cdef size_t _heads_size = sum(len(head) for head in _HEADS)
 cdef const uint8_t *_head[BLOCK_WIDTH]
 cdef size_t _head_size[BLOCK_WIDTH]
-
-
-cdef void _point_at_heads():
-    # The list above lives as long as the module, so its bytes may be pointed at.
-    cdef int i
-    for i in range(BLOCK_WIDTH):
-        _head[i] = <const uint8_t *>PyBytes_AS_STRING(_HEADS[i])
-        _head_size[i] = len(_HEADS[i])
-
-
-_point_at_heads()
+# The list lives as long as the module, so its bytes may be pointed at.
+point_at(_HEADS, _head, _head_size)
 
 
 cdef inline uint8_t *_write_head(uint8_t *p, int column) noexcept nogil:

@@ -39,6 +39,7 @@ from protocol._bytes cimport (
     bh_put64,
     bh_varuint_size,
     bh_zigzag,
+    point_at,
     read_varuint,
     reserve,
     write_bytes,
@@ -78,17 +79,8 @@ cdef list _HEADS = [column_head(*column) for column in READ_COLUMNS]
 assert len(_HEADS) == READ_WIDTH
 cdef const uint8_t *_head[READ_WIDTH]
 cdef size_t _head_size[READ_WIDTH]
-
-
-cdef void _point_at_heads():
-    # The list above lives as long as the module, so its bytes may be pointed at.
-    cdef int i
-    for i in range(READ_WIDTH):
-        _head[i] = <const uint8_t *>PyBytes_AS_STRING(_HEADS[i])
-        _head_size[i] = len(_HEADS[i])
-
-
-_point_at_heads()
+# The list lives as long as the module, so its bytes may be pointed at.
+point_at(_HEADS, _head, _head_size)
 
 
 cdef struct Rows:

@@ -208,11 +208,8 @@ class RowLane:
                 )
                 return
             except InsertOutcomeUnknown as error:
-                log.warning(
-                    "outcome of block %s is unknown; retrying in %.2f s: %s",
-                    token, backoff.next_s, error,
-                )  # fmt: skip
-                await asyncio.sleep(backoff.advance())
+                pause_s = backoff.after(error, log, f"outcome of block {token} is unknown")
+                await asyncio.sleep(pause_s)
 
     def _refuse_all(self) -> None:
         while self._queue:

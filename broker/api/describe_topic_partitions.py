@@ -14,7 +14,7 @@ from kafka.protocol.admin import DescribeTopicPartitionsRequest, DescribeTopicPa
 from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.operations import TOPIC_OPERATIONS
-from broker.api.partition_leaders import described_partitions
+from broker.api.partition_leaders import described_partitions, described_topic
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
@@ -81,13 +81,8 @@ def _described(
         eligible_leader_replicas=[],
         last_known_elr=[],
     )
-    return row(
-        error_code=0,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic_names.is_internal(topic.name),
-        partitions=list(partitions),
-        topic_authorized_operations=_bits(TOPIC_OPERATIONS),
+    return described_topic(
+        topic, row, partitions, topic_authorized_operations=_bits(TOPIC_OPERATIONS)
     )
 
 

@@ -23,7 +23,7 @@ from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.new_topics import PARTITIONS_PER_REQUEST, create_topic
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.partition_leaders import described_partitions
+from broker.api.partition_leaders import described_partitions, described_topic
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
@@ -133,14 +133,7 @@ def _found(
     partitions = described_partitions(
         ctx, topic, range(topic.partitions), row.MetadataResponsePartition
     )
-    return row(
-        error_code=0,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic_names.is_internal(topic.name),
-        partitions=list(partitions),
-        authorized_operations=operations,
-    )
+    return described_topic(topic, row, partitions, authorized_operations=operations)
 
 
 def _missing(

@@ -6,13 +6,30 @@ whose slot has no owner has no leader: LEADER_NOT_AVAILABLE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+from broker import topic_names
 from broker.api.context import RequestContext
 from broker.leadership import NO_NODE
 from broker.log.topic import Topic
 from protocol.errors import LeaderNotAvailable
+
+TopicRow = TypeVar("TopicRow")
+
+
+def described_topic(
+    topic: Topic, row: Callable[..., TopicRow], partitions: Iterable[Any], **more: Any
+) -> TopicRow:
+    """The topic as a `row`, a class of the response; `more` are further fields of it."""
+    return row(
+        error_code=0,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic_names.is_internal(topic.name),
+        partitions=list(partitions),
+        **more,
+    )
 
 
 def described_partitions(

@@ -12,7 +12,6 @@ twice.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -101,18 +100,7 @@ class Housekeeping:
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
-        self._rounds = Periodic("housekeeping", _EVERY_S, self.round)
-
-    def start(self) -> None:
-        """Begin. `task` ends only by a bug."""
-        self._rounds.start()
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._rounds.task
-
-    async def close(self) -> None:
-        await self._rounds.close()
+        self.periodic = Periodic("housekeeping", _EVERY_S, self.round)
 
     async def round(self) -> None:
         """Do what is due, where this broker is the one that does it."""

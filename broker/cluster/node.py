@@ -28,7 +28,7 @@ from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
-from broker.cluster.topics import SharedCatalog, TopicWatch
+from broker.cluster.topics import SharedCatalog, topic_watch
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
@@ -127,9 +127,9 @@ class ClusterNode:
             self._topics,
             self._hosts,
             settings.retention_check_interval_ms,
-        )
+        ).periodic
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
-        self._watching = TopicWatch(self._topics)
+        self._watching = topic_watch(self._topics)
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read the topics and start what needs no session. Raises `EngineError`."""

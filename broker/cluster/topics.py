@@ -226,31 +226,18 @@ class SharedCatalog(TopicCatalog):
         """The housekeeping broker does it, when all brokers have seen the deletion."""
 
 
-class TopicWatch:
-    """Looks for changes of other brokers, four times a second."""
+def topic_watch(catalog: SharedCatalog) -> Periodic:
+    """The task that looks for changes of other brokers, four times a second."""
+    outage = Outage(
+        log, "topics cannot be read from the registry, retrying", "topics can be read again"
+    )
 
-    def __init__(self, catalog: SharedCatalog) -> None:
-        self._catalog = catalog
-        self._outage = Outage(
-            log, "topics cannot be read from the registry, retrying", "topics can be read again"
-        )
-        self._looks = Periodic("topics-of-others", _WATCH_EVERY_S, self._look)
-
-    def start(self) -> None:
-        """Begin. `task` ends only by a bug."""
-        self._looks.start()
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._looks.task
-
-    async def close(self) -> None:
-        await self._looks.close()
-
-    async def _look(self) -> None:
+    async def look() -> None:
         try:
-            await self._catalog.refresh()
+            await catalog.refresh()
         except EngineError as error:
-            self._outage.failed(error)
+            outage.failed(error)
         else:
-            self._outage.worked()
+            outage.worked()
+
+    return Periodic("topics-of-others", _WATCH_EVERY_S, look)

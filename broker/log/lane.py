@@ -295,11 +295,7 @@ class Lane:
                 log.warning("block %s was reported as refused, but it is stored", token)
                 return
             except InsertOutcomeUnknown as error:
-                log.warning(
-                    "outcome of block %s is unknown; retrying in %.2f s: %s",
-                    token, backoff.next_s, error,
-                )  # fmt: skip
-                await self._pause(backoff)
+                await self._pause(backoff.after(error, log, f"outcome of block {token} is unknown"))
 
     async def _is_stored(self, block: PendingBlock) -> bool:
         """Whether a block that was refused is stored; asks until the engine answers."""
@@ -315,14 +311,14 @@ class Lane:
                     "cannot find out whether a refused block is stored; retrying in %.2f s: %s",
                     backoff.next_s, error,
                 )  # fmt: skip
-                await self._pause(backoff)
+                await self._pause(backoff.advance())
 
-    async def _pause(self, backoff: Backoff) -> None:
+    async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt; not in a lane that ends.
 
         A shutdown does not end the wait: the outcome has to be known first.
         """
-        await event_within(self._ended, backoff.advance())
+        await event_within(self._ended, seconds)
 
     # --- the lease
 

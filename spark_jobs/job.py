@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
 from common.console import console, new_table, printable
-from common.environment import ENV_PREFIX
+from common.options import environment_option, server_option
 from spark_jobs.session import SparkMissing, session
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
@@ -123,22 +123,12 @@ def number(
 
 
 _COMMON_OPTIONS = (
-    click.option(
-        "--servers",
-        metavar="URL[,URL]",
-        default="http://127.0.0.1:8123",
-        envvar=ENV_PREFIX + "HTTP",
-        callback=_check_servers,
-        show_default=True,
-        show_envvar=True,
-        help="The broker's SQL interface, or the ClickHouse servers of a cluster.",
+    server_option(
+        "--servers", "URL[,URL]", "http://127.0.0.1:8123", "HTTP", _check_servers,
+        "The broker's SQL interface, or the ClickHouse servers of a cluster.",
     ),
-    click.option(
-        "--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="The broker's sql_user."
-    ),
-    click.option(
-        "--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True, help="Its password."
-    ),
+    environment_option("--user", "SQL_USER", "The broker's sql_user."),
+    environment_option("--password", "SQL_PASSWORD", "Its password."),
     click.option(
         "--master",
         metavar="MASTER",

@@ -17,7 +17,7 @@ import click
 
 from broker.cli.options import to_address
 from common.address import Address
-from common.environment import ENV_PREFIX
+from common.options import server_option
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -27,15 +27,8 @@ CONNECT_TIMEOUT_S = 5.0
 BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
 
-bootstrap_option = click.option(
-    "--bootstrap",
-    metavar="HOST:PORT",
-    default="127.0.0.1:9092",
-    envvar=ENV_PREFIX + "KAFKA",
-    callback=to_address,
-    show_default=True,
-    show_envvar=True,
-    help="The broker to ask.",
+bootstrap_option = server_option(
+    "--bootstrap", "HOST:PORT", "127.0.0.1:9092", "KAFKA", to_address, "The broker to ask."
 )
 
 

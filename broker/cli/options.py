@@ -1,12 +1,15 @@
 """What the options of several commands share: reading addresses, and the error for settings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import click
 
 from broker.config import ConfigError
 from common.address import Address, parse_address
+
+T = TypeVar("T")
 
 
 class WrongSettings(click.ClickException):
@@ -22,6 +25,17 @@ def settings_errors() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise WrongSettings(str(error)) from error
+
+
+def if_given(parse: Callable[[str], T]) -> Callable[..., T | None]:
+    """The click callback of an option that may be absent: `parse` raises click.BadParameter."""
+
+    def callback(
+        _context: click.Context, _parameter: click.Parameter, text: str | None
+    ) -> T | None:
+        return None if text is None else parse(text)
+
+    return callback
 
 
 def to_address(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:

@@ -31,6 +31,7 @@ from broker.cli.kafka_client import (
     explained,
     partition_ranges,
 )
+from broker.cli.options import if_given
 from common.address import Address
 from common.console import console, new_table, printable
 
@@ -60,11 +61,7 @@ def _to_partitions(
     return chosen
 
 
-def _to_timestamp_ms(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> int | None:
-    if text is None:
-        return None
+def _to_timestamp_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -74,11 +71,7 @@ def _to_timestamp_ms(
     return _timestamp_ms(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
-def _to_timestamp_before_now_ms(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> int | None:
-    if text is None:
-        return None
+def _to_timestamp_before_now_ms(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise click.BadParameter(f"write a duration such as P7D, PT2H30M or P1DT12H, not {text!r}")
@@ -137,13 +130,13 @@ def _to_plan(
 @click.option(
     "--to-datetime",
     metavar="TIME",
-    callback=_to_timestamp_ms,
+    callback=if_given(_to_timestamp_ms),
     help="To the first record of this time or later: ISO 8601, in UTC if it names no zone.",
 )
 @click.option(
     "--by-duration",
     metavar="PnDTnHnMnS",
-    callback=_to_timestamp_before_now_ms,
+    callback=if_given(_to_timestamp_before_now_ms),
     help="To the first record since so long ago: P7D, PT2H30M.",
 )
 @click.option("--shift-by", metavar="N", type=int, help="Forward by N records; back if negative.")

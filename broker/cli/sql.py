@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from yarl import URL
 
-from common.environment import ENV_PREFIX
+from common.options import environment_option, server_option
 
 MAX_TABLE_ROWS = 1000
 MAX_MESSAGE_BYTES = 65536
@@ -61,20 +61,9 @@ def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "--format", "output", metavar="NAME", help="Any ClickHouse format, such as JSONEachRow."
 )
-@click.option(
-    "--http",
-    metavar="URL",
-    default="http://127.0.0.1:8123",
-    envvar=ENV_PREFIX + "HTTP",
-    callback=_to_url,
-    show_default=True,
-    show_envvar=True,
-    help="The server to ask.",
-)
-@click.option(
-    "--user", envvar=ENV_PREFIX + "SQL_USER", show_envvar=True, help="Anonymous if not given."
-)
-@click.option("--password", envvar=ENV_PREFIX + "SQL_PASSWORD", show_envvar=True)
+@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", _to_url, "The server to ask.")
+@environment_option("--user", "SQL_USER", "Anonymous if not given.")
+@environment_option("--password", "SQL_PASSWORD")
 def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:
     """Run QUERY and print the answer.
 

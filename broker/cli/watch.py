@@ -13,17 +13,14 @@ from rich.live import Live
 from rich.text import Text
 
 from broker.cli.kafka_client import ctrl_c
+from broker.cli.options import if_given
 from common.console import console
 
 DEFAULT_WATCH_S = "2"
 MIN_WATCH_S, MAX_WATCH_S = 0.1, 86_400.0
 
 
-def _to_seconds(
-    _context: click.Context, _parameter: click.Parameter, text: str | None
-) -> float | None:
-    if text is None:
-        return None
+def _to_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -40,7 +37,7 @@ watch_option = click.option(
     "--watch",
     "watch_s",
     metavar="[SECONDS]",
-    callback=_to_seconds,
+    callback=if_given(_to_seconds),
     is_flag=False,
     flag_value=DEFAULT_WATCH_S,
     help=f"Draw again every so many seconds ({DEFAULT_WATCH_S}, if not given) until Ctrl-C. "

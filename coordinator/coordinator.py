@@ -80,9 +80,7 @@ class GroupCoordinator:
         self._limits = limits.groups
         self._clock = clock
         self._hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
-        self.expiry = OffsetExpiry(
-            self._hosted_groups, offsets, duties, clock, limits.offsets_retention_ms
-        )
+        self.expiry = OffsetExpiry(self._hosted_groups, offsets, limits.offsets_retention_ms)
         self._cache_worker = CacheWorker(cache, offsets)
 
     # What is coordinated here

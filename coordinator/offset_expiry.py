@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common.clock import Clock
 from common.tasks import Periodic
-from coordinator.duties import Duties
 from coordinator.group_states import GroupState
 from coordinator.hosted_groups import HostedGroup, HostedGroups
 from coordinator.offsets import CommittedOffsets
@@ -26,17 +24,11 @@ class OffsetExpiry:
     """Deletes old offsets of groups, and groups without members and offsets."""
 
     def __init__(
-        self,
-        hosted_groups: HostedGroups,
-        offsets: CommittedOffsets,
-        duties: Duties,
-        clock: Clock,
-        retention_ms: int,
+        self, hosted_groups: HostedGroups, offsets: CommittedOffsets, retention_ms: int
     ) -> None:
         self._hosted_groups = hosted_groups
         self._offsets = offsets
-        self._duties = duties
-        self._clock = clock
+        self._clock = hosted_groups.clock
         self._retention_ms = retention_ms
         self.periodic = Periodic("offset-expiry", _INTERVAL_S, self._run)
 
@@ -53,7 +45,7 @@ class OffsetExpiry:
         for hosted in self._hosted_groups:
             await asyncio.sleep(0)  # others go on meanwhile
             await self._expire_offsets_of(hosted)
-        if self._duties.is_housekeeper():
+        if self._hosted_groups.duties.is_housekeeper():
             await self._offsets.rewrite_old()
 
     async def _expire_offsets_of(self, hosted: HostedGroup) -> None:

@@ -14,14 +14,7 @@ from broker.api.context import Api, RequestContext
 
 
 async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    changes = [
-        ConfigChange.of(
-            resource,
-            [(config.name, Operation.SET, config.value) for config in resource.configs],
-            keeps_others=False,
-        )
-        for resource in request.resources
-    ]
+    changes = ConfigChange.of_request(request, lambda _: Operation.SET, keeps_others=False)
     validate_only = request.validate_only
     return await alter_all(ctx, changes, AlterConfigsResponse, validate_only=validate_only)
 

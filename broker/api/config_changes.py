@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -54,11 +54,19 @@ class ConfigChange:
     """Whether configs that are not named keep their values."""
 
     @classmethod
-    def of(
-        cls, resource: Any, steps: Sequence[tuple[str, int, str | None]], *, keeps_others: bool
-    ) -> ConfigChange:
-        """`resource`: of a request to alter configs."""
-        return cls(resource.resource_type, resource.resource_name, steps, keeps_others)
+    def of_request(
+        cls, request: Any, operation: Callable[[Any], int], *, keeps_others: bool
+    ) -> list[ConfigChange]:
+        """A change for each resource of a request; `operation` is what it does to a config."""
+        return [
+            cls(
+                resource.resource_type,
+                resource.resource_name,
+                [(config.name, operation(config), config.value) for config in resource.configs],
+                keeps_others,
+            )
+            for resource in request.resources
+        ]
 
 
 async def alter_all(

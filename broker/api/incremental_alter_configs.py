@@ -16,14 +16,9 @@ from broker.api.context import Api, RequestContext
 async def incremental_alter_configs(
     ctx: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    changes = [
-        ConfigChange.of(
-            resource,
-            [(config.name, config.config_operation, config.value) for config in resource.configs],
-            keeps_others=True,
-        )
-        for resource in request.resources
-    ]
+    changes = ConfigChange.of_request(
+        request, lambda config: config.config_operation, keeps_others=True
+    )
     response = IncrementalAlterConfigsResponse
     return await alter_all(ctx, changes, response, validate_only=request.validate_only)
 

@@ -244,7 +244,7 @@ def _scenario(costs: Costs, wanted: _Scenario) -> list[tuple[str, str]]:
         ("Keeper, at 5,000 writes/s", f"{found.used[KEEPER]:.0%}"),
         ("bound by", found.bottleneck if found.bottleneck != PRODUCERS else "nothing"),
         (
-            "on its way on a broker, MB",
+            "in flight on a broker, MB",
             f"{mb_s / cluster.brokers * found.p50_ms / 1e3:,.0f}",
         ),
         ("into a broker, Gbit/s", f"{mb_s * 8e-3 / cluster.brokers:.1f}"),

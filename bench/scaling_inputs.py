@@ -2,8 +2,8 @@
 
 Starts a Keeper, two engines as shards and one broker on this machine, and prints `scaling.toml`:
 blocks of several sizes inserted over HTTP, records produced in small and large batches, the
-registry, and the speed of it all. CPU seconds are counted by process, and for the broker by thread:
-its main thread runs the event loop, the others do work that does not need the interpreter's lock.
+registry, and how fast all of it is. CPU seconds are counted by process, and for the broker by
+thread: its main thread runs the event loop, the others do work that needs no interpreter lock.
 Other load changes CPU seconds less than times; the output says how much of the machine was left.
 """
 

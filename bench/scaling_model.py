@@ -23,7 +23,7 @@ BUSY = 0.9
 """A resource that is busier than this limits a run."""
 
 _WARM_UP = 0.2  # the share of a run's batches that is not counted
-_KEPT_UP = 0.95  # when a short run ends, some records are still on their way
+_KEPT_UP = 0.95  # when a short run ends, some records are still in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +422,7 @@ class _Model:
 
 
 def _nothing() -> None:
-    """The event after work that nobody waits for."""
+    """The event that follows work which no batch waits for."""
 
 
 def simulate(

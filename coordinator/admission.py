@@ -1,9 +1,9 @@
-"""JoinGroup: who may be a member of a group, under which id, and in whose place.
+"""JoinGroup: who may be a member of a group, with which id, and which member it replaces.
 
-A dynamic member is given an id and comes back with it (KIP-394); a static member that comes without
-its id is a new process in the place of the old one (KIP-345). The group takes no more members than
-its limit, and none that shares no protocol with all others. What follows from a JoinGroup that is
-accepted, `Rebalance` decides."""
+A dynamic member gets an id and sends JoinGroup again with it (KIP-394). A static member that sends
+no id is a new process that replaces the old one (KIP-345). The group refuses members beyond its
+limit, and members that share no protocol with all others. `Rebalance` decides what an accepted
+JoinGroup leads to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from coordinator.rebalance import Joining, Rebalance
 from protocol.errors import FencedInstanceId, GroupMaxSizeReached, InvalidSessionTimeout
 
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
-"""How long a new member is kept that waits for its first generation.
+"""How long a new member that waits for its first generation is kept.
 
-It does not know its id yet, so it cannot send heartbeats; if its client has gone, nobody would
-notice."""
+It does not know its id yet, so it cannot send heartbeats, and the group would not notice that its
+client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class GroupLimits:
 
 
 class Admission:
-    """Lets members into one group."""
+    """Admits members to one group."""
 
     def __init__(self, rebalance: Rebalance, limits: GroupLimits, new_ids: Iterator[str]) -> None:
-        """`new_ids`: what makes the ids of members unique."""
+        """`new_ids` makes the unique part of member ids."""
         self._rebalance = rebalance
         self._members = rebalance.members
         self._limits = limits
         self._new_ids = new_ids
 
     def join(self, request: JoinRequest, waiter: Waiter, now: Moment) -> None:
-        """Raises `KafkaError`; `MemberIdGiven` when the member has to come again with its id."""
+        """Raises `KafkaError`; `MemberIdGiven` if the member must join again with its id."""
         if request.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(request, waiter, now)
         else:
@@ -104,7 +104,7 @@ class Admission:
             self._rebalance.fire(GroupEvent.FOLLOWER_REJOINED, now, joining)
 
     def _has_room_for(self, member_id: str) -> bool:
-        """During a rebalance, members that have joined again go before those that have not."""
+        """During a rebalance, only members that have joined again count against the limit."""
         if self._rebalance.state is GroupState.PREPARING_REBALANCE:
             joined = self._members.joined
             return len(joined) < self._limits.max_size or any(
@@ -113,7 +113,7 @@ class Admission:
         return member_id in self._members or len(self._members) < self._limits.max_size
 
     def _full(self) -> GroupMaxSizeReached:
-        return GroupMaxSizeReached(f"the group takes {self._limits.max_size} members")
+        return GroupMaxSizeReached(f"the group is full: {self._limits.max_size} members")
 
     def _add(self, member_id: str, request: JoinRequest, waiter: Waiter, now: Moment) -> None:
         if not self._members or not self._rebalance.protocol_type:
@@ -139,7 +139,7 @@ class Admission:
     def _replace(
         self, old: GroupMember, member_id: str, request: JoinRequest, waiter: Waiter, now: Moment
     ) -> None:
-        """A static member without its id is a new process in the old one's place (KIP-345)."""
+        """A static member that sends no id is a new process that replaces the old one (KIP-345)."""
         self._rebalance.answer_waiting(
             old, FencedInstanceId(f"another member is {old.group_instance_id} now")
         )

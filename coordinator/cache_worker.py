@@ -1,4 +1,4 @@
-"""The worker of the shared cache: what happens to groups and offsets in the background.
+"""The worker of the shared cache: it keeps groups and offsets up to date in the background.
 
 Every half second it reads what other brokers have stored. Every few seconds it writes the
 heartbeats that this broker has heard, and every hour it drops rows that are deleted."""
@@ -20,9 +20,9 @@ _CLEAN_UP_EVERY_S = 3600.0
 
 
 class CacheWorker:
-    """Keeps the cache up to date with other brokers, and writes heartbeats behind.
+    """Keeps the cache up to date with other brokers, and writes heartbeats.
 
-    `offsets` are brought up to date too.
+    It keeps `offsets` up to date too.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CacheWorker:
 
 
 class _Interval:
-    """An interval of time that begins again when it is over."""
+    """A time interval that repeats."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,7 +1,7 @@
-"""The groups that this broker coordinates: what their members and administrators ask of them.
+"""The groups that this broker coordinates: requests of their members and of administrators.
 
 A request is checked here, decided by the group's state machine (`coordinator.groups`), stored and
-then answered (`coordinator.hosted_groups`). Heartbeats are answered from memory and written behind.
+then answered (`coordinator.hosted_groups`). Heartbeats are answered from memory and written later.
 Offsets are stored by `coordinator.offsets`, after the state machine has agreed.
 
 With several brokers a group belongs to a slot, and its coordinator is the owner of the slot: see
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class CoordinatorLimits:
     """Settings of the coordinator.
 
-    `max_bytes`: of subscriptions and assignments of all groups; past it nobody may join.
+    `max_bytes` limits subscriptions and assignments of all groups; beyond it nobody may join.
     """
 
     groups: GroupLimits
@@ -65,7 +65,7 @@ class CoordinatorLimits:
 
 
 class GroupCoordinator:
-    """The groups of this broker. Methods raise the `KafkaError` that the client is answered."""
+    """The groups of this broker. Methods raise the `KafkaError` that the client gets."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class GroupCoordinator:
         self.expiry = OffsetExpiry(self._hosted_groups, offsets, limits.offsets_retention_ms)
         self._cache_worker = CacheWorker(cache, offsets)
 
-    # What is coordinated here
+    # Which groups are coordinated here
 
     async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
         """Coordinate every group that is stored, and start. Raises `EngineError`."""
@@ -104,7 +104,7 @@ class GroupCoordinator:
         self._host_stored(chosen)
 
     async def unload_groups(self, chosen: Callable[[str], bool]) -> None:
-        """Stop coordinating these groups. Returns when nothing of them is being stored."""
+        """Stop coordinating these groups. Returns when none of their rows is being stored."""
         unloaded = self._hosted_groups.unload(chosen)
         await asyncio.gather(*(one.saver for one in unloaded if one.saver is not None))
         await self.offsets.settled()
@@ -114,7 +114,7 @@ class GroupCoordinator:
         self._hosted_groups.unload(lambda _: True)
 
     def coordinator_of(self, _group_id: str) -> GroupCoordinator:
-        """A broker that is alone coordinates every group."""
+        """This coordinator: a broker that runs alone coordinates every group."""
         return self
 
     def record(self, group_id: str) -> GroupRecord | None:
@@ -144,7 +144,7 @@ class GroupCoordinator:
         await asyncio.gather(*savers)
         await self._cache_worker.close()
 
-    # What members ask
+    # Requests of members
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinAnswer:
         """Returns when the rebalance is over. Raises `MemberIdGiven`, among others."""
@@ -227,7 +227,7 @@ class GroupCoordinator:
         if self.cache.get(group_id) is None:
             await hosted.stored()
 
-    # What administrators ask
+    # Requests of administrators
 
     async def delete_group(self, group_id: str) -> None:
         """Delete an empty group and its offsets. Raises `GroupIdNotFound` or `NonEmptyGroup`."""
@@ -273,7 +273,7 @@ class GroupCoordinator:
         try:
             await self.offsets.forget_topic(topic, topic_id, set(self._hosted_groups.ids()))
         except EngineError as error:
-            log.error("offsets of the deleted topic %s stay until the next start: %s", topic, error)
+            log.error("offsets of deleted topic %s stay until the next start: %s", topic, error)
 
     # Groups in memory
 

@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class Duties(Protocol):
-    """Asked before each step that depends on it, because it may end at any moment."""
+    """Check it before each step that depends on it: it may end at any moment."""
 
     def may_serve(self) -> bool:
         """Whether the session of this broker is valid: it may answer for its groups and write."""
 
     def is_housekeeper(self) -> bool:
-        """Whether this is the broker that does what one broker has to do for the whole shard."""
+        """Whether this is the housekeeping broker of the shard."""
 
 
 class SoleBroker:
-    """The duties of a broker that is alone: it always serves, and does everything."""
+    """The duties of a broker that runs alone: it may always serve, and is the housekeeper."""
 
     def may_serve(self) -> bool:
         return True

@@ -1,8 +1,8 @@
 """The members of one group in memory: who they are, which protocols they share, and who leads.
 
 Members are kept in the order in which they joined. A static member (KIP-345) keeps its place when a
-new process takes it over. An id that has been given and not been joined with yet is pending
-(KIP-394): it takes room in the group, and a rebalance waits for it.
+new process takes it over. An id is pending until the member that it was given to has joined with it
+(KIP-394): it counts towards the size of the group, and a rebalance waits for it.
 
 Nothing here knows the state of the group, or answers requests; `coordinator.rebalance` does."""
 
@@ -43,7 +43,7 @@ class GroupMember:
     joining: Waiter | None = None
     syncing: Waiter | None = None
     is_new: bool = False
-    """It waits for its first generation, and cannot send heartbeats."""
+    """The member waits for its first generation, and cannot send heartbeats."""
     _record: MemberRecord | None = field(default=None, repr=False)
 
     @classmethod
@@ -84,7 +84,7 @@ class GroupMember:
             self.assignment, self._record = assignment, None
 
     def replaced_by(self, member_id: str, now_ms: int, request: JoinRequest) -> GroupMember:
-        """The static member in a new process: its place and its assignment stay."""
+        """A new process of the static member: it keeps the place and the assignment."""
         return replace(
             self,
             member_id=member_id,
@@ -119,7 +119,7 @@ class Members:
     def __init__(self) -> None:
         self.leader = ""
         self.pending: dict[str, int] = {}
-        """Ids that were given and not joined with yet, and until when they are waited for."""
+        """Ids whose members have not joined with them yet, and until when the group waits."""
         self._by_id: dict[str, GroupMember] = {}  # by time of joining
         self._static: dict[str, str] = {}  # group instance id -> member id
         self._supporters: dict[str, int] = {}  # protocol name -> members that have it
@@ -130,7 +130,7 @@ class Members:
             self._insert(GroupMember.restored(stored, now_ms))
         self.leader = record.leader if record.leader in self._by_id else next(iter(self._by_id), "")
 
-    # Who is there
+    # Finding members
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -181,20 +181,20 @@ class Members:
         return pending + sum(member.size_bytes for member in self)
 
     def as_joined(self, protocol_name: str) -> tuple[JoinedMember, ...]:
-        """What the leader is told of every member."""
+        """Every member, as the leader sees it in its answer to JoinGroup."""
         return tuple(
             JoinedMember(one.member_id, one.group_instance_id, one.metadata(protocol_name))
             for one in self
         )
 
-    # Who comes and goes
+    # Adding and removing members
 
     def add(self, member: GroupMember) -> None:
         self._insert(member)
         self.leader = self.leader or member.member_id
 
     def remove(self, member: GroupMember) -> None:
-        """The member that joined next leads, if this one did."""
+        """Remove the member. If it was the leader, the member that joined next leads."""
         del self._by_id[member.member_id]
         self._count_protocols(member.protocols, -1)
         if member.group_instance_id is not None:
@@ -203,7 +203,7 @@ class Members:
             self.leader = next(iter(self._by_id), "")
 
     def replace(self, old: GroupMember, new: GroupMember) -> None:
-        """Put a static member's new process in the place of the old one."""
+        """Replace the old process of a static member by the new one."""
         assert new.group_instance_id is not None
         self._by_id = {one.member_id: one for one in (new if m is old else m for m in self)}
         self._static[new.group_instance_id] = new.member_id
@@ -211,7 +211,7 @@ class Members:
             self.leader = new.member_id
 
     def update(self, member: GroupMember, request: JoinRequest) -> None:
-        """Note what the member says of itself now."""
+        """Store what the member sent in its JoinGroup."""
         self._count_protocols(member.protocols, -1)
         member.protocols = request.protocols
         self._count_protocols(member.protocols, 1)

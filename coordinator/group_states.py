@@ -1,8 +1,8 @@
 """The states of a consumer group, and the table that moves it from one to the next.
 
 `TRANSITIONS` is what runs: `coordinator.rebalance.Rebalance` looks every event up in it, then
-refuses the event, or enters the state that stands there and does the actions that stand beside it.
-An event that is not in the table of a state cannot happen there: to meet it is a bug.
+refuses the event, or enters the next state and does its actions. An event that is not in the table
+of a state cannot happen in that state, except by a bug.
 
 Events that no request causes directly (`EVERYBODY_JOINED`, `EVERYBODY_GONE`) end the wait for
 members. They are raised as soon as the wait is over, whatever ended it."""
@@ -35,8 +35,8 @@ class GroupEvent(Enum):
     FOLLOWER_REJOINED = auto()
     """A member joined again and nothing about it changed. Its first answer may have been lost."""
     LEADER_REJOINED = auto()
-    """The same of the leader: it wants to assign again, because topics have changed, for
-    example."""
+    """The leader joined again and nothing about it changed: it wants to assign partitions again,
+    because topics have changed, for example."""
     STATIC_MEMBER_REPLACED = auto()
     """A new process took the place of a static member; the group's protocol need not change."""
     MEMBERS_REMOVED = auto()
@@ -48,7 +48,7 @@ class GroupEvent(Enum):
     FOLLOWER_SYNCED = auto()
     """A member asks for its assignment."""
     LEADER_SYNCED = auto()
-    """The leader brings the assignment of every member."""
+    """The leader sends the assignment of every member."""
     HEARTBEAT = auto()
     COMMIT = auto()
     """A member commits offsets in the current generation."""
@@ -61,21 +61,21 @@ class GroupAction(Enum):
     BEGIN_FIRST_WAIT = auto()
     """Wait a fixed time for the first members to come (KIP-134)."""
     BEGIN_WAIT = auto()
-    """Call every member back, and wait until all have joined again."""
+    """Tell every member to join again, and wait until all have."""
     PARK_JOIN = auto()
-    """Note what the member says of itself, and let its JoinGroup wait for the next generation."""
+    """Store what the member sent, and let its JoinGroup wait for the next generation."""
     TELL_GENERATION = auto()
-    """Answer a JoinGroup with the generation that there is."""
+    """Answer a JoinGroup with the current generation."""
     TELL_REPLACEMENT = auto()
-    """The same to a static member's new process (KIP-814)."""
+    """Answer a static member's new process with the current generation (KIP-814)."""
     BEGIN_GENERATION = auto()
     """Answer every JoinGroup, and wait for the leader's assignment."""
     PARK_SYNC = auto()
     """Let a SyncGroup wait for the assignment."""
     ASSIGN = auto()
-    """Note the assignment that the leader has brought, and answer every SyncGroup with it."""
+    """Store the assignment that the leader has sent, and answer every SyncGroup with it."""
     TELL_ASSIGNMENT = auto()
-    """Answer a SyncGroup with the assignment that there is."""
+    """Answer a SyncGroup with the current assignment."""
 
 
 @dataclass(frozen=True, slots=True)

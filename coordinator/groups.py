@@ -2,8 +2,8 @@
 
 Each request of the classic group protocol is a method. It raises the `KafkaError` of a request that
 is refused at once, and otherwise leaves what it decided in `take_answers()`: a JoinGroup or a
-SyncGroup may be answered much later, by somebody else's request or by `tick`. What has to be stored
-is `record()`, when `changed`.
+SyncGroup may be answered much later, by another member's request or by `tick`. If `changed`, the
+caller must store `record()`.
 
 `waiter` is whatever the caller needs to find the request again; the group hands it back with the
 answer and never looks into it. Every waiter is answered: by the end of the rebalance, by a newer
@@ -81,7 +81,7 @@ class Group:
         now: Moment,
         new_ids: Iterator[str] | None = None,
     ) -> Group:
-        """The group as it was stored: every member has its whole session time-out to come back.
+        """The group as it was stored: every member has its full session time-out to come back.
 
         A record that was put together after a crash between two tables may name no leader, or no
         protocol type, although it has members.
@@ -114,12 +114,12 @@ class Group:
         return self._rebalance.changed
 
     def mark_changed(self) -> None:
-        """It is to be stored: it is new and has offsets but no members, or storing it failed."""
+        """The group must be stored: it is new and has only offsets, or storing it failed."""
         self._rebalance.changed = True
 
     @property
     def is_unused(self) -> bool:
-        """Whether it has no members, and no id that was given and not joined with yet."""
+        """Whether it has no members and no pending ids."""
         return not self._members and not self._members.pending
 
     @property
@@ -170,7 +170,7 @@ class Group:
     # Requests
 
     def join(self, request: JoinRequest, waiter: Waiter, now: Moment) -> None:
-        """Raises `KafkaError`; `MemberIdGiven` when the member has to come again with its id."""
+        """Raises `KafkaError`; `MemberIdGiven` if the member must join again with its id."""
         self._limits.check_session_timeout(request.session_timeout_ms)
         self._refuse_if_deleted()
         self._admission.join(request, waiter, now)
@@ -241,13 +241,13 @@ class Group:
         member.heard_at(now.monotonic_ms)
 
     def delete(self, now: Moment) -> None:
-        """The group is deleted. Only while it is empty."""
+        """Delete the group. It must be empty."""
         assert not self._members
         self._members.pending.clear()
         self._rebalance.fire(GroupEvent.DELETED, now)
 
     def shut_down(self, error: KafkaError) -> None:
-        """Refuse every request that waits: this coordinator stops, or is no longer the one."""
+        """Refuse every request that waits: this broker stops coordinating the group."""
         for member in self._members:
             self._rebalance.answer_waiting(member, error)
 
@@ -260,7 +260,7 @@ class Group:
         return min(deadlines + self._rebalance.deadlines, default=None)
 
     def tick(self, now: Moment) -> None:
-        """Do what is due."""
+        """Act on every deadline that has passed."""
         pending = self._members.pending
         for member_id in [one for one, until_ms in pending.items() if until_ms <= now.monotonic_ms]:
             del pending[member_id]

@@ -3,11 +3,11 @@
 No client hears of a decision before it is stored: answers wait for the record of the group
 that they follow from. Records of one group are stored one after the other; what changes meanwhile
 goes into the next, so a group that everybody joins at once is stored a few times, not once for each
-member. When the engine refuses a record, those who wait are told to find the coordinator again, and
-it is stored again.
+member. When the engine refuses a record, the requests that wait for it fail with an error that
+makes clients find their coordinator again, and the broker retries the record.
 
-What is stored while the broker's session runs out is not answered: the next coordinator reads what
-is there. A row that comes late hides nothing newer, because versions follow the clock."""
+A record that is stored while the broker's session ends is not answered: the next coordinator reads
+the stored rows. A late row never hides a newer one, because versions follow the clock."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class HostedGroup:
         return NotCoordinator(f"another broker coordinates group {self.group.group_id!r} now")
 
     def not_stored(self, what: str, error: EngineError) -> KafkaError:
-        """The error for a client that can do nothing but try again.
+        """The error for a client that can only retry.
 
         Not KAFKA_STORAGE_ERROR, which ends a Java consumer that commits (its
         `ConsumerCoordinator` takes it for a bug).
@@ -181,7 +181,7 @@ class HostedGroup:
         _deliver(self.group.take_answers())
 
     def _let_time_pass(self) -> None:
-        """Do what is due, and set the timer for the next deadline."""
+        """Act on every deadline that has passed, and set the timer for the next one."""
         clock = self._host.clock
         while (deadline := self.group.next_deadline()) is not None:
             if deadline > clock.monotonic_ms():

@@ -1,11 +1,11 @@
 """The shared cache: groups and members of all brokers, as they are in the tables.
 
-What this broker decides is written through: a group is a row before it is seen here. A worker reads
-every half second what other brokers wrote, and writes heartbeats behind. Describe and list are
+What this broker decides is written through: a group is a row before the cache shows it. Every half
+second a worker reads what other brokers wrote; it also writes heartbeats. Describe and list are
 answered from here, by any broker; the state machines do not live here.
 
-When a broker dies between the rows of a group's members and the row of the group, the next one that
-loads the group takes it as one that has to rebalance."""
+When a broker dies after it stored the members of a group and before it stored the group, the next
+broker that loads the group makes it rebalance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OTHERS_HEARTBEATS = (
 _MEMBERS_OF = "WHERE group_id IN {ids:Array(String)}"
 _ACTIVE_MS = 2 * MINUTE_MS
 _OVERLAP_MS = 10 * SECOND_MS
-"""How much later than others a row may become visible that says it was written at the same time."""
+"""How much later a row may become visible than others with the same time of writing."""
 _DELETED_MS = MINUTE_MS
 
 
@@ -78,7 +78,7 @@ class SharedCache:
         return self._groups.get(group_id)
 
     def next_version(self, now_ms: int) -> int:
-        """The version of the next record: microseconds since 1970, but always a new highest one."""
+        """The version of the next record: microseconds since 1970, and higher than any before."""
         self._version = max(self._version + 1, now_ms * 1000)
         return self._version
 
@@ -88,7 +88,7 @@ class SharedCache:
         """Write the group and those of its members that changed; then the cache shows it.
 
         A record whose state is Dead deletes the group. Calls for one group follow each other, with
-        versions that grow. Raises `EngineError`: the cache shows what it did.
+        versions that grow. Raises `EngineError`, and leaves the cache as it was.
         """
         if record.state == GroupState.DEAD:
             record = replace(record, members=())
@@ -167,7 +167,7 @@ class SharedCache:
             await self.clean_up()
 
     def _to_rebalance(self, record: GroupRecord, rows: Sequence[StoredMember]) -> GroupRecord:
-        """A group of which some members are ahead of the rest."""
+        """A group with members whose versions are higher than its own: it has to rebalance."""
         now_ms = self._clock.wall_ms()
         return replace(
             record,
@@ -233,7 +233,7 @@ class SharedCache:
             self._seen_ms = max(self._seen_ms, group.changed_ms)
 
     def _show_if_news(self, group: StoredGroup, members: Sequence[StoredMember]) -> None:
-        # A torn group is being written just now; the next round finds all of it.
+        # A torn group is being written just now; the next round reads all of it.
         if self._is_news(group) and (group.removed or not group.is_torn(members)):
             self._show(group.with_members(members))
 

@@ -39,7 +39,7 @@ class JoinRequest:
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
     requires_known_member_id: bool
-    """A dynamic member without an id is given one and told to come back with it (KIP-394, v4)."""
+    """A dynamic member without an id gets one, and must join again with it (KIP-394, v4)."""
     supports_skipping_assignment: bool
     """A static leader that returns can be told not to compute an assignment (KIP-814, v9)."""
 
@@ -95,7 +95,7 @@ class SyncAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request that waited. `outcome` is None if there is only success to tell."""
+    """The answer to a request that waited. `outcome` None: success, with nothing more to say."""
 
     waiter: Waiter
     outcome: JoinAnswer | SyncAnswer | KafkaError | None
@@ -103,7 +103,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LeavingMember:
-    """One member in LeaveGroup: by instance id alone where `member_id` is empty (admin tools)."""
+    """One member in LeaveGroup: only by instance id if `member_id` is empty (admin tools)."""
 
     member_id: str
     group_instance_id: str | None

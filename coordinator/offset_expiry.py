@@ -1,4 +1,4 @@
-"""Old offsets: those past their retention are deleted, and then the groups that have nothing left.
+"""Old offsets: those past their retention are deleted, and then groups that have none left.
 
 Runs every five minutes for the groups that this broker coordinates. One broker of each shard, its
 housekeeper, also writes old rows of offsets that are still current again, before the table's TTL
@@ -43,7 +43,7 @@ class OffsetExpiry:
     async def expire(self) -> None:
         """Raises `EngineError`."""
         for hosted in self._hosted_groups:
-            await asyncio.sleep(0)  # others go on meanwhile
+            await asyncio.sleep(0)  # let other tasks run
             await self._expire_offsets_of(hosted)
         if self._hosted_groups.duties.is_housekeeper():
             await self._offsets.rewrite_old()

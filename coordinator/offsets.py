@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _REWRITE_AFTER_MS = 7 * DAY_MS
 _OVERLAP_MS = 10 * SECOND_MS
-"""How much later than others a row may become visible that says it was stored at the same time."""
+"""How much later a row may become visible than others with the same `stored_at`."""
 _DELETED_MS = MINUTE_MS
 _INT64_MAX = 2**63 - 1
 _TOMBSTONES_AT_ONCE = 8192

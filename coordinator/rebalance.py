@@ -1,12 +1,12 @@
 """The rebalance of one group: its state, its generation, and what the table of transitions does.
 
-`Rebalance.fire` is the only door: it looks the event up in `TRANSITIONS`, enters the state that
-stands there and does the action. Who may cause an event is not decided here; `coordinator.groups`
-and `coordinator.admission` check requests first.
+Only `Rebalance.fire` changes the state: it looks the event up in `TRANSITIONS`, enters the next
+state and does its actions. Who may cause an event is not decided here; `coordinator.groups` and
+`coordinator.admission` check requests first.
 
 A rebalance has two parts. It waits for every member to join (`JoinWait`), which begins a
 generation. The members of the generation then ask for their assignments (`SyncWait`), which the
-leader brings. Times are those of the monotonic clock in ms, but for what is stored."""
+leader brings. Times are monotonic, in ms; stored times are wall-clock times."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class JoinWait:
         self.deadline_ms = now_ms + for_ms
 
     def prolong(self, now_ms: int, delay_ms: int) -> bool:
-        """Wait once more if a member came during the delay. Returns whether it waits."""
+        """Wait for another delay if a member joined during this one. Returns whether it waits."""
         if not (self.is_first and self._has_newcomer and self._delay_left_ms > 0):
             return False
         delay_ms = min(delay_ms, self._delay_left_ms)
@@ -134,7 +134,7 @@ class Rebalance:
         self._initial_delay_ms = initial_delay_ms
 
     def resume(self, now_ms: int) -> None:
-        """Go on with the rebalance that was under way when the group was stored."""
+        """Continue the rebalance that was under way when the group was stored."""
         if self.state is GroupState.PREPARING_REBALANCE:
             self.join_wait.begin(now_ms, self.members.rebalance_timeout_ms)
         elif self.state is GroupState.COMPLETING_REBALANCE:
@@ -149,7 +149,7 @@ class Rebalance:
     def fire(
         self, event: GroupEvent, now: Moment, request: Joining | Syncing | None = None
     ) -> None:
-        """Do what the table says. `request` is what caused the event. Raises `KafkaError`."""
+        """Do the transition of this event. `request` caused it. Raises `KafkaError`."""
         found = TRANSITIONS[self.state].get(event)
         assert found is not None, f"{event} in state {self.state}"
         if isinstance(found, Refusal):
@@ -159,7 +159,7 @@ class Rebalance:
             _METHODS[action](self, request, now)
 
     def tick(self, now: Moment) -> None:
-        """Do what is due."""
+        """Act on every deadline that has passed."""
         if _is_due(self._sync_wait.deadline_ms, now):
             late = [
                 member for member in self.members if member.member_id in self._sync_wait.missing
@@ -191,7 +191,7 @@ class Rebalance:
             self.changed = True
 
     def replace(self, old: GroupMember, new: GroupMember) -> None:
-        """Put a static member's new process in the place of the old one."""
+        """Replace the old process of a static member by the new one."""
         self.members.replace(old, new)
         self._sync_wait.missing.discard(old.member_id)
 
@@ -223,7 +223,7 @@ class Rebalance:
         everybody = GroupEvent.EVERYBODY_JOINED if self.members else GroupEvent.EVERYBODY_GONE
         self.fire(everybody, now)
 
-    # What the table does
+    # The actions of the table
 
     def _enter(self, state: GroupState, now: Moment) -> None:
         if state is not self.state:
@@ -245,7 +245,7 @@ class Rebalance:
         self.join_wait.begin(now.monotonic_ms, self.members.rebalance_timeout_ms)
 
     def park_join(self, joining: Joining, _now: Moment) -> None:
-        """Note what a member says of itself now; its JoinGroup waits for the next generation."""
+        """Store what a member sent; its JoinGroup waits for the next generation."""
         member, request = joining.member, joining.request
         self.members.update(member, request)
         self.protocol_type = self.protocol_type or request.protocol_type
@@ -264,7 +264,7 @@ class Rebalance:
         if joining.request.supports_skipping_assignment:
             self._answer_join(member, joining.waiter, leader, skip_assignment=leads)
         else:
-            # Named as a follower, it does not compute an assignment that nobody awaits.
+            # Told that it is a follower, it does not compute an assignment that nobody needs.
             self._answer_join(member, joining.waiter, joining.replaced_id if leads else leader)
 
     def _begin_generation(self, _request: object, now: Moment) -> None:

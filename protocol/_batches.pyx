@@ -2,8 +2,8 @@
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
 """The headers of record batches and their CRC: the version of `batches.py` that the broker runs.
 
-`batches.py` says what each function means; the tests compare the two byte for byte. The bytes come
-from strangers: every read is checked against the end of what was received.
+`batches.py` says what each function means; the tests compare the two byte for byte. The input
+is untrusted: every read is checked against the end of what was received.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -29,8 +29,8 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
 
-    /* CRC32C (Castagnoli, reflected polynomial 0x82F63B78): the processor's own instruction where
-       there is one, eight tables (slicing-by-8) elsewhere. */
+    /* CRC32C (Castagnoli, reflected polynomial 0x82F63B78): by the processor's own instruction if
+       it has one, else by eight tables (slicing-by-8). */
     static uint32_t bh_crc_table[8][256];
 
     static void bh_crc_init(void) {
@@ -104,7 +104,7 @@ cdef uint32_t crc_of(const uint8_t *p, size_t n) noexcept nogil:
 
 
 def crc32c(data, *, bint hardware=True):
-    """CRC32C of `data`; by the tables, whatever the processor has, with `hardware=False`."""
+    """CRC32C of `data`. `hardware=False`: by the tables, even if the processor can do it."""
     cdef Py_buffer view
     cdef uint32_t crc
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -275,7 +275,7 @@ def parse_headers(records):
 
 cdef int _check_bounds(BatchHeader header, Py_ssize_t size) except -1:
     if header.start < 0 or header.end > size or header.end - header.start < BATCH_OVERHEAD:
-        raise ValueError("the header is not one of these records")
+        raise ValueError("the header does not belong to these records")
     return 0
 
 

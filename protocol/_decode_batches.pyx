@@ -6,9 +6,9 @@
 reads each record once, in C and without the GIL, and copies its fields from the batch into the
 columns.
 
-What must hold: the bytes come from strangers. Every read is checked against the end of what was
-received; whatever a count claims, no allocation is larger than a small multiple of it; a builder
-that refused a batch is exactly as it was before.
+What must hold: the input is untrusted. Every read is checked against the end of what was received;
+whatever a count claims, no allocation is larger than a small multiple of the bytes received; after
+an error a builder is exactly as it was before.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -141,7 +141,7 @@ cdef RecordFault _read_records(
     bint one_timestamp,
     int64_t *record,
 ) noexcept nogil:
-    """Appends `count` records. `record` is the one at fault; the caller rolls back."""
+    """Appends `count` records. On a fault, `record` is the bad one; the caller rolls back."""
     cdef const uint8_t *stop
     cdef RecordFault fault
     cdef int32_t n = 0
@@ -291,7 +291,7 @@ cdef uint8_t *_write_topics(
 
 
 cdef uint8_t *_write_sequences(uint8_t *p, const Run *run) noexcept nogil:
-    """They count up from the base sequence: 0 follows 2^31-1. -1 where the batch has none."""
+    """Sequences count up from the base sequence: 0 follows 2^31-1. -1 if the batch has none."""
     cdef int32_t sequence = -1
     cdef int64_t i
     if run.producer_id < 0 or run.base_sequence < 0:

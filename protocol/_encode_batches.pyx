@@ -160,7 +160,7 @@ cdef int _skip_strings(const uint8_t **cursor, const uint8_t *end, uint64_t coun
 
 
 cdef inline uint64_t _next_length(const uint8_t **cursor) noexcept nogil:
-    """The length of a String that `_skip_strings` has already been over."""
+    """The length of a String that `_skip_strings` has already checked."""
     cdef const uint8_t *p = cursor[0]
     cdef uint64_t value = p[0]
     cdef int shift = 7
@@ -200,7 +200,7 @@ cdef BlockFault _locate(
     if width != READ_WIDTH:
         e.fault_at = width
         return BLOCK_COLUMNS
-    # Every row takes more than a byte; and so the products below are small.
+    # Every row takes more than one byte, so the products below stay small.
     if rows > <uint64_t>(end - p):
         return BLOCK_CUT
     for column in range(READ_WIDTH):
@@ -303,7 +303,7 @@ cdef int _close_batch(Encoder *e) noexcept nogil:
 
 
 cdef inline bint _continues(Batch *b, Batch *row) noexcept nogil:
-    """Whether `row` (a batch of one) may join `b`, its size aside."""
+    """Whether `row` (a batch of one) may be added to `b`. The size is checked elsewhere."""
     if (
         b.producer_id != row.producer_id
         or b.producer_epoch != row.producer_epoch

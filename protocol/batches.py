@@ -3,7 +3,7 @@
 This is the readable reference of `_batches.pyx`, which the broker runs; the tests compare the two
 byte for byte. `decode_batches.py` reads the records inside, `encode_batches.py` writes them.
 
-What must hold: the bytes come from strangers, so every length and count in them is checked.
+What must hold: the input is untrusted, so every length and count in it is checked.
 
 Format: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98).
 """
@@ -60,7 +60,7 @@ class BatchHeader:
 
     @property
     def timestamp_type(self) -> int:
-        """0 CreateTime, 1 LogAppendTime: then `max_timestamp` is that of every record (KIP-32)."""
+        """0 CreateTime, 1 LogAppendTime: every record then has `max_timestamp` (KIP-32)."""
         return 1 if self.attributes & LOG_APPEND_TIME else 0
 
     @property
@@ -147,7 +147,7 @@ def stamp_batch(
 
 def _check_bounds(records: bytes | memoryview, header: BatchHeader) -> None:
     if not 0 <= header.start <= header.end - BATCH_OVERHEAD <= len(records) - BATCH_OVERHEAD:
-        raise ValueError("the header is not one of these records")
+        raise ValueError("the header does not belong to these records")
 
 
 def _crc_table() -> tuple[int, ...]:

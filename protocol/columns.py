@@ -40,7 +40,7 @@ READ_COLUMNS: Final[tuple[tuple[str, str], ...]] = tuple(
 
 
 def column_head(name: str, type_: str) -> bytes:
-    """What stands in front of a column's values in a block."""
+    """The head of a column in a block: its name and its type, before its values."""
     return length_prefixed(name.encode()) + length_prefixed(type_.encode())
 
 

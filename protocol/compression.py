@@ -1,6 +1,6 @@
 """The compression codecs of record batches: the records section as a producer sent it, and back.
 
-`decompress` reads bytes from strangers. What must hold: it never produces more than `limit_bytes`,
+`decompress` reads untrusted input. What must hold: it never produces more than `limit_bytes`,
 and memory grows with the output, not with the size that a frame claims. A payload is exactly one
 stream of its codec: it is corrupt if it is cut or if bytes follow the stream. (Kafka's own reader
 ignores bytes after an LZ4 frame and librdkafka refuses them; no client sends them.)

@@ -3,9 +3,9 @@
 This is the readable reference of `_decode_batches.pyx`, which the broker runs; the tests compare
 the two byte for byte.
 
-What must hold: the bytes come from strangers, so every length and count in them is checked. A
-builder that refused a batch is as it was before. What went into a row comes out of it, bit for bit
-(`encode_batches.py`).
+What must hold: the input is untrusted, so every length and count in it is checked. After an error
+a builder is as it was before. A record that becomes a row and a record again (`encode_batches.py`)
+is the same, bit for bit.
 
 Formats: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98) and
 ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native).
@@ -33,7 +33,7 @@ from protocol.errors import InvalidRecord, RecordsWithoutKey
 from protocol.varints import ByteReader, length_prefixed, varuint, wrap
 
 INDEXES_TOLD: Final = 1000
-"""An error names at most so many records of a batch: a small request may hold millions."""
+"""How many records of a batch an error names at most: a small request may hold millions."""
 
 # Length, attributes, timestamp and offset delta, key and value length, header count: a byte each.
 _SMALLEST_RECORD: Final = 7

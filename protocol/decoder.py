@@ -3,7 +3,7 @@
 kafka-python generates decoders too, but for a client, which trusts its broker. There, a length that
 reaches beyond the frame gives a shorter field, null is accepted where the protocol has none, and a
 varint or many tagged fields can cost time that grows with the square of their length. A broker
-trusts nobody, so these decoders check every length, count and null. Their cost is linear in the
+trusts no client, so these decoders check every length, count and null. Their cost is linear in the
 bytes received, and `ELEMENTS_MAX` bounds the number of objects that they make.
 
 The objects are kafka-python's own message classes. A topic id of zero is UUID(int=0), not None.
@@ -24,7 +24,7 @@ and 1 us, measured), on the thread that serves every client. The largest request
 accepts, CreateTopics with 10,000 assigned partitions, has 20,000."""
 
 STRING_MAX = 0x7FFF
-"""Longest text, in bytes. Where the protocol's length field allows more, Kafka itself does not."""
+"""Longest text, in bytes. Kafka allows no more, even where the protocol's length field does."""
 
 Decoder = Callable[[bytes, int], tuple[ApiMessage, int]]
 """(frame, position) to (message, position after it). Raises `MalformedMessage`, `struct.error`,
@@ -238,7 +238,7 @@ class _Generator:
         self._emit(depth + 2, f"pos = {limit}")
 
     def _size(self, depth: int, layout: str) -> str:
-        """Emits the reading of a length; its variable is -1 for null."""
+        """Emits code that reads a length; its variable is -1 for null."""
         size = self._name("size")
         if self._flexible:
             self._emit(depth, f"{size} = data[pos]")
@@ -251,7 +251,7 @@ class _Generator:
         return size
 
     def _null_or(self, depth: int, target: str, size: str, name: str, nullable: bool) -> None:
-        """Emits what a negative length means. What follows, one level deeper, is for the others."""
+        """Emits code for a negative length. Code for other lengths follows, one level deeper."""
         self._emit(depth, f"if {size} < 0:")
         self._emit(depth + 1, f"if {size} < -1: fail('{name} has a negative length')")
         null = f"{target} = None" if nullable else f"fail('{name} is null')"

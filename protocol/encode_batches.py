@@ -80,7 +80,7 @@ def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]:
 
 
 def _continues(first: MessageRow, row: MessageRow) -> bool:
-    """Whether `row` may stand in the batch that `first` opens, its size aside."""
+    """Whether `row` may be in the batch that `first` begins. The size is checked elsewhere."""
     if first.control or row.control or row.offset - first.offset > INT32_MAX:
         return False
     if _attributes(first) != _attributes(row) or (

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class KafkaError(Exception):
-    """An answer to a client other than success. `str(error)` is a sentence for a person."""
+    """An error that a client is answered with. `str(error)` is a sentence for a person."""
 
     code: ClassVar[int] = -1
 
@@ -64,7 +64,7 @@ class OffsetMetadataTooLarge(KafkaError):
 
 
 class CoordinatorLoadInProgress(KafkaError):
-    """Not yet: the client retries."""
+    """The coordinator is not ready yet: the client retries."""
 
     code = 14
 

@@ -1,4 +1,4 @@
-"""What the codec must know of an API key: its message classes and the versions that are served.
+"""What the codec needs of an API key: its message classes and the versions that are served.
 
 Which keys and versions are served is the broker's decision, so the broker hands its table in:
 `broker.api.APIS`.

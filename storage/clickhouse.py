@@ -76,8 +76,8 @@ _ROWS_SETTINGS = {
     "output_format_json_quote_64bit_integers": "0",
 }
 # Raised before a row is written, and nowhere later in an insert of one block (ClickHouse's
-# ErrorCodes.cpp, ReplicatedMergeTreeSink.cpp). Three codes are not among them, against first
-# appearances: 242 TABLE_IS_READ_ONLY is also raised after a commit, when Keeper was lost during it;
+# ErrorCodes.cpp, ReplicatedMergeTreeSink.cpp). Three codes that seem to belong here are
+# left out: 242 TABLE_IS_READ_ONLY is also raised after a commit, when Keeper was lost during it;
 # 241 MEMORY_LIMIT and 243 NOT_ENOUGH_SPACE are also raised when the first of two parts (a block
 # that spans midnight) is stored.
 _SURELY_REFUSED = frozenset(
@@ -297,7 +297,7 @@ class ClickHouseServer:
             except (ClickHouseError, TimeoutError) as error:
                 raise self._failure(error) from error
 
-    # --- life
+    # --- start and stop
 
     async def ping(self) -> None:
         """Raises `EngineError` unless the server soon answers a query of this user."""
@@ -380,7 +380,7 @@ class _Body(bytes):
     """A block that is being sent.
 
     clickhouse-connect decodes a statement with its data as text to see whether it may be repeated
-    (11 ms per MB, measured). The statement alone tells: an INSERT may not.
+    (11 ms per MB, measured). The statement alone is enough: an INSERT may not.
     """
 
     __slots__ = ()

@@ -182,7 +182,7 @@ async def _read_history(
         if has and max(has) > (newest := _newest()):
             raise SchemaError(
                 f"the tables on {target.server.url} were made by a newer version of brokerhouse "
-                f"(they are at {max(has)}, this version knows {newest}): start that one"
+                f"(they are at {max(has)}, this version knows {newest}): start that version"
             )
         target.has[database] = has
 
@@ -311,5 +311,5 @@ def _refuse_newer(now: _Version) -> None:
     if now.version > (newest := _newest()):
         raise SchemaError(
             f"the cluster's tables were made by a newer version of brokerhouse (they are at "
-            f"{now.version}, this version knows {newest}): start that one"
+            f"{now.version}, this version knows {newest}): start that version"
         )

@@ -4,9 +4,9 @@ With the embedded engine there is one process, so a lock and a table are enough.
 same interface uses KeeperMap, ClickHouse's table engine on Keeper. Keys hold text of a few bytes,
 never data of clients.
 
-What must hold: if several brokers change a key at once, one of them wins, and each is told
-correctly whether it was the one. If that cannot be found out, the call raises `EngineError`, and
-the caller reads the key again.
+What must hold: if several brokers change a key at once, one of them succeeds, and each learns
+correctly whether it did. If that cannot be found out, the call raises `EngineError`, and the caller
+reads the key again.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class RowLane:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that end before `close` only by a bug."""
+        """Tasks that end before `close` only because of a bug."""
         return () if self._task is None else (self._task,)
 
     async def store(self, *writes: TableRows) -> None:

@@ -41,7 +41,7 @@ async def migrate(engine: Engine) -> list[Migration]:
     if unknown := applied - {migration.number for migration in known}:
         raise SchemaError(
             "the data directory was written by a newer version of brokerhouse (its tables are at "
-            f"{max(unknown)}, this version knows {known[-1].number}): start that one"
+            f"{max(unknown)}, this version knows {known[-1].number}): start that version"
         )
     pending = [migration for migration in known if migration.number not in applied]
     done: list[Migration] = []
@@ -73,7 +73,8 @@ async def history(engine: Engine, database: str) -> set[int]:
 async def record_applied(engine: Engine, database: str, done: Sequence[Migration]) -> None:
     """Record what was applied, in one insert: an insert takes longer than most of the statements.
 
-    A process that ends before it applies them again at the next start; every statement allows that.
+    If the process ends before that insert, the next start applies the statements again, which every
+    one of them allows.
     """
     await engine.execute(
         f"INSERT INTO {database}.schema_migrations (number, name)"

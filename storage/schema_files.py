@@ -40,7 +40,7 @@ SAME_ON_REPLICAS = ("remove_empty_parts",)
 
 
 class SchemaError(Exception):
-    """The tables do not fit this version of the program, or a file is not as it should be."""
+    """The tables do not fit this version of the program, or a file in sql/schema/ is malformed."""
 
 
 class FileKind(Enum):
@@ -171,12 +171,12 @@ def _check_statement(file: SchemaFile) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the placeholders stand for. As it is: the embedded engine, with its one database."""
+    """What the placeholders stand for. The defaults are for the embedded engine: one database."""
 
     database: str = ""
-    """Of every table and view."""
+    """The database of every table and view."""
     subject_database: str = ""
-    """Of the table or view that is made or changed, where it is another one."""
+    """The database of the table or view that is made or changed, if it is another one."""
     replicated: bool = False
     """The servers of a shard replicate its tables."""
     spans_shards: bool = False

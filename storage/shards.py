@@ -53,7 +53,7 @@ _PAUSE_FIRST_S = 0.5
 _PAUSE_MAX_S = 30.0
 # More tokens than the lanes of many sessions have; the oldest is of a session that ended long ago.
 _DOUBTS_MAX = 10_000
-_QUORUM_TIMEOUT_SHARE = 0.8  # of the request's, so that the server tells the outcome
+_QUORUM_TIMEOUT_SHARE = 0.8  # of the request's, so that the server reports the outcome
 _TOO_FEW_LIVE_REPLICAS = 285
 _NOT_THERE = frozenset((60, 81))  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 # The server has a problem that another may not have. All other codes blame the statement.
@@ -121,7 +121,7 @@ class _Replica:
         self.rest_until = now + self._backoff.advance()
 
     def is_back(self) -> None:
-        """It answers pings again; its pause grows on if its next request fails."""
+        """It answers pings again. If its next request fails, its pause grows further."""
         self.answered()
         if self.failed:
             self.failed = False
@@ -142,7 +142,7 @@ def _judge(replica: _Replica, error: EngineError, asked_at: float, *, resend: bo
 async def _first_that_can(
     replicas: Sequence[_Replica], ask: Callable[[_Replica], Awaitable[T]], *, resend: bool
 ) -> T:
-    """The first answer. `resend`: another may be asked even if one may have done it already."""
+    """The first answer. `resend`: another may be asked even if one may have executed it."""
     last: EngineError | None = None
     for replica in replicas:
         asked_at = time.monotonic()
@@ -173,7 +173,8 @@ class Shard:
         quorum_min: int = 1,
         away_after_ms: int = AWAY_AFTER_MS,
     ) -> None:
-        """It owns the servers. `replicated`: the tables are; otherwise all servers share them.
+        """The shard closes its servers. `replicated`: the servers replicate the tables; otherwise
+        all servers share them.
 
         `quorum` replicas have a block before it is acknowledged, or `quorum_min` when no more are
         alive.
@@ -228,7 +229,7 @@ class Shard:
                     break
                 replica.has_failed(error, asked_at)
             except BaseException:
-                # The caller is cancelled while the block is on its way.
+                # The caller was cancelled while the block was being sent.
                 replica.writes += 1
                 self._doubt(token)
                 raise
@@ -259,7 +260,7 @@ class Shard:
             )
         if self._shrunk != (quorum < self._quorum):
             self._shrunk = not self._shrunk
-            log.warning("shard %s: blocks are on %d replicas when acknowledged", self.name, quorum)
+            log.warning("shard %s: blocks are acknowledged on %d replicas", self.name, quorum)
 
     def _settings(self, quorum: int, replica: _Replica) -> dict[str, str]:
         if not self._replicated:
@@ -453,7 +454,7 @@ class AnyServer:
         await self._first_answer(ask, resend=False)
 
     async def _first_answer(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
-        """`resend`: another may be asked when one has failed that may have done it already."""
+        """`resend`: another is asked even if the one that failed may have executed it."""
         waiting = self._to_ask()
         asked: dict[asyncio.Future[T], tuple[_Replica, float]] = {}
         last: EngineError | None = None

@@ -1,6 +1,6 @@
 """What a person's SQL may do, decided by the engine's own parser.
 
-Three walls, each of which holds alone against most attempts:
+Three layers, each of which stops most attempts by itself:
 
 1. Roles and settings constraints in the engine's configuration (storage/sql_access.xml): a handle
    that serves people is narrowed with SET ROLE, and settings that reach files, other dialects or
@@ -170,7 +170,7 @@ def _refuse_other_ways_in(words: list[Token], database: str, params: Mapping[str
             name = _compound_name(words[index + 1 :], params)
             table = name.removeprefix("brokerhouse.")
             if table in JOB_TABLES and (table != name or database == "brokerhouse"):
-                raise _denied(f"Rows come into {table} by INSERT alone.")
+                raise _denied(f"Rows can be added to {table} only by INSERT.")
 
 
 def _compound_name(words: list[Token], params: Mapping[str, str]) -> str:

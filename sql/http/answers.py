@@ -1,10 +1,10 @@
-"""Writes answers: whole, streamed or held back, encoded as the client takes them.
+"""Writes answers: complete, streamed or held back, in a coding that the client accepts.
 
 What must hold:
-* The status line goes out when the first MiB of the result is there or the query has ended, so that
+* The status line is sent when the first MiB of the result exists or the query has ended, so that
   most failures get their own status. A later failure is reported in the body, marked with the tag
   that the headers announced, and the stream is broken off without its last chunk.
-* Bytes are copied here and nothing else: compressing happens in threads.
+* This code only copies bytes: threads compress them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AnswerWriter:
     async def whole(
         self, wanted: SqlRequest, body: bytes, summary: Summary, fmt: str | None
     ) -> web.Response:
-        """An answer whose end is known."""
+        """An answer whose length is known."""
         headers = self._headers(wanted, fmt)
         headers["X-ClickHouse-Summary"] = self._summary(wanted, summary)
         if wanted.coding is not None and body:
@@ -103,7 +103,7 @@ class AnswerWriter:
     async def _pass_on(
         self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
     ) -> web.StreamResponse:
-        """A long answer, as it comes."""
+        """A long answer, streamed."""
         tag = secrets.token_hex(8)
         headers = self._headers(wanted, fmt)
         headers["X-ClickHouse-Exception-Tag"] = tag
@@ -143,7 +143,7 @@ class AnswerWriter:
     async def _hold_back(
         self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
     ) -> web.StreamResponse:
-        """wait_end_of_query: nothing goes out before the query has ended well; what does not fit
+        """wait_end_of_query: nothing is sent before the query has succeeded; what does not fit
         into memory waits on disk.
         """
         encoder = CODINGS[wanted.coding].encoder() if wanted.coding is not None else None

@@ -18,11 +18,11 @@ _CODING_THREADS = 2
 
 
 class StalledError(Exception):
-    """The client has sent or taken nothing for STALL_S, and holds a permit meanwhile."""
+    """The client has sent or read nothing for STALL_S, while its request held a permit."""
 
 
 class CodingThreads:
-    """Where bodies and answers are compressed and decompressed, so that the event loop goes on."""
+    """Threads that compress and decompress bodies and answers, outside the event loop."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_CODING_THREADS, thread_name_prefix="sql-coding")

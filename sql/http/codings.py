@@ -4,8 +4,8 @@ Served are those that clients of this interface use: gzip (curl, Python's client
 its frame format (clickhouse-connect, brokers), and deflate in the zlib format (the Go driver).
 https://clickhouse.com/docs/interfaces/http
 
-A decoder gives out pieces of at most PIECE_BYTES, however much its input expands to: a compressed
-bomb takes the client's time and not the broker's memory. An encoder is a plain stream compressor.
+A decoder returns pieces of at most PIECE_BYTES, however much its input expands to: a compression
+bomb costs the client's time and not the broker's memory. An encoder is a plain stream compressor.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ CODINGS: Mapping[str, Coding] = {
     "gzip": Zlib(31),
     "deflate": Zlib(15),
 }
-"""In the order of preference: what costs the server least first."""
+"""In the order of preference: the cheapest for the server first."""
 
 
 def choose(accept_encoding: str) -> str | None:
@@ -177,7 +177,7 @@ def decoder(content_encoding: str) -> Decoder | None:
 
 
 class Decoder:
-    """Decodes one body: one or several streams of its coding, one behind the other."""
+    """Decodes one body: one or several streams of its coding, one after the other."""
 
     _ERRORS = (zlib.error, zstd.ZstdError, RuntimeError, EOFError)
 
@@ -186,7 +186,7 @@ class Decoder:
         self._stream: Decompressor | None = None
 
     def decompress(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of what `data` continues, PIECE_BYTES at most each. Raises CodingError."""
+        """The decoded bytes of `data`, in pieces of at most PIECE_BYTES. Raises CodingError."""
         while data or (self._stream is not None and not self._stream.needs_input):
             if self._stream is None:
                 self._stream = self._coding.decompressor()

@@ -1,6 +1,6 @@
 """`brokerhouse engine`: the embedded engine alone, behind ClickHouse's HTTP interface.
 
-It stands in for a ClickHouse server where there is none, and does what a broker needs of a shard:
+It takes the place of a ClickHouse server, and does what a broker needs of a shard:
 one-part inserts with deduplication, KeeperMap tables over a real Keeper, the same SQL and error
 codes. It does not replicate and does not speak the native protocol. Several listeners of one engine
 stand for several replicas that are always in sync.

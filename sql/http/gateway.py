@@ -1,7 +1,7 @@
-"""The one way for SQL that comes by HTTP into the embedded engine.
+"""The only way from HTTP requests with SQL to the embedded engine.
 
 A statement gets a permit (pool.py) and a handle that can do what its role may (handles.py, or its
-session's: sessions.py), is judged on it (access.py), and runs in a thread (running.py).
+session's: sessions.py), is checked on it (access.py), and runs in a thread (running.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sql.http.text import InsertData
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What answers tell about the engine."""
+    """Facts about the engine that answers contain."""
 
     version: str
     timezone: str
@@ -49,11 +49,11 @@ class SqlGateway:
         self._handles = handles
 
     async def start(self) -> Facts:
-        """Make the engine ready for people."""
+        """Prepare the engine for statements of users. Returns its facts."""
         return await self.pool.call_control(_make_ready)
 
     async def open(self, context: StatementContext, sql: bytes, permit: Permit) -> OpenStatement:
-        """Get a handle for this statement, and judge it. Raises SqlError.
+        """Get a handle for this statement, and check whether it may run. Raises SqlError.
 
         `permit` stays the caller's until the statement is started.
         """

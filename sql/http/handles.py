@@ -1,4 +1,4 @@
-"""Handles of the engine for one statement: narrowed to what a role may, and given back clean.
+"""Handles of the engine for one statement: restricted to a role, and clean when given back.
 
 A handle belongs to one statement at a time. A handle on which a statement failed in `query` may
 hold rows of it and give them out with the next result (measured, chdb-core 26.9), so its output
@@ -24,7 +24,7 @@ from sql.http.text import identifier, is_enclosed, literal
 
 TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
 
-# Expressions in VALUES data would reach the function `file`; literals are read all the same.
+# Expressions in VALUES data could call the function `file`; literals still work.
 NO_EXPRESSIONS = {
     "input_format_values_interpret_expressions": "0",
     "input_format_values_deduce_templates_of_expressions": "0",
@@ -33,7 +33,7 @@ NO_EXPRESSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class SqlLimits:
-    """`max_queries`: statements that run at once; the others are of one statement."""
+    """`max_queries`: statements that run at once; the other limits are for one statement."""
 
     max_queries: int
     max_threads: int
@@ -52,7 +52,7 @@ class ExternalTable:
 
 @dataclass(slots=True)
 class StatementContext:
-    """Who sends a statement, and what it runs with, beside the SQL itself."""
+    """Who sends a statement, and its parameters and settings: all but the SQL itself."""
 
     role: Role
     database: str | None
@@ -91,7 +91,7 @@ class Handles(Protocol):
 
 
 class FencedHandles:
-    """Handles for people: access.py says what the fence is."""
+    """Handles for users, restricted as access.py says."""
 
     def __init__(self, engine: SqlEngine, limits: SqlLimits) -> None:
         self._engine = engine

@@ -1,11 +1,10 @@
 """ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http) in front of the
 embedded engine.
 
-Who asks is told by login.py; a request becomes a `SqlRequest` (request.py); gateway.py runs its
-statement; answers.py writes the answer. What must hold:
+login.py says who sends a request; the request becomes a `SqlRequest` (request.py); gateway.py runs
+its statement; answers.py writes the answer. What must hold:
 * A client that leaves ends its query.
-* The event loop copies bytes and nothing else: parsing SQL, running it and compressing happen in
-  threads.
+* The event loop only copies bytes: parsing SQL, running it and compressing happen in threads.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class HttpInterface:
         self._writer: AnswerWriter | None = None
         self._handlers: set[asyncio.Task[web.StreamResponse]] = set()
 
-    # --- life
+    # --- start and stop
 
     async def start(self, _app: web.Application) -> None:
         facts = await self._gateway.start()
@@ -144,7 +143,7 @@ class HttpInterface:
             raise
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
-        """The answer to a request with SQL, whatever goes wrong."""
+        """The answer to a request with SQL, also if the request fails."""
         wanted: SqlRequest | None = None
         try:
             role = self._login.role(request)
@@ -161,7 +160,7 @@ class HttpInterface:
         except SqlError as error:
             return self._answers.failure(error, wanted)
         except StalledError:
-            log.info("closed a connection to SQL: no bytes came or went for %d s", STALL_S)
+            log.info("closed an SQL connection: no bytes sent or received for %d s", STALL_S)
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=408)
@@ -189,7 +188,7 @@ class HttpInterface:
                 permit.give_back()
 
     async def _context(self, wanted: SqlRequest, stack: AsyncExitStack) -> StatementContext:
-        """What the statement runs with. `stack` gives its session back."""
+        """What the statement runs with. `stack` returns its session."""
         session = None
         if wanted.session_id is not None:
             session = await stack.enter_async_context(
@@ -300,5 +299,5 @@ _NO_EXPRESSIONS_HERE = (
 
 
 def _may_hold_expressions(data: bytes, *, complete: bool) -> bool:
-    """Whether VALUES data is seen whole and cannot name the function `file` by any spelling."""
+    """Whether all VALUES data has arrived and none of it can name the function `file`."""
     return complete and not any(sign in data for sign in (b"file", b"`", b'"', b"\xe2\x80\x9c"))

@@ -63,7 +63,7 @@ class OwnerLogin:
 def is_sql_user(settings: SqlSettings, user: str, password: str) -> bool:
     if settings.user is None or settings.password is None:
         return False
-    # Bytes of a header that are not UTF-8 come as surrogates; they are nobody's name.
+    # Bytes of a header that are not UTF-8 come as surrogates; no user has such a name.
     right = hmac.compare_digest(user.encode(errors="surrogateescape"), settings.user.encode())
     return right & hmac.compare_digest(
         password.encode(errors="surrogateescape"), settings.password.encode()
@@ -98,12 +98,12 @@ def credentials(request: web.Request) -> tuple[str, str]:
     )
 
 
-# Set by proxies, which make everyone's requests come from where they run themselves.
+# Headers that proxies set. A request through a proxy comes from the proxy's address.
 _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 
 
 def is_local(request: web.Request) -> bool:
-    """Whether the client runs on this machine and means to talk to it.
+    """Whether the client runs on this machine and addressed this machine.
 
     A web page can have its own name point at 127.0.0.1 and use the visitor's browser to read from
     here (DNS rebinding), so the name that was asked for has to be one of this machine.

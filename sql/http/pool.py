@@ -116,7 +116,7 @@ class StatementPool:
     # --- ending
 
     async def kill(self, mark: bytes) -> bool:
-        """Tell the engine to stop statements whose text begins so; whether there are any."""
+        """Make the engine stop statements that begin with `mark`. Returns if there are any."""
         statement = b"KILL QUERY WHERE startsWith(query, '" + mark + b"') ASYNC"
         return await self.call_control(
             lambda handle: bool(run(handle, statement, "TabSeparated").bytes())

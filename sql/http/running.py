@@ -57,14 +57,14 @@ class _Running:
     def _thread_free(self, done: asyncio.Future[Summary]) -> None:
         self._permit.give_back()
         if not done.cancelled():
-            # Whoever follows the statement to its end asks for it; after `abandon` nobody does.
+            # Marks the exception as retrieved: after `abandon` nobody waits for `done`.
             done.exception()
 
     async def _kill(self) -> bool:
         """Whether the engine was told to end the statement; False: try again."""
         told = await self._pool.kill(self.mark)
         if not told:
-            # Not begun yet, or past its end: a moment later it is the one or the other.
+            # The statement has not begun or has just ended: wait a moment to see which.
             await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
         return told or self.done.done()
 
@@ -84,7 +84,7 @@ class RunningQuery(_Running):
         self._begin(call, into)
 
     async def read(self) -> bytes:
-        """The next bytes of the result; empty at its end, whether good or bad: see `done`."""
+        """The next bytes of the result; empty at its end, after an error too: see `done`."""
         while True:
             try:
                 return os.read(self._out, PIPE_BYTES)
@@ -98,7 +98,7 @@ class RunningQuery(_Running):
             self._out = -1
 
     def abandon(self) -> None:
-        """Nobody reads on: stop the query, in the background if need be."""
+        """Nobody reads the rest: stop the query, in the background if need be."""
         self._abandoned = True
         self.close()
         if not self.done.done():

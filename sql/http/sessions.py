@@ -69,7 +69,7 @@ class Sessions:
                 session.expiry = loop.call_later(timeout_s, self._expire, key)
 
     def _make_room(self) -> None:
-        """Where there are too many: forget one that holds nothing, the oldest of them."""
+        """If there are too many, forget the oldest one that holds nothing."""
         if len(self._sessions) < SESSIONS_MAX:
             return
         for key, session in self._sessions.items():

@@ -1,4 +1,4 @@
-"""What the HTTP interface needs to know: who may ask, and what one statement may use."""
+"""What the HTTP interface needs to know: who may query, and what one statement may use."""
 
 from __future__ import annotations
 

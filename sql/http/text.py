@@ -133,7 +133,7 @@ _EXPRESSION_GOES_ON = frozenset(
 
 
 def output_clauses(sql: bytes) -> list[OutputClause]:
-    """The places where an output clause can go, the likeliest first; never empty.
+    """The places where an output clause can go, the most likely one first; never empty.
 
     `SELECT 1 FORMAT JSON SETTINGS a = 1` takes it before FORMAT, any other query after its last
     token. The last place is always the plain end, for the rare query in which `FORMAT x` is a
@@ -210,7 +210,7 @@ def identifier(name: str) -> bytes:
 
 
 class InsertHead:
-    """How an INSERT begins, up to where its data would."""
+    """The beginning of a statement, up to the data of an INSERT."""
 
 
 @dataclass(frozen=True, slots=True)

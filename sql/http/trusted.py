@@ -33,7 +33,7 @@ class EngineInterface(HttpInterface):
         self._trusted = TrustedGateway(engine, limits)
         super().__init__(self._trusted, OwnerLogin(settings), settings.data_dir)
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with `StorageFault` when the engine should serve no longer."""
+        """Ends with `StorageFault` when the engine must not serve any more."""
 
     async def _insert(
         self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,

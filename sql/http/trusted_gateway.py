@@ -1,9 +1,8 @@
 """Runs the SQL of brokers on the embedded engine: every grant, no fence around it.
 
-The gateway of gateway.py for those who own the engine, as `brokerhouse engine` serves them. Nothing
-but that command may make one. Handles, threads, streams and their ends are the same. Inserts are
-different: a body becomes one part, stored as a whole or not at all, as in embedded.py; so it is
-complete in memory before the engine sees any of it.
+The gateway of gateway.py with all rights, for `brokerhouse engine`. Only that command may make one.
+Handles, threads and streams work in the same way. Inserts are different: a body becomes one part,
+stored atomically, as in embedded.py; so it is complete in memory before the engine sees any of it.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class TrustedHandles:
 
 
 class TrustedGateway(SqlGateway):
-    """Statements of those who may do everything."""
+    """Runs the statements of brokers, which may do everything."""
 
     def __init__(self, engine: WatchedEngine, limits: SqlLimits) -> None:
         handles = TrustedHandles(engine)

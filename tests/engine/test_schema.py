@@ -119,7 +119,7 @@ async def test_data_of_a_newer_version_is_refused_in_a_sentence_and_not_touched(
         await migrate(empty)
     assert str(refused.value) == (
         "the data directory was written by a newer version of brokerhouse (its tables are at "
-        f"{max(newer)}, this version knows {len(migrations())}): start that one"
+        f"{max(newer)}, this version knows {len(migrations())}): start that version"
     )
     assert await tables(empty) == before
     assert len(await applied(empty)) == len(migrations()) + len(newer)

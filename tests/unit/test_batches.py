@@ -78,7 +78,7 @@ def test_a_header_of_other_records_is_a_mistake_of_the_caller(module: Any) -> No
         lambda: module.stamp_batch(data[:-1], header, 0, 0, None),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="not one of these records"):
+        with pytest.raises(ValueError, match="does not belong to these records"):
             call()
 
 

@@ -125,6 +125,19 @@ def test_pauses_double_up_to_their_longest_and_begin_again() -> None:
     assert (backoff.next_s, backoff.advance()) == (0.05, 0.05)
 
 
+def test_a_pause_after_an_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    backoff = Backoff(0.05, 0.3)
+    log = logging.getLogger("test")
+
+    pauses = [backoff.after(OSError("no route"), log, "the insert fails") for _ in range(2)]
+
+    assert pauses == [0.05, 0.1]
+    assert caplog.messages == [
+        "the insert fails; retrying in 0.05 s: no route",
+        "the insert fails; retrying in 0.10 s: no route",
+    ]
+
+
 def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

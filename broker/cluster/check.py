@@ -100,7 +100,7 @@ async def _look(config: ClusterConfig, shard: ShardConfig, server: ClickHouseSer
 
 
 async def _version(config: ClusterConfig, url: str) -> tuple[int, int] | str:
-    """Asked with a plain HTTP request, which a server of any version understands."""
+    """Queried with a plain HTTP request, which a server of any version understands."""
     headers = {
         "X-ClickHouse-User": config.user,
         "X-ClickHouse-Key": config.password.get_secret_value(),
@@ -205,7 +205,7 @@ def _of_one(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
 
 
 def _of_keeper(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
-    """By the registry, if it exists: it is what Keeper is used for."""
+    """Checked through the registry, if it exists: Keeper is used for the registry."""
     if not seen.registry:
         return
     if "keeper_map_path_prefix" in seen.registry:
@@ -329,7 +329,7 @@ async def _of_slots(
     except MalformedState as error:
         return [f"the slot map in the registry is malformed: {error}"]
     if slots is None:
-        return []  # the first broker makes it
+        return []  # the first broker creates it
     found = []
     if len(slots) != config.slots:
         found.append(

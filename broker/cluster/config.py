@@ -2,10 +2,10 @@
 
 Shards, their replicas and how to log in to them. `load_cluster` reads the table, checks it as a
 whole and raises `ConfigError` with one sentence that names the key as it stands in the file. What
-can only be seen on the servers is told by `brokerhouse check`.
+can only be seen on the servers is reported by `brokerhouse check`.
 
-The slot ranges of the shards are used once, when a cluster's slot map is made; from then on the map
-in the registry is what counts, so a shard that is added later has no `slots`.
+The slot ranges of the shards are used once, when a cluster's slot map is created; from then on the
+map in the registry counts, so a shard that is added later has no `slots`.
 """
 
 import difflib
@@ -87,8 +87,8 @@ class _Table(BaseModel):
 class ShardConfig(_Table):
     """One shard: ClickHouse servers that hold the same rows."""
 
-    name: Name = Field(description="As the slot map calls it; never changes")
-    slots: SlotRanges = Field((), description="Slots it has when the cluster is made")
+    name: Name = Field(description="Its name in the slot map; never changes")
+    slots: SlotRanges = Field((), description="Its slots when the cluster is created")
     replicas: tuple[Url, ...] = Field(
         min_length=1, description="Its servers, the preferred one first"
     )
@@ -97,27 +97,34 @@ class ShardConfig(_Table):
 class ClusterConfig(_Table):
     """Everything that `[cluster]` says, with defaults worked out. Immutable."""
 
-    name: Name = Field(description="The cluster in remote_servers of every server")
+    name: Name = Field(description="Name of the cluster in remote_servers of every server")
     slots: int = Field(
-        64, ge=1, le=MAX_SLOTS, description="How many there are; fixed when the cluster is made"
+        64, ge=1, le=MAX_SLOTS, description="Number of slots; fixed when the cluster is created"
     )
     replicated: bool = Field(True, description="Tables are replicated by ClickHouse")
     distributed: bool = Field(True, description="Database brokerhouse shows the whole cluster")
     quorum: int = Field(
-        0, ge=0, description="Replicas that an insert is on before it counts; 0: two, if there are"
+        0, ge=0, description="Replicas that must store an insert; 0: two, if shards have two"
     )
     quorum_min: int = Field(
         1, ge=1, description="How far the quorum may shrink while replicas are away"
     )
-    user: str = Field("default", min_length=1, description="Whom the brokers log in as")
-    password: SecretStr = Field(SecretStr(""), description="Their password, or see the next two")
+    user: str = Field("default", min_length=1, description="User that brokers log in as")
+    password: SecretStr = Field(
+        SecretStr(""), description="Its password; or set one of the next two"
+    )
     password_file: Path | None = Field(None, description="File that holds the password")
     password_env: str | None = Field(
         None, min_length=1, description="Environment variable that holds the password"
     )
-    tls_ca: Path | None = Field(None, description="Certificates that https servers are checked by")
+    tls_ca: Path | None = Field(
+        None, description="CA certificates that https servers are checked against"
+    )
     connect_timeout_ms: int = Field(
-        2_000, ge=1, le=600_000, description="A server that takes no connection is away after this"
+        2_000,
+        ge=1,
+        le=600_000,
+        description="A server that accepts no connection is away after this",
     )
     request_timeout_ms: int = Field(
         10_000, ge=1, le=3_600_000, description="A server that does not answer is away after this"
@@ -135,7 +142,7 @@ class ClusterConfig(_Table):
         fewest = min(self.shards, key=lambda shard: len(shard.replicas))
         replicas = len(fewest.replicas) if self.replicated else 1
         if self.quorum == 0:
-            # Frozen for others; this is still its making.
+            # The model is frozen, but still being built here.
             object.__setattr__(self, "quorum", min(2, replicas))
         if self.quorum > replicas:
             raise ValueError(
@@ -213,7 +220,7 @@ def _first_line(path: Path) -> str:
 
 
 def _owners(config: ClusterConfig) -> dict[int, str]:
-    """Shard names by slot. Raises ValueError for a slot of two, or beyond the last."""
+    """Shard names by slot. Raises ValueError for a slot of two shards, or one beyond the last."""
     owners: dict[int, str] = {}
     for shard in config.shards:
         for slots in shard.slots:
@@ -236,7 +243,7 @@ def _check_different(what: str, names: list[str]) -> None:
 
 
 def _sentence(error: ValidationError, path: Path) -> str:
-    """The first thing that is wrong, where it stands, and what would be right."""
+    """The first error: where it is, and how to correct it."""
     errors = error.errors(include_url=False)
     # A misspelt key explains one that is missing.
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
@@ -278,7 +285,7 @@ def _fields(location: tuple[int | str, ...]) -> type[_Table]:
 def _suggestion(location: tuple[int | str, ...]) -> str:
     known = list(_fields(location).model_fields)
     nearest = difflib.get_close_matches(str(location[-1]).lower(), known, n=1)
-    return f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+    return f"did you mean {nearest[0]}?" if nearest else f"the keys are {', '.join(known)}"
 
 
 def _meaning(location: tuple[int | str, ...]) -> str:

@@ -1,8 +1,8 @@
 """Consumer groups of several shards, as handlers see them.
 
-A group belongs to a slot, and its rows are on the slot's first shard. What only its coordinator may
-answer raises `NotCoordinator` where another broker owns the slot, and `CoordinatorLoadInProgress`
-while this one is still reading it. Any broker describes any group.
+A group belongs to a slot, and its rows are on the slot's first shard. A request that only its
+coordinator may answer raises `NotCoordinator` where another broker owns the slot, and
+`CoordinatorLoadInProgress` while this one is still reading it. Any broker describes any group.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class GroupOwner(Protocol):
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
 
     def coordinators(self) -> Iterable[GroupCoordinator]:
-        """Those of all shards."""
+        """The coordinators of all shards."""
 
 
 class ShardedGroups:
-    """What `GroupCoordinator` is to a broker that is alone, over several shards."""
+    """Over several shards what `GroupCoordinator` is to a single broker."""
 
     def __init__(self, owner: GroupOwner) -> None:
         self._owner = owner
@@ -35,7 +35,7 @@ class ShardedGroups:
         return self._owner.coordinator_of(group_id)
 
     def record(self, group_id: str) -> GroupRecord | None:
-        """A group of any broker, as it is stored."""
+        """A group of any broker, as stored."""
         for coordinator in self._owner.coordinators():
             if (found := coordinator.record(group_id)) is not None:
                 return found

@@ -6,8 +6,8 @@ The owner of a shard's first slot is the shard's housekeeping broker. It writes 
 log starts is decided by the owner of its slot. The owner of slot 0 deletes what is left of deleted
 topics, once every broker has seen that they are deleted.
 
-Two brokers may do this for a moment, while slots change hands: each of these tasks can be done
-twice.
+Two brokers may do this at the same time for a moment, while slots change hands: it does no harm to
+do any of these tasks twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABSENT_FOR_S = 60.0
 
 
 class Known(Protocol):
-    """What was read of the registry: broker/cluster/ownership.py."""
+    """What this broker has read from the registry: broker/cluster/ownership.py."""
 
     @property
     def session_id(self) -> int: ...
@@ -54,7 +54,7 @@ class Known(Protocol):
 
 
 class _AppendTimes:
-    """`AppendTimes` of a shard: every broker that writes there has to promise."""
+    """`AppendTimes` of a shard: every broker that writes there must promise."""
 
     def __init__(self, host: ShardHost, ownership: Known) -> None:
         self._host = host
@@ -103,7 +103,7 @@ class Housekeeping:
         self.periodic = Periodic("housekeeping", _EVERY_S, self.round)
 
     async def round(self) -> None:
-        """Do what is due, where this broker is the one that does it."""
+        """Do the tasks that are due and that belong to this broker."""
         for host in self._hosts.reachable():
             if host.is_housekeeper():
                 await self._try(f"shard {host.name}", partial(self._mirror_and_count, host))
@@ -115,7 +115,7 @@ class Housekeeping:
         try:
             await work()
         except NotYet as error:
-            log.info("housekeeping of %s waits: %s", what, error)
+            log.info("housekeeping of %s is postponed: %s", what, error)
         except EngineError as error:
             log.warning("housekeeping of %s failed; retrying in %.0f s: %s", what, _EVERY_S, error)
 

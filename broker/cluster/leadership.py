@@ -1,4 +1,4 @@
-"""Which brokers there are and what each leads, by the slot map and the sessions in the registry."""
+"""Which brokers exist and what each leads, by the slot map and the sessions in the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 
 class Slotted(Protocol):
-    """What was read of the registry: broker/cluster/registry_view.py."""
+    """What this broker has read from the registry: broker/cluster/registry_view.py."""
 
     @property
     def slot_map(self) -> SlotMap | None: ...

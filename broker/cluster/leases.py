@@ -39,7 +39,7 @@ class BrokerReport:
     """What a broker tells the other brokers with each renewal.
 
     `lanes`: for each shard, how many numbers of each lane are resolved; a shard must be in it
-    before the first block goes there, or nobody could fence the session on it.
+    before the first block is sent there; otherwise nobody could fence the session on it.
     """
 
     day: int
@@ -156,7 +156,7 @@ class Watch:
         self._seen: dict[int, _Sighting] = {}
 
     def saw(self, session_id: int, version: int | None, ttl_ms: int, now_ms: int) -> None:
-        """The row had this version. `now_ms`: after the answer arrived, for it may be that new.
+        """Note a version of the row. `now_ms`: after the answer arrived: the row may be so new.
 
         The version of a row that does not exist is None; its `ttl_ms` is a guess.
         """
@@ -194,7 +194,7 @@ def plan(
 ) -> Plan:
     """What session `me` should release, claim, declare dead and forget.
 
-    `silent`: sessions, and owners without a row, that were not renewed for too long. `reachable`:
+    `silent`: sessions, and owners without a row, that were not renewed in time. `reachable`:
     the shards that answer this broker. `releasing`: slots that it is giving up already.
 
     Each live session gets the same number of slots, or one more, and no slot moves without need.
@@ -231,9 +231,9 @@ def plan(
 
 
 def _rooms(slot_map: SlotMap, live: Mapping[int, BrokerSession]) -> dict[int, int]:
-    """How many slots each live session lacks; below 0: how many it has too many.
+    """How many slots each live session lacks; negative: how many it has too many.
 
-    Sessions with the most slots keep the odd ones, so that none moves only to be even.
+    If the slots cannot be shared evenly, the sessions with the most keep one more: none moves.
     """
     owned = {key: len(slot_map.of(key)) for key in live}
     each, odd = divmod(len(slot_map.slots), len(live))
@@ -258,7 +258,7 @@ def _weight(session: BrokerSession, number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What session `me` works out its share of the slots from.
+    """The data from which session `me` works out its share of the slots.
 
     `free`: slots without an owner. `room`: how many slots each live session lacks.
     """
@@ -287,7 +287,7 @@ class _Share:
         return tuple(taken)
 
     def releases(self, releasing: Collection[int]) -> tuple[int, ...]:
-        """Slots that I cannot serve and another can; then what I have too many and others lack."""
+        """Slots that `me` cannot serve and another can; then surplus slots that others lack."""
         mine = self.slot_map.of(self.me)
         others = {key: session for key, session in self.live.items() if key != self.me}
         released = [

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _LANES_EVERY_S = 1.0
 _START_PATIENCE_S = 60.0
 _START_AGAIN_S = 1.0
-_NO_ANSWER = frozenset((0, 225, 999))  # none at all; NO_ZOOKEEPER, KEEPER_EXCEPTION
+_NO_ANSWER = frozenset((0, 225, 999))  # no answer; NO_ZOOKEEPER, KEEPER_EXCEPTION
 
 T = TypeVar("T")
 
@@ -161,23 +161,23 @@ class ClusterNode:
         return tasks
 
     async def _replace_broken_session(self) -> None:
-        """A lane that ended by a bug takes no records any more: only a new session helps."""
+        """A lane that ended because of a bug accepts no more records: a new session is needed."""
         for session_id in self._hosts.broken_sessions():
             self._ownership.end_session(session_id, "one of its lanes has ended")
 
     async def hand_over(self) -> None:
-        """Other brokers take the slots over while clients are still connected and are told so."""
+        """Hand the slots over while clients are still connected and can be told."""
         if not self._ownership.background:
-            return  # it has not begun
+            return  # it has not joined
         for host in self._hosts:
             try:
                 await host.groups.cache.heartbeats.write()
             except EngineError as error:
-                log.info("the last heartbeats are not written: %s", error)
+                log.info("the last heartbeats could not be written: %s", error)
         await self._ownership.leave()
 
     async def close(self) -> None:
-        async with AsyncExitStack() as parts:  # the last one is closed first, and all of them are
+        async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
             for server in self._registry_servers:
                 parts.push_async_callback(server.close)
             for shard in self._shards:
@@ -217,7 +217,7 @@ async def open_cluster(
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Retry for a while where nobody answers: servers and Keeper may be starting, too."""
+    """Retry for a while if nobody answers: servers and Keeper may be starting, too."""
     give_up_s = time.monotonic() + _START_PATIENCE_S
     while True:
         try:

@@ -4,13 +4,13 @@ Who decides: broker/cluster/leases.py says what should be done (pure), broker/cl
 what follows for each slot (pure). broker/cluster/session.py keeps the session and
 broker/cluster/reconcile.py the slots; here they meet the clock. What must hold:
 
-* State decides, never the outcome of a call: an answer may be lost, and a write may come true
-  later. So the registry is read again after every write, and one (slot, epoch) is served at most
-  once: a broker that gave a slot up serves it again only under a new epoch.
-* Three loops that never wait for each other: renewals, the lease (by the clock, while the registry
-  hangs), and the poll that decides and alone writes the slot map. What may be slow (opening, giving
-  up, fencing) runs beside them.
-* Before a compare-and-set of the slot map the lease is looked at after the map was read.
+* The registry decides, never the outcome of a call: an answer may be lost, and a write may take
+  effect later. So the registry is read again after every write, and one (slot, epoch) is served at
+  most once: a broker that gave a slot up serves it again only under a new epoch.
+* Three loops never wait for each other: the renewals, the check of the lease (by the clock, even
+  while the registry hangs), and the poll, which decides and is the only one to write the slot map.
+  Slow work (opening, giving up, fencing) runs in tasks of its own.
+* The lease is checked after the slot map is read and before its compare-and-set.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ownership:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Runs until `leave`; ends before only by a bug, or because another has the node id."""
+        """Runs until `leave`; ends earlier only on a bug, or if another broker has the node id."""
         return () if self._main is None else (self._main,)
 
     # Joining and leaving
@@ -80,8 +80,9 @@ class Ownership:
     async def join(self) -> None:
         """Register; returns when the first session has begun and the slot map is known.
 
-        Waits as long as the registry is away, or a session of a broker with this node id that was
-        killed is not declared dead. Raises `NodeIdTaken` if that one lives, and `WrongSlots`.
+        Waits while the registry does not answer, and until an earlier session with this node id,
+        whose broker was killed, is declared dead. Raises `NodeIdTaken` if that broker is alive, and
+        `WrongSlots`.
         """
         self._main = asyncio.create_task(self._run(), name="ownership")
         began = asyncio.create_task(self._session.has_begun.wait())
@@ -98,7 +99,7 @@ class Ownership:
     async def leave(self) -> None:
         """Hand every slot over, close the session and stop.
 
-        What cannot be handed over within the time-to-live stays with the session, which the others
+        Slots that cannot be handed over within the time-to-live stay with the session, which others
         will declare dead.
         """
         if self._main is None or self._main.done():
@@ -120,7 +121,7 @@ class Ownership:
         tenure = self._session.tenure
         clean = self._has_left.is_set()
         if clean:
-            self._session.end()  # nothing is held any more
+            self._session.end()  # no slot is held any more
         await cancel(self._main)
         if not self._main.cancelled():
             self._main.result()  # a bug
@@ -128,17 +129,17 @@ class Ownership:
             try:
                 await self._session.close(tenure)
             except EngineError as error:
-                log.warning("session %d stays open: %s", tenure.session_id, error)
+                log.warning("session %d could not be closed: %s", tenure.session_id, error)
         elif tenure is not None:
             log.warning("session %d could not hand over all its slots", tenure.session_id)
 
     def end_session(self, session_id: int, why: str) -> None:
-        """This session cannot go on, for a bug: a new one begins, the others fence the old."""
+        """End a session because of a bug: a new one begins, and other brokers fence the old one."""
         if session_id == self.session_id:
             self._end(why)
 
     def _end(self, why: str) -> None:
-        """The session is over, at once."""
+        """End the current session, at once."""
         tenure = self._session.tenure
         if tenure is None:
             return
@@ -171,7 +172,7 @@ class Ownership:
             self._end("the broker stops")
 
     async def _guard_lease(self) -> None:
-        """End the session when its time is up, whatever hangs."""
+        """End the session when its lease has run out, even if the registry hangs."""
         while True:
             tenure = self._session.tenure
             if tenure is None:
@@ -269,20 +270,20 @@ class Ownership:
             self._has_left.set()
 
     def _is_empty(self, tenure: Tenure, slots: SessionSlots) -> bool:
-        """Whether a broker that leaves has handed everything over, and others have it."""
+        """Whether this leaving broker has handed over all its slots, and others own them."""
         slot_map = self._view.slot_map
         assert slot_map is not None
         if not tenure.others_know_that_it_leaves or slots.held or slot_map.of(tenure.session_id):
             return False
         if self._view.has_unsettled_write:
-            return False  # a claim that is not seen yet must not come true after it has left
+            return False  # a pending claim must not take effect after this broker has left
         others = any(one.state is SessionState.LIVE for one in self._view.sessions.values())
         reachable = set(self._owner.reachable_shards())
         waiting = slots.handed_over_to_nobody(slot_map)
         return not (others and any(reachable.issuperset(slot.shards) for slot in waiting))
 
     def _start(self, tenure: Tenure, work: Work) -> None:
-        """A bug in it ends everything, loudly: the group's tasks stand and fall together."""
+        """Start a task in the group. If a bug ends it, all tasks of the group end."""
         assert self._group is not None
         task = self._group.create_task(self._working(tenure, work))
         self._running.add(task)

@@ -1,4 +1,4 @@
-"""Makes true what the slot map says of this broker's slots, and says what the map should be then.
+"""Brings this broker's slots in line with the slot map, and works out the next slot map.
 
 One direction: `SessionSlots.reconcile` looks at the map and at the plan (broker/cluster/leases.py),
 asks the tables of broker/cluster/slot_phases.py what follows, and returns the map to write and the
@@ -33,7 +33,7 @@ from storage.slot_map import NOBODY, Slot, SlotMap
 log = logging.getLogger(__name__)
 
 _RETRY_MS = 1_000
-"""Between two attempts at what the engine refused."""
+"""Pause between two attempts when the engine refused one."""
 
 _WHY_LOST = {
     SlotEvent.NOT_OURS: "slot {} was taken away",
@@ -45,27 +45,27 @@ Work = Callable[[], Coroutine[None, None, None]]
 
 
 class SlotOwner(Protocol):
-    """What serves the slots. `EngineError` is expected, anything else a bug."""
+    """Serves the slots. `EngineError` is expected; any other error but `SessionOver` is a bug."""
 
     def report(self) -> BrokerReport:
-        """What the other brokers should know; asked right before each renewal."""
+        """What the other brokers should know; called right before each renewal."""
 
     def reachable_shards(self) -> Collection[str]:
         """The shards that answer this broker."""
 
     async def fence_session(self, session: BrokerSession, shard: str) -> None:
-        """From now on no insert of a dead session lands on this shard. Raises `EngineError`."""
+        """No insert of a dead session is stored on this shard any more. Raises `EngineError`."""
 
     async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
-        """This session owns them: read what is stored, and serve. All write to the same shard.
+        """Start serving slots that this session owns. All write to the same shard.
 
-        Raises `EngineError` and serves none of them: asked again, or told to give them up.
+        If it raises `EngineError`, it serves none of them, and is called again, or `give_up_slots`.
         """
 
     async def give_up_slots(self, slots: Collection[int]) -> None:
-        """Serve no more; returns when nothing of them is in flight.
+        """Stop serving these slots; returns when none of their appends is in flight.
 
-        May name slots that `serve_slots` refused. Raises `SessionOver` if that takes too long.
+        Some may be slots that `serve_slots` refused. Raises `SessionOver` if it takes too long.
         """
 
     def abandon_slots(self) -> None:
@@ -96,7 +96,7 @@ class Fences:
         self._fences: dict[tuple[int, str], _Fence] = {}
 
     def want(self, session_id: int, shard: str) -> FenceAction | None:
-        """This broker would claim a slot that this session may still write to. What to do."""
+        """What to do before this broker claims a slot that this session may still write to."""
         fence = self._fences.setdefault((session_id, shard), _Fence())
         due = fence.phase is FencePhase.REFUSED and self._view.now_ms() >= fence.retry_ms
         event = FenceEvent.RETRY_DUE if due else FenceEvent.WANTED
@@ -104,7 +104,7 @@ class Fences:
         return action
 
     async def fence(self, session: BrokerSession, shard: str) -> None:
-        """What `FenceAction.FENCE` asks for."""
+        """Perform `FenceAction.FENCE`."""
         fence = self._fences[session.session_id, shard]
         event = FenceEvent.FAILED
         try:
@@ -117,7 +117,7 @@ class Fences:
         fence.phase, _ = after_fence_event(fence.phase, event)
 
     def stop(self) -> None:
-        """The session of this broker is over: what it was fencing is cancelled, and begins anew."""
+        """The session of this broker is over: cancel its fences; the next one starts them anew."""
         self._fences = {
             key: one for key, one in self._fences.items() if one.phase is FencePhase.FENCED
         }
@@ -143,7 +143,7 @@ class SessionSlots:
 
     @property
     def held(self) -> Collection[int]:
-        """Slots that are served, or on the way to it or from it."""
+        """Slots that are served, being opened or being given up."""
         return self._held.keys()
 
     @property
@@ -151,7 +151,7 @@ class SessionSlots:
         return self._in_phases(SlotPhase.GIVING_UP, SlotPhase.GIVEN_UP)
 
     def reconcile(self, slot_map: SlotMap, decided: Plan) -> tuple[SlotMap, Sequence[Work]]:
-        """The map as it should be by what is done, and what to start. Raises `SessionOver`."""
+        """The slot map to write, and the work to start. Raises `SessionOver`."""
         mine = slot_map.of(self._tenure.session_id)
         self._see_what_was_lost(mine)
         actions = self._see_what_is_ours(mine, decided)
@@ -206,7 +206,7 @@ class SessionSlots:
     def _see_what_is_free(
         self, slot_map: SlotMap, decided: Plan
     ) -> tuple[list[int], set[tuple[int, str]]]:
-        """Slots to claim, as they are free or their owner is fenced; and what to fence first."""
+        """Slots to claim, which are free or whose owner is fenced; and what to fence first."""
         claimed: list[int] = []
         fences: set[tuple[int, str]] = set()
         for number in decided.claim:
@@ -237,7 +237,7 @@ class SessionSlots:
         return [number for number, held in self._held.items() if held.phase in phases]
 
     def begin_to_leave(self) -> None:
-        """Only what is handed over from now on has to find an owner before this broker is gone."""
+        """From now on, a slot that is handed over must find an owner before this broker stops."""
         self._handed_over.clear()
 
     def handed_over_to_nobody(self, slot_map: SlotMap) -> list[Slot]:
@@ -246,7 +246,7 @@ class SessionSlots:
         return [slot for slot in slots if slot.owner == NOBODY]
 
     def _by_shard(self, numbers: Iterable[int]) -> list[dict[int, Slot]]:
-        """Apart, so that a slow shard does not keep the slots of others waiting."""
+        """The slots grouped by shard, so that a slow shard does not delay the others."""
         found: dict[str, dict[int, Slot]] = {}
         for number in numbers:
             slot = self._held[number].slot

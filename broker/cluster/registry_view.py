@@ -1,8 +1,8 @@
 """What this broker has read of the registry: the slot map and the sessions of all brokers.
 
-State decides, never the outcome of a call: an answer may be lost, and a write may come true later.
-So the registry is read again after every write. A server may be behind another one, so
-an older version than the one that was seen last is ignored.
+The registry decides, never the outcome of a call: an answer may be lost, and a write may take
+effect later. So the registry is read again after every write. A server may be behind another one,
+so a version that is older than the last one seen is ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SESSION_PREFIX = "session/"
 
 _CALLS_PER_LEASE = 5
-"""A call to the registry may take this part of a lease; then it counts as failed."""
+"""A call to the registry counts as failed when it has taken this part of a lease."""
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ def boot_ms() -> int:
 
 
 class RegistryView:
-    """The slot map and the sessions as they were read last, and the calls that change them."""
+    """The slot map and the sessions as last read, and the calls that change them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class RegistryView:
         ttl_ms: int,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        """`first_map` is written if there is none. `ttl_ms`: of a session of this broker."""
+        """`first_map` is written if there is none. `ttl_ms`: of this broker's sessions."""
         self.slot_map: SlotMap | None = None
         self.sessions: Mapping[int, BrokerSession] = {}
         self.ttl_ms = ttl_ms
@@ -63,13 +63,13 @@ class RegistryView:
         self._map_at: Versioned | None = None
         self._rows: dict[int, Versioned] = {}
         self._unsettled: Versioned | None = None
-        """The map that my last write expected. While it is what I see, that may come true yet."""
+        """The version that the last write expected. While current, the write may take effect."""
         self._look = asyncio.Event()
 
     # Calls
 
     async def ask(self, call: Awaitable[_T]) -> _T:
-        """Raises `EngineError` as well when there is no answer in time."""
+        """Await a call to the registry. Raises `EngineError` also if the answer comes too late."""
         try:
             async with asyncio.timeout(self.ttl_ms / 1000 / _CALLS_PER_LEASE):
                 return await call
@@ -77,7 +77,7 @@ class RegistryView:
             raise EngineError("the registry did not answer in time") from error
 
     async def put(self, key: str, expected: Versioned | None, value: str) -> Versioned | None:
-        """Write a value that no other broker writes; the value afterwards. Raises `EngineError`."""
+        """Write a value of this broker alone; the value afterwards. Raises `EngineError`."""
         try:
             await self.ask(self.registry.compare_and_set(key, expected, value))
         except EngineError as error:
@@ -139,7 +139,7 @@ class RegistryView:
         self._rows, self.sessions = rows, sessions
 
     def set_own(self, session: BrokerSession | None) -> None:
-        """The row of this broker's session as its last renewal left it: never older than a read."""
+        """Set the row of this broker's session after a renewal: no read has a newer one."""
         self._own = session
         if session is not None:
             self.sessions = {**self.sessions, session.session_id: session}
@@ -149,7 +149,7 @@ class RegistryView:
         return set() if self.slot_map is None else {slot.owner for slot in self.slot_map.slots}
 
     def silent(self) -> list[int]:
-        """Sessions, and owners without a row, that were not renewed for too long."""
+        """Sessions, and owners without a row, that were not renewed in time."""
         now_ms = self.now_ms()
         return [
             one for one in self.sessions.keys() | self.owners() if self._watch.silent(one, now_ms)
@@ -158,7 +158,7 @@ class RegistryView:
     # Writing
 
     async def write_map(self, wanted: SlotMap) -> bool:
-        """Change the map that was seen last; the next look, soon, shows whether that came true."""
+        """Replace the map that was last read; the next read, soon, shows whether that succeeded."""
         expected = self._map_at
         self._unsettled = expected
         call = self.registry.compare_and_set(SLOTS_KEY, expected, wanted.to_text())
@@ -168,11 +168,11 @@ class RegistryView:
 
     @property
     def has_unsettled_write(self) -> bool:
-        """Whether a write of the map that is not seen yet may still come true."""
+        """Whether a write of the map whose outcome is unknown may still take effect."""
         return self._unsettled is not None and self._unsettled == self._map_at
 
     async def declare_dead(self, session_id: int, why: str) -> None:
-        """No renewal of that session succeeds any more. Raises `EngineError`."""
+        """Declare a session dead: its renewals fail from now on. Raises `EngineError`."""
         row = self._rows.get(session_id)
         session = self.sessions.get(session_id)
         if session is None:
@@ -203,11 +203,11 @@ class RegistryView:
         asyncio.get_running_loop().call_later(random.uniform(0, 0.02), self._look.set)
 
     def looking(self) -> None:
-        """A look begins: only what is asked from now on brings another one at once."""
+        """A read begins: only requests for a read from now on cause another one."""
         self._look.clear()
 
     async def next_look(self, within_s: float) -> None:
-        """Returns when somebody asked for a look, or after `within_s`."""
+        """Returns when another read was requested, or after `within_s`."""
         await event_within(self._look, within_s)
 
 

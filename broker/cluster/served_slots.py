@@ -1,6 +1,6 @@
 """Which slots this broker's session owns, and which of them it serves.
 
-A slot is owned from the begin of `Slots.serve_slots` on, and served from its end on. Logs and
+A slot is owned from the start of `Slots.serve_slots` on, and served from its end on. Logs and
 groups are open only in slots that are served.
 """
 

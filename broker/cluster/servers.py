@@ -28,7 +28,7 @@ def layout(config: ClusterConfig) -> ClusterLayout:
 def single_servers(
     config: ClusterConfig, request_timeout_ms: int, lanes: int = 1, database: str = "default"
 ) -> dict[str, list[ClickHouseServer]]:
-    """Every server by the name of its shard. They connect when first asked; close them."""
+    """Every server by the name of its shard. They connect on first use; the caller closes them."""
     settings = ConnectionSettings(
         user=config.user,
         password=config.password.get_secret_value(),
@@ -56,7 +56,7 @@ def registry_of(
 async def opened(
     config: ClusterConfig, request_timeout_ms: int | None = None
 ) -> AsyncIterator[dict[str, list[ClickHouseServer]]]:
-    """`single_servers`, closed at the end."""
+    """`single_servers`, closed on exit."""
     servers = single_servers(config, request_timeout_ms or config.request_timeout_ms)
     try:
         yield servers

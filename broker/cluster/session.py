@@ -4,11 +4,11 @@ What must hold:
 
 * A session may serve only while its lease is valid by this broker's own clock, counted from before
   the last renewal that counts was sent.
-* Nothing but this broker renews its row. Whether a write came true is decided by reading the row.
+* Nothing but this broker renews its row. Whether a write succeeded is found out by reading the row.
 * Two brokers with one node id never serve at the same time for long: the one that began later, or
   finds the other alive, stops with `NodeIdTaken`.
 
-Who finds that the session cannot go on raises `SessionOver`, or calls `OwnSession.end`.
+Code that finds that the session cannot continue raises `SessionOver` or calls `OwnSession.end`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 NEXT_SESSION_KEY = "next_session_id"
 
 _TWIN_RENEWALS = 2
-"""A row may still change once after its broker was killed: a renewal that was on its way."""
+"""A row may still change once after its broker was killed: a renewal that was in flight."""
 
 _OWN_SESSIONS_KEPT = 64
 
@@ -42,20 +42,20 @@ class NodeIdTaken(Exception):
 
 
 class SessionOver(Exception):
-    """This broker's session cannot go on; says why."""
+    """This broker's session cannot continue; the message says why."""
 
 
 class Reporter(Protocol):
     def report(self) -> BrokerReport:
-        """What the other brokers should know; asked right before each renewal."""
+        """What the other brokers should know; called right before each renewal."""
 
 
 @dataclass(slots=True, eq=False)
 class Tenure:
-    """One session of this broker, from its begin to its end.
+    """One session of this broker, from its start to its end.
 
-    What outlives a session keeps its tenure: an insert of an old session must not be answered under
-    a new one.
+    An object that may outlive its session keeps the tenure: an insert of an old session must not be
+    answered under a new one.
     """
 
     view: RegistryView
@@ -64,7 +64,7 @@ class Tenure:
     lease: SessionLease
     attempt: BrokerSession
     sent_ms: dict[str, int] = field(default_factory=dict)
-    """Renewals whose outcome is unknown. All expect the same version, so one counts at most."""
+    """Renewals whose outcome is unknown. All expect the same version, so at most one succeeds."""
     is_over: bool = False
 
     @property
@@ -78,7 +78,7 @@ class Tenure:
     def days(self, shard: str) -> range:
         """Days since 1970 of which this session may write rows there: a fence covers them.
 
-        By its row in the registry, which is what a fence knows.
+        Worked out from its row in the registry, which is all that a fence knows.
         """
         floor_ms = self.row.append_floors.get(shard)
         if floor_ms is None:
@@ -96,9 +96,9 @@ class OwnSession:
     def __init__(self, view: RegistryView, broker: BrokerSession, first_session_id: int) -> None:
         """`broker`: node id, address and time-to-live; its session id and state do not matter.
 
-        `first_session_id`: where ids begin if the registry knows of none. It should be later than
-        any id that a registry before this one, now lost, can have given: engines would take the
-        blocks of a session with an old id for repetitions, and drop them.
+        `first_session_id`: where ids begin if the registry knows of none. It should be higher than
+        any id that an earlier registry, now lost, can have assigned: engines would drop the blocks
+        of a session with an old id as duplicates.
         """
         self.tenure: Tenure | None = None
         self.has_begun = asyncio.Event()
@@ -126,7 +126,7 @@ class OwnSession:
     # Beginning
 
     async def begin(self, reporter: Reporter) -> Tenure | None:
-        """Register. None: not yet; look at the registry again, and try again.
+        """Register. None: not possible yet; read the registry again, then retry.
 
         Raises `EngineError`, `MalformedState` and `NodeIdTaken`.
         """
@@ -171,7 +171,7 @@ class OwnSession:
     # Twins: other brokers with the same node id, or an earlier process of this one
 
     def check_no_older_twin(self) -> None:
-        """Raises `NodeIdTaken` if a broker with this node id began before this one and lives."""
+        """Raises `NodeIdTaken` if a broker with this node id began before this one and is alive."""
         if self.tenure is not None and (twin := self._older_twin(self.session_id)) is not None:
             raise self._taken_by(twin)
 
@@ -188,12 +188,12 @@ class OwnSession:
         ]
 
     async def _has_no_twin(self) -> bool:
-        """Raises `NodeIdTaken` if one lives; one that does not is declared dead in time."""
+        """Raises `NodeIdTaken` if a twin is alive; a twin that is not is declared dead in time."""
         for session_id in self._own_ids:
             session = self._view.sessions.get(session_id)
             if session is not None and not session.is_over:
-                # This broker knows that it is over: nobody has to wait for the time-out.
-                await self._view.declare_dead(session_id, "it was an earlier one of this broker")
+                # This broker knows that the session is over: nobody has to wait for the time-out.
+                await self._view.declare_dead(session_id, "it is an earlier session of this broker")
         twins = self._twins()
         for twin in twins:
             first = self._twin_renewals.get(twin.session_id)
@@ -206,7 +206,7 @@ class OwnSession:
 
     def _taken_by(self, twin: BrokerSession) -> NodeIdTaken:
         return NodeIdTaken(
-            f"node id {twin.node_id} is that of the broker at {twin.host}:{twin.port}, which runs"
+            f"node id {twin.node_id} is used by the broker at {twin.host}:{twin.port}, which runs"
             f" (session {twin.session_id}); give each broker its own"
         )
 
@@ -220,7 +220,7 @@ class OwnSession:
         tenure.sent_ms[text] = self._view.now_ms()
         found = await self._view.put(session_key(tenure.session_id), tenure.at, text)
         if tenure.is_over or found is None or found.version <= tenure.at.version:
-            return  # it has not come true so far; without a row the lease decides
+            return  # not accepted yet; without a row the lease decides
         if found.value not in tenure.sent_ms:
             raise SessionOver("others have declared it dead")
         knew = tenure.others_know_that_it_leaves
@@ -232,7 +232,7 @@ class OwnSession:
             self._view.look_now()
 
     def check_not_declared_dead(self) -> None:
-        """Raises `SessionOver` if the registry, as it was read last, calls this session over."""
+        """Raises `SessionOver` if the session is over in the registry as last read."""
         mine = self._view.sessions.get(self.session_id)
         if mine is not None and mine.is_over:
             raise SessionOver("others have declared it dead")
@@ -265,7 +265,7 @@ class OwnSession:
 def housekeeper_of(slot_map: SlotMap, shard: str) -> int | None:
     """The session that does the housekeeping of a shard: the owner of its first slot.
 
-    Where all slots were moved away, the first that has been there: the shard still has old rows.
+    If all slots were moved away, of the first that was on it: the shard still has old rows.
     """
     here = [slot for slot in slot_map.slots if slot.shards[-1] == shard]
     been = [slot for slot in slot_map.slots if shard in slot.shards]

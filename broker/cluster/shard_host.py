@@ -82,8 +82,8 @@ class ShardHost:
         return self._floor_ms
 
     async def write_under(self, tenure: Tenure) -> None:
-        """Have an appender of this session. Raises `EngineError`."""
-        async with self._beginning:  # two would use the same tokens
+        """Make sure that an appender of this session exists. Raises `EngineError`."""
+        async with self._beginning:  # two appenders would use the same tokens
             if self.writing is None or self.writing.tenure is not tenure:
                 self.writing = Writing(tenure, await self._appender_of(tenure))
 
@@ -104,7 +104,7 @@ class ShardHost:
         return appender
 
     def abandon(self) -> None:
-        """The session is over: nothing of it is sent any more."""
+        """The session is over: send none of its blocks any more."""
         if self.writing is not None:
             self.writing.appender.abandon()
             self.writing = None
@@ -114,7 +114,7 @@ class ShardHost:
         """This broker's part of the promise that the roll-up needs."""
         if self.appender is not None:
             await self.appender.no_row_before(max(self._floor_ms, time_ms))
-        # Only now: a block that was on its way is of an earlier time, and a fence has to know.
+        # Only now: a block in flight has an earlier time, and a fence has to know it.
         self._floor_ms = max(self._floor_ms, time_ms)
 
     async def close(self) -> None:
@@ -138,21 +138,21 @@ class ShardHosts:
         return iter(self._hosts.values())
 
     def of(self, shard: str) -> ShardHost:
-        """Raises `EngineError` where a newer configuration than this broker's has the shard."""
+        """Raises `EngineError` for a shard that only a newer configuration has."""
         host = self._hosts.get(shard)
         if host is None:
             raise EngineError(f"shard {shard} is not in this broker's configuration: add it")
         return host
 
     def reachable(self) -> list[ShardHost]:
-        """Those whose shard answers."""
+        """The hosts whose shard answers."""
         return [host for host in self if not host.engine.away]
 
     def coordinators(self) -> Collection[GroupCoordinator]:
         return [host.groups for host in self]
 
     def broken_sessions(self) -> set[int]:
-        """Sessions of which a lane has ended by a bug: only a new session helps."""
+        """Sessions with a lane that ended because of a bug: a new session is needed."""
         writing = (host.writing for host in self)
         return {
             one.tenure.session_id for one in writing if one is not None and one.appender.has_ended

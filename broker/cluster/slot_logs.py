@@ -67,7 +67,7 @@ class SlotLogs(OpenLogs):
         )
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:
-        """A shard that does not answer holds up its own logs alone."""
+        """A shard that does not answer delays only its own logs."""
         missing = [one for one in self.missing(topics) if self.leads(*one)]
         for partitions in self._by_shards(missing).values():
             try:
@@ -104,7 +104,7 @@ class SlotLogs(OpenLogs):
     async def read(self, partitions: Sequence[Partition]) -> list[PartitionLog]:
         """Logs in slots that are owned, as they start and end. Raises `EngineError`."""
         by_shards = self._by_shards(partitions)
-        # Producers with ids that are given from now on have no rows of earlier owners.
+        # Producers whose ids are assigned from now on have no rows of earlier owners.
         first_fresh = await self._producer_ids.load() if partitions else 0
         ends: dict[Key, int] = {}
         starts: dict[Key, int] = {}
@@ -119,7 +119,7 @@ class SlotLogs(OpenLogs):
         ]
 
     async def release(self, logs: Collection[PartitionLog]) -> None:
-        """Take no more appends for these closed logs; returns when none is on its way."""
+        """Accept no more appends for these closed logs; returns when none is in flight."""
         await asyncio.gather(*(self._release_on(host, logs) for host in self._hosts))
 
     async def _release_on(self, host: ShardHost, logs: Iterable[PartitionLog]) -> None:
@@ -155,7 +155,7 @@ class SlotLogs(OpenLogs):
                 start, floor = checkpoints.get(key, (0, 0))
                 ends[key] = max(ends.get(key, 0), found.get(key, 0), floor)
                 starts[key] = max(starts.get(key, 0), start)
-            # On a shard that it was moved to, a log has to begin where it ended.
+            # On a shard that it was moved to, a log must begin where it ended before.
             lacking = [
                 (*key, starts[key], end)
                 for key, (end, start) in before.items()
@@ -204,7 +204,7 @@ class SlotLogs(OpenLogs):
         return [host.engine for host in self._hosts_with(partition)]
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
-        # Read before the question: rows that come after it are not what it is about.
+        # Read before the query: rows that are added later do not matter.
         end = partition.high_watermark
         hosts = self._hosts_with(partition)
         if len(hosts) == 1:
@@ -223,11 +223,11 @@ class SlotLogs(OpenLogs):
         return RowSource(hosts[found[0][1]].engine, ends[0] if ends else end)
 
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
-        """Of every shard that may have rows of it. Raises `EngineError`."""
+        """The row lane of every shard that may have rows of it. Raises `EngineError`."""
         return [host.rows for host in self._hosts_with(partition)]
 
     def _hosts_with(self, partition: PartitionLog) -> list[ShardHost]:
-        """Each shard that may have rows, once; a slot may come back to where it was."""
+        """Each shard that may have rows, once: a slot may return to an earlier shard."""
         hosts = self._hosts_of.get(partition)
         if hosts is None:
             raise EngineError(f"this broker does not lead {partition}")

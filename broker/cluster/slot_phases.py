@@ -1,4 +1,4 @@
-"""What follows for a slot, and for the fence of a dead session: tables of transitions that drive.
+"""Tables of transitions for a slot, and for the fence of a dead session.
 
 A slot under one epoch of this broker's session is in one `SlotPhase`. Every look at the slot map
 and every end of a task is a `SlotEvent`; `after_event` answers with the next phase and with the
@@ -9,7 +9,7 @@ What must hold, and what tests/unit/test_slot_phases.py checks of the tables:
 
 * One task at a time works on a slot.
 * An epoch that was given up is never served again: only a higher epoch leads out of GIVEN_UP.
-* A slot is released, or claimed again, only when it was given up: nothing of it is in flight.
+* A slot is released, or claimed again, only after it was given up: nothing of it is in flight.
 * A slot that the map takes from this broker before that ends the session.
 * A slot with an owner is claimed only when that owner is fenced.
 """
@@ -25,7 +25,7 @@ class SlotPhase(Enum):
 
     NEW = auto()  # seen for the first time under this epoch
     OPENING = auto()  # a task reads where its logs end
-    REFUSED = auto()  # it could not be opened; tried again later
+    REFUSED = auto()  # it could not be opened; retried later
     SERVING = auto()
     GIVING_UP = auto()  # a task waits for what is in flight
     GIVEN_UP = auto()  # nothing is in flight; the map still says that the slot is ours
@@ -39,7 +39,7 @@ class SlotEvent(Enum):
     KEEP = auto()  # ours, and it stays with us
     MOVED = auto()  # ours, and the next owner writes to another shard
     RELEASE = auto()  # ours, and the plan gives it to another broker
-    RETRY_DUE = auto()  # ours, and long enough ago refused
+    RETRY_DUE = auto()  # ours, refused, and due to be retried
     NEW_EPOCH = auto()  # ours under a higher epoch than the one that we serve
     OLD_EPOCH = auto()  # ours under a lower epoch
     NOT_OURS = auto()
@@ -49,8 +49,8 @@ class SlotEvent(Enum):
 
 
 class SlotAction(Enum):
-    OPEN = auto()  # start to serve it
-    GIVE_UP = auto()  # stop to serve it
+    OPEN = auto()  # start serving it
+    GIVE_UP = auto()  # stop serving it
     CLAIM = auto()  # own it under a new epoch
     HAND_OVER = auto()  # release it: nobody owns it then
     END_SESSION = auto()
@@ -128,8 +128,8 @@ class FencePhase(Enum):
 
 
 class FenceEvent(Enum):
-    WANTED = auto()  # this broker would claim a slot of that session
-    RETRY_DUE = auto()  # the same, and long enough ago refused
+    WANTED = auto()  # this broker is to claim a slot of that session
+    RETRY_DUE = auto()  # the same, refused, and due to be retried
     SUCCEEDED = auto()
     FAILED = auto()
 

@@ -2,9 +2,9 @@
 
 `Slots` is the `SlotOwner` of broker/cluster/reconcile.py. What must hold:
 
-* A slot is served only between the end of `serve_slots` and the begin of `give_up_slots` or
+* A slot is served only between the end of `serve_slots` and the start of `give_up_slots` or
   `abandon_slots`, and only by appenders of the session that owns it.
-* Logs are opened, and slots given up, while the catalog holds still: no topic can appear in between
+* Logs are opened, and slots given up, while the catalog is locked: no topic can appear in between
   and be missed.
 """
 

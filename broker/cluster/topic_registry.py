@@ -1,9 +1,9 @@
 """Topics as keys of the registry: how they are named, written, changed and deleted there.
 
-`topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one makes
-`deleting/<topic id>` first and takes the name away after it, so a deletion that was cut short is
-seen as done; the key is removed when the rows are gone (broker/cluster/housekeeping.py). The key
-`topics_version` grows with every change, and tells the other brokers to look.
+`topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one creates
+`deleting/<topic id>` first and removes the name after it, so a deletion that was interrupted counts
+as done; the key is removed when the rows are deleted (broker/cluster/housekeeping.py). The key
+`topics_version` grows with every change, and tells the other brokers to read the topics again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DELETING = "deleting/"
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic whose rows are still there."""
+    """A deleted topic whose rows still exist."""
 
     topic: Topic
     key: str
@@ -40,7 +40,7 @@ class DeletedTopic:
 
 @dataclass(frozen=True, slots=True)
 class StoredTopics:
-    """All topics as they were read. `stored` has those, too, that cannot be understood."""
+    """All topics as they were read. `stored` includes those that cannot be parsed."""
 
     live: Mapping[str, Topic]
     stored: Mapping[str, Versioned]
@@ -49,7 +49,7 @@ class StoredTopics:
 
 
 class TopicRegistry:
-    """Reads and changes topics. Every call raises `EngineError` when nobody answers."""
+    """Reads and changes topics. Every call raises `EngineError` if there is no answer."""
 
     def __init__(self, topics: Registry, state: Registry, settings: Settings) -> None:
         """`topics` holds the topics, `state` their version."""
@@ -61,7 +61,7 @@ class TopicRegistry:
         return _number(await self._state.get(VERSION_KEY))
 
     async def announce(self) -> int:
-        """Tell the other brokers to look; the version of those that have."""
+        """Tell the other brokers to read the topics again; returns the new version."""
         while True:
             version = await self._state.get(VERSION_KEY)
             number = _number(version) + 1
@@ -85,7 +85,7 @@ class TopicRegistry:
         return StoredTopics(live, stored, deleted)
 
     async def write(self, topic: Topic, expected: Versioned | None) -> bool:
-        """False where the topic is not as `expected`."""
+        """False if the stored topic is not `expected`."""
         key = _TOPIC + topic.name
         return await self._topics.compare_and_set(key, expected, _text(topic))
 
@@ -93,7 +93,7 @@ class TopicRegistry:
         return await self._topics.get(_TOPIC + name)
 
     async def mark_deleted(self, topic: Topic) -> None:
-        """From now on the topic is deleted, even if its name is still there."""
+        """From now on the topic is deleted, even if its name still exists."""
         await self._topics.compare_and_set(f"{_DELETING}{topic.topic_id}", None, _text(topic))
 
     async def free_name(self, name: str, stored: Versioned) -> None:
@@ -109,11 +109,11 @@ class TopicRegistry:
         return found
 
     async def forget(self, deleted: DeletedTopic) -> None:
-        """Nothing is left of it."""
+        """Remove the keys of a deleted topic: nothing else is left of it."""
         left = await self.stored(deleted.topic.name)
         topic = None if left is None else self.understood(_TOPIC + deleted.topic.name, left)
         if left is not None and topic is not None and topic.topic_id == deleted.topic.topic_id:
-            await self.free_name(topic.name, left)  # the deletion was cut short
+            await self.free_name(topic.name, left)  # the deletion was interrupted
         await self._topics.delete(deleted.key, deleted.stored)
 
     def understood(self, key: str, stored: Versioned) -> Topic | None:

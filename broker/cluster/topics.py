@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.25
 _LOOK_ANYWAY_S = 30.0
-"""A broker that dies between a change and the new version is noticed after this long."""
+"""If a broker dies between a change and the new version, others see the change after this long."""
 _LOOK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.02
 _ABSENT_FOR_S = 60.0
@@ -45,7 +45,7 @@ class TopicShards(TopicData, Protocol):
     """The shards on which topics have rows: broker/cluster/shard_host.py."""
 
     def reachable(self) -> Sequence[TopicShard]:
-        """Those that answer."""
+        """The shards that answer."""
 
 
 class SharedCatalog(TopicCatalog):
@@ -73,13 +73,13 @@ class SharedCatalog(TopicCatalog):
         await self.refresh()
 
     async def refresh(self) -> None:
-        """See what other brokers have changed. Raises `EngineError`."""
+        """Read what other brokers have changed. Raises `EngineError`."""
         async with self._lock:
             await self._look()
 
     @asynccontextmanager
     async def latest(self) -> AsyncIterator[list[Topic]]:
-        """All topics, after a look at the registry; the catalog holds still meanwhile.
+        """All topics, read again from the registry; the catalog is locked meanwhile.
 
         Raises `EngineError`.
         """
@@ -89,12 +89,12 @@ class SharedCatalog(TopicCatalog):
 
     @asynccontextmanager
     async def held_still(self) -> AsyncIterator[None]:
-        """No topic appears or goes, and none of their logs is being opened, meanwhile."""
+        """Lock the catalog: meanwhile no topic appears or goes, and no log is being opened."""
         async with self._lock:
             yield
 
     async def look_again(self) -> None:
-        # One look for all requests that arrive meanwhile, in their order; at most 50 a second.
+        # One read serves all requests that arrive meanwhile, in order; at most 50 a second.
         if self._joined is None:
             self._joined = asyncio.create_task(self.refresh(), name="topics-again")
             self._joined.add_done_callback(self._looked_again)
@@ -201,7 +201,7 @@ class SharedCatalog(TopicCatalog):
     async def _set(self, topic: Topic) -> None:
         expected = self._stored.get(topic.name)
         if self.by_id(topic.topic_id) is None and not self._is_left_over(topic.name):
-            expected = None  # a new topic, whatever came of an earlier attempt
+            expected = None  # a new topic, whatever the outcome of an earlier attempt
         if not await self._registry.write(topic, expected):
             await self._apply(await self._registry.read())
             raise ChangedElsewhere(topic.name)
@@ -217,7 +217,7 @@ class SharedCatalog(TopicCatalog):
             await self._registry.free_name(topic.name, stored)
 
     def _is_left_over(self, name: str) -> bool:
-        """Whether the name still belongs to a topic whose deletion was cut short."""
+        """Whether the name still belongs to a topic whose deletion was interrupted."""
         stored = self._stored.get(name)
         topic = None if stored is None else self._registry.understood(name, stored)
         return topic is not None and str(topic.topic_id) in self._gone

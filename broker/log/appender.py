@@ -1,8 +1,8 @@
-"""Group commit: appends that wait are stored together, as one block, and only then acknowledged.
+"""Group commit: waiting appends are stored together, as one block, and only then acknowledged.
 
-A partition always belongs to the same lane, and a lane has one insert under way, so a log never has
-a gap. A lane takes what waits for it in the order of arrival: it checks sequences, decompresses,
-gives offsets, builds one Native block in its own thread (broker/log/block.py), inserts it, and
+A partition always belongs to the same lane, and a lane runs one insert at a time, so a log never
+has a gap. A lane takes its queued appends in order of arrival: it checks sequences, decompresses,
+assigns offsets, builds one Native block in its own thread (broker/log/block.py), inserts it, and
 publishes it (broker/log/lane.py). Nothing is acknowledged from memory.
 """
 
@@ -56,9 +56,9 @@ class Appender:
         await asyncio.gather(*(lane.settled() for lane in self._lanes))
 
     async def release(self, partitions: Collection[PartitionLog]) -> None:
-        """Hand partitions over: refuse new appends, and wait for those on their way.
+        """Prepare to hand partitions over: refuse new appends, and wait for those in flight.
 
-        Raises `NotLeaderOrFollower` when the lease ends before that: then a fence is needed.
+        Raises `NotLeaderOrFollower` if the lease ends first: a fence is needed then.
         """
         for partition in partitions:
             partition.close(NotLeaderOrFollower(f"{partition} is handed over to another broker"))
@@ -66,9 +66,9 @@ class Appender:
         await asyncio.gather(*(lane.release(frozenset(partitions)) for lane in lanes))
 
     def abandon(self) -> None:
-        """The session is over: end at once, whatever hangs. Clients are told to ask another."""
+        """The session is over: stop all lanes at once, even while an insert hangs."""
         for lane in self._lanes:
-            lane.end("this broker leads nothing at the moment")
+            lane.end("this broker leads no partition at the moment")
 
     @property
     def has_ended(self) -> bool:
@@ -77,7 +77,7 @@ class Appender:
 
     @property
     def resolved(self) -> tuple[int, ...]:
-        """How many block numbers of each lane are stored or burnt: where fencing them begins."""
+        """For each lane, how many block numbers are stored or burnt: a fence starts after them."""
         return tuple(lane.resolved for lane in self._lanes)
 
     def append_floor_ms(self) -> int:
@@ -90,7 +90,7 @@ class Appender:
     async def no_row_before(self, time_ms: int) -> None:
         """Returns when no row can get an append_time below `time_ms` any more.
 
-        The last call counts: a lower time takes a higher one back.
+        Only the last call counts: a lower time replaces a higher one.
         """
         for lane in self._lanes:
             lane.append_time_floor_ms = time_ms

@@ -1,8 +1,8 @@
-"""One block of the log: what a lane makes of the appends that waited for it.
+"""One block of the log: the rows that a lane builds from its queued appends.
 
-A block is stored atomically, so until the insert has returned everything that it changed can be
-taken back: offsets and producer state (`Staging`). The lane (broker/log/lane.py) decides when a
-block is built, sent and answered; here is what goes into it.
+A block is stored atomically. Until its insert has returned, everything that the block changed can
+be undone: offsets and producer state (`Staging`). The lane (broker/log/lane.py) decides when a
+block is built, sent and answered; this file builds it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PendingAppend:
             self.done.set_result(answer)
 
     def refuse(self, error: KafkaError) -> None:
-        """Answer with an error, and note that this batch has to come again before later ones."""
+        """Answer with an error, and note that the client must resend this batch first."""
         self.partition.note_refused(self.header)
         self.answer(error)
 
@@ -85,7 +85,7 @@ class PendingBlock:
         """The block is not stored. Appends that had an error of their own keep it."""
         self.staging.take_back()
         for append, answer in self.answers:
-            # A duplicate may be one of a batch in this very block, so it fails with it.
+            # The original of a duplicate may be in this same block; then both fail.
             append.answer(answer if isinstance(answer, KafkaError) else error)
 
 
@@ -94,8 +94,8 @@ def build_block(
 ) -> PendingBlock:
     """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
 
-    Decompressed batches may be much larger than what was received: those that do not fit are left
-    over.
+    Decompressed batches may be much larger than what was received: those that do not fit stay
+    in `left_over`, for the next block.
     """
     builder = BlockBuilder(append_time_ms)
     block = PendingBlock(append_time_ms)
@@ -109,8 +109,9 @@ def build_block(
         try:
             answer: Appended | KafkaError = _add(append, builder, block, limits)
         except KafkaError as error:
-            # A copy: the traceback, and that of its cause, hold the batch and what it decompressed
-            # to, in a cycle that only a full garbage collection finds (measured: 1.3 GB after ten).
+            # A copy: the tracebacks of the error and its cause hold the batch and its decompressed
+            # data, in a cycle that only a full garbage collection finds (measured: 1.3 GB after
+            # ten).
             answer = type(error)(*error.args)
         block.answers.append((append, answer))
     block.rows = builder.rows
@@ -169,16 +170,16 @@ def _add(
 
 
 def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:
-    """Raises `OutOfOrderSequenceNumber` if an earlier batch was refused and has to come first."""
+    """Raises `OutOfOrderSequenceNumber` if an earlier batch was refused and must be sent first."""
     epoch, sequence = partition.refused.get(header.producer_id, (-1, -1))
     if epoch == header.producer_epoch and comes_after(header.base_sequence, sequence):
         raise OutOfOrderSequenceNumber(
-            f"producer {header.producer_id} sent sequence {header.base_sequence}, and "
-            f"{sequence} was refused and has to come first"
+            f"producer {header.producer_id} sent sequence {header.base_sequence}, but "
+            f"{sequence} was refused and must be sent first"
         )
-    # An earlier leader may have refused some. All rows are there, and none is of this producer:
-    # what it sends has to begin with its first batch, because a client takes a later one that is
-    # acknowledged as proof that those before it are stored. A single broker knows what it refused.
+    # An earlier leader may have refused batches of this producer. No row is missing, and none has
+    # this producer's id, so its first batch must come first: a client takes the acknowledgement of
+    # a later batch as proof that all before it are stored. A single broker knows what it refused.
     if (
         header.base_sequence != 0
         and partition.leader_epoch != SINGLE_BROKER_EPOCH

@@ -1,4 +1,4 @@
-"""`partition_checkpoints`: what the rows of a log do not tell once some of them are deleted.
+"""`partition_checkpoints`: where a log starts and ends, when rows at its start or end are deleted.
 
 A checkpoint is a log start offset and a floor of the next offset. If a partition has several, the
 largest of each counts, so storing one twice, or an older one late, changes nothing.
@@ -34,7 +34,7 @@ _SELECT = (
 async def read_checkpoints(
     engine: Engine, topic_ids: Iterable[UUID] | None = None
 ) -> dict[Key, tuple[int, int]]:
-    """(log start offset, floor of the next offset) of each partition, of all topics or of these.
+    """(log start offset, floor of the next offset) of each partition, of these topics or of all.
 
     Raises `EngineError`.
     """

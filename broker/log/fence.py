@@ -4,12 +4,12 @@ Block `number` of a lane has the token `<session>-<lane>-<number>`. Numbers go u
 hole, and a number is sent when the one before it is resolved. The first insert of a token wins: the
 engine drops a later block with the same token, however late it arrives. So a successor that inserts
 at the first free number of every lane has seen the last block that will ever be stored, and a block
-that is still on its way changes nothing.
+that is still in flight has no effect.
 
 What must hold for that:
-* A row is looked for after its insert returned, and must then be visible. If it is not, the number
-  had been used. A replica may not have the row yet that another broker's fence stored elsewhere, so
-  it catches up before that answer is trusted.
+* After an insert has returned, the fence looks for its row. If the row is not visible, the number
+  had been used. A replica may lack a row that another broker's fence stored on another replica, so
+  it catches up before its answer is trusted.
 * The engine remembers tokens from the last known count of the lane on (the deduplication window).
 * Tokens are remembered per ClickHouse partition, which is a day here. A fence has a row for every
   day that the session may have used, and a number is free only if all of these rows are stored.
@@ -51,7 +51,7 @@ _ROWS = Table(
 
 
 def _nothing_is_written_elsewhere() -> None:
-    """The `catch_up` of an engine that is one server."""
+    """The `catch_up` of an engine that consists of one server."""
 
 
 def block_token(identity: object, lane: int, number: int) -> str:
@@ -66,11 +66,11 @@ async def fence(
     day: int,
     catch_up: Callable[[], None] = _nothing_is_written_elsewhere,
 ) -> None:
-    """Make sure that no more block of a session that is over is stored on this shard.
+    """Make sure that no further block of an ended session is stored on this shard.
 
-    `lane_counts`: how many numbers each of its lanes is known to have resolved, at least. `day`
-    (days since 1970): the first of the two that its blocks may be of. `catch_up`: after it the
-    engine's next read sees what others wrote (`Shard.expect_foreign_writes`). Raises `EngineError`.
+    `lane_counts`: for each lane, how many block numbers it has resolved at least. `day` (days
+    since 1970): the first of the two days to which its blocks may belong. `catch_up`: makes the
+    engine's next read see what others wrote (`Shard.expect_foreign_writes`). Raises `EngineError`.
     Any broker may repeat it at any time, also while another broker does the same.
     """
 
@@ -85,7 +85,7 @@ async def fence(
     for lane, resolved in enumerate(lane_counts):
         first = await _fence_first_free(partial(fenced, lane), resolved)
         log.info("session %d, lane %d: fenced from block %d on", session_id, lane, first)
-    # Only now: until a fence is complete, its rows tell others which numbers are unused.
+    # Only now: until a fence is complete, its rows tell others which block numbers are unused.
     await _remove(engine, session_id, _FENCE_PARTITION, times_ms)
 
 
@@ -94,8 +94,8 @@ async def burn(
 ) -> bool:
     """Use up the number of a block that was refused. False: the block is stored after all.
 
-    Called by the lane itself; `append_time_ms` is that of the block. Raises `EngineError`; then it
-    has to be repeated.
+    Called by the lane itself; `append_time_ms` is the block's. Raises `EngineError`; then the
+    caller must repeat the call.
     """
     key = _NumberKey(session_id, lane, number, _BURN_PARTITION)
     burnt = await _is_stored_first(engine, lane, key, [append_time_ms])
@@ -141,7 +141,7 @@ async def _fence_first_free(fenced: Callable[[int], Awaitable[bool]], used: int)
 async def _is_stored_first(
     engine: Engine, connection: int, key: _NumberKey, times_ms: Sequence[int]
 ) -> bool:
-    """Insert a row per time with the token of a block. Whether all of them are in the table then.
+    """Insert a row per time with the token of a block. Whether all rows are then in the table.
 
     `connection` is the lane of the engine that is used.
     """

@@ -1,14 +1,15 @@
-"""A lane of the appender: one queue, and one insert under way at a time.
+"""A lane of the appender: one queue, and one insert at a time.
 
 While one insert runs, the next block gathers, so load makes blocks larger and not slower. An insert
 whose outcome is unknown is repeated, the same block with the same token, until the outcome is
-known; the lane does nothing else meanwhile. A rejected insert fails every append in its block and
-gives the offsets back, after the engine has been asked whether the rows are really not stored.
+known; the lane does nothing else meanwhile. When an insert is rejected, the lane asks the engine
+whether the rows are really not stored. Only then it fails every append in the block and frees their
+offsets.
 
 The lease (broker/log/write_lease.py) is checked before every attempt to insert, and again before
-anything is published or acknowledged. When it is over the lane has ended: it sends nothing any
-more, and clients are told to ask another broker. A lane that may be fenced leaves no block number
-unused, because its successor finds the last block by going through the numbers
+anything is published or acknowledged. When it is over, the lane has ended: it sends nothing more,
+and refuses its clients, which then ask another broker. A lane that may be fenced leaves no block
+number unused, because its successor finds the last block by going through the numbers
 (broker/log/fence.py): the number of a refused block is burnt.
 """
 
@@ -51,7 +52,7 @@ _RETRY_MAX_S = 5.0
 
 
 class _LeaseOver(Exception):
-    """The lane has ended. What it was about to do is left undone."""
+    """The lease is over: the lane has ended, and must not take its next step."""
 
 
 class Lane:
@@ -74,8 +75,8 @@ class Lane:
         self.resolved = 0
         self._queue: deque[PendingAppend] = deque()
         self._in_block: list[PendingAppend] = []
-        self._append_time_ms: int | None = None  # of the block that is on its way
-        self._is_sent = False  # that block, to the engine
+        self._append_time_ms: int | None = None  # of the block in flight
+        self._is_sent = False  # whether that block was sent to the engine
         self._away = False  # the engine does not answer
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
@@ -121,9 +122,9 @@ class Lane:
         await self._settled.wait()
 
     async def release(self, partitions: frozenset[PartitionLog]) -> None:
-        """Refuse what is queued for these partitions, and wait for the block on its way.
+        """Refuse what is queued for these partitions, and wait for the block in flight.
 
-        Raises `NotLeaderOrFollower` when the lease ends before that.
+        Raises `NotLeaderOrFollower` if the lease ends first.
         """
         self._refuse_queued(partitions)
         await self.settled()
@@ -135,25 +136,27 @@ class Lane:
         kept: deque[PendingAppend] = deque()
         for append in self._queue:
             if append.partition in partitions:
-                append.answer(NotLeaderOrFollower(f"{append.partition} is handed over"))
+                append.answer(
+                    NotLeaderOrFollower(f"{append.partition} is handed over to another broker")
+                )
             else:
                 kept.append(append)
         self._queue = kept
 
     @property
     def has_ended(self) -> bool:
-        """Whether the lane sends nothing any more, because of its lease or a bug."""
+        """Whether the lane sends nothing more, because of its lease or a bug."""
         return self._ended.is_set()
 
     def end(self, why: str) -> None:
-        """Send nothing any more and answer everybody, also while an insert hangs."""
+        """Send nothing more and answer every waiting client, even while an insert hangs."""
         if self.has_ended:
             return
         self._ended.set()
         self._wake.set()
         for append in self._in_block:
             append.answer(
-                RequestTimedOut(f"{why}; this may be stored")
+                RequestTimedOut(f"{why}; the records may be stored")
                 if self._is_sent
                 else NotLeaderOrFollower(why)
             )
@@ -162,7 +165,7 @@ class Lane:
         self._queue.clear()
 
     def append_time_ms(self) -> int:
-        """The append_time of the block on its way, or of one that would be built now."""
+        """The append_time of the block in flight, or of one that would be built now."""
         if self._append_time_ms is not None:
             return self._append_time_ms
         return max(wall_ms(), self.append_time_floor_ms, self.promised_floor_ms)
@@ -187,14 +190,14 @@ class Lane:
             try:
                 await self._commit(self._in_block)
             except _LeaseOver as over:
-                log.warning("lane %d ends: %s", self._number, over)
+                log.warning("lane %d has ended: %s", self._number, over)
                 self.end(str(over))
             except Exception:
-                # A bug, not a fault of the engine: its partitions must not go on with offsets that
+                # A bug, not an engine error. The partitions must not continue: their next offsets
                 # may or may not be used.
                 log.exception("lane %d failed; its appends are refused", self._number)
                 self._fail_after_bug(self._in_block)
-                if self._lease.is_fenced:  # nor the lane with a number that may be used
+                if self._lease.is_fenced:  # nor may the lane reuse a number
                     self.end("the lane failed")
             finally:
                 if patience is not None:
@@ -206,7 +209,7 @@ class Lane:
                 self._settled.set()
 
     def _next_appends(self) -> list[PendingAppend]:
-        """Take out of the queue what goes into the next block."""
+        """Take the appends of the next block out of the queue."""
         appends: list[PendingAppend] = []
         size = rows = 0
         while self._queue and size < self._limits.block_max_bytes and (
@@ -223,11 +226,11 @@ class Lane:
         for append in appends:
             if not append.done.done():
                 await self._recover_producer(append)
-        # The floors are read after `_settled` is cleared: a block has them or is waited for.
+        # Read the floors after `_settled` is cleared: a block respects them, or callers await it.
         append_time_ms = self._append_time_ms = self.append_time_ms()
         if append_time_ms // DAY_MS not in self._lease.days():
             log.warning(
-                "lane %d: the clock is ahead of the days that the session may write;"
+                "lane %d: the clock is ahead of the days of which the session may write rows;"
                 " its appends are refused",
                 self._number,
             )
@@ -244,7 +247,7 @@ class Lane:
             try:
                 await self._store(block, token)
             except EngineError as error:
-                log.error("block %s of %d rows is refused: %s", token, block.rows, error)
+                log.error("the engine refused block %s of %d rows: %s", token, block.rows, error)
                 self.resolved = self._block_number
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
@@ -271,7 +274,7 @@ class Lane:
         for append in appends:
             partition = append.partition
             partition.close(KafkaStorageError(f"{partition} needs a restart of the broker"))
-            append.answer(UnknownServerError("the broker could not store this; see its log"))
+            append.answer(UnknownServerError("the broker could not store the records; see its log"))
 
     # --- the engine
 
@@ -298,7 +301,7 @@ class Lane:
                 await self._pause(backoff.after(error, log, f"outcome of block {token} is unknown"))
 
     async def _is_stored(self, block: PendingBlock) -> bool:
-        """Whether a block that was refused is stored; asks until the engine answers."""
+        """Whether a refused block is stored after all; retries until the engine answers."""
         partition, offset = next(iter(block.staging.first_offsets.items()))
         sent = SentBlock(self._number, self._block_number, block.append_time_ms, partition, offset)
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
@@ -314,7 +317,7 @@ class Lane:
                 await self._pause(backoff.advance())
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt; not in a lane that ends.
+        """Wait before the next attempt, unless the lane has ended.
 
         A shutdown does not end the wait: the outcome has to be known first.
         """
@@ -336,11 +339,11 @@ class Lane:
         return loop.call_later(self._lease.away_after_ms / 1000, self._lose_patience)
 
     def _lose_patience(self) -> None:
-        """Let no client wait for a shard that is away. The lane itself goes on trying."""
+        """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
         log.warning("lane %d: its shard does not answer; its clients are refused", self._number)
         self._away = True
         for append in self._queue:
             append.refuse(NotLeaderOrFollower("the shard does not answer"))
         self._queue.clear()
         for append in self._in_block:
-            append.answer(RequestTimedOut("the shard does not answer; this may be stored"))
+            append.answer(RequestTimedOut("the shard does not answer; the records may be stored"))

@@ -1,14 +1,14 @@
 """Moves the starts of logs, for retention, DeleteRecords and everything else that removes records.
 
 The checkpoint is stored first, on every engine that may have rows of the partition. Then consumers
-get OFFSET_OUT_OF_RANGE below it. Rows go last, in the background (broker/log/sweep.py): after a
-crash at any point a record is either stored in full, or served to nobody.
+get OFFSET_OUT_OF_RANGE below it. Rows are deleted last, in the background
+(broker/log/sweep.py): after a crash at any point a record is either stored in full, or not served.
 
 A log start is never above the high watermark, and the floor that is stored with it is the high
 watermark: an emptied partition continues with its next offset after any restart. In a cluster, a
 broker that has lost a slot without knowing it may still store a log start. That is harmless: it is
 not above a high watermark that was reached, log starts only grow, and the new leader adopts it
-(`Retention`). Until then consumers there find a gap in place of an error.
+(`Retention`). Until then its consumers find a gap instead of an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from storage.row_lane import RowLane, TableRows
 
 class CheckpointLanes(Protocol):
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
-        """The row lane of every engine that may have rows of it. Raises `EngineError`."""
+        """The row lane of each engine that may have rows of the partition. Raises `EngineError`."""
 
 
 class SingleCheckpointLane:
@@ -38,7 +38,7 @@ class SingleCheckpointLane:
 
 
 class LogStarts:
-    """Nothing else moves a log start while the log is open."""
+    """Moves log starts. Nothing else moves one while its log is open."""
 
     def __init__(self, checkpoints: CheckpointLanes) -> None:
         self._checkpoints = checkpoints
@@ -46,8 +46,8 @@ class LogStarts:
     async def raise_to(self, partition: PartitionLog, offset: int) -> None:
         """Remove the records below `offset`, which is at most the high watermark.
 
-        Raises `EngineError`: then nothing has moved. Many calls at once cost little more than one:
-        their checkpoints are stored together.
+        Raises `EngineError`: then the log start has not moved. Many calls at once cost little more
+        than one: their checkpoints are stored together.
         """
         assert offset <= partition.high_watermark, f"{partition}: {offset} is beyond the end"
         if offset <= partition.log_start_offset:

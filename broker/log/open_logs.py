@@ -1,7 +1,7 @@
-"""Which logs are open: the one owner of the logs of partitions that this broker leads.
+"""The open logs: those of the partitions that this broker leads.
 
-A log is open while this broker leads its partition. The catalog of topics says what has become of a
-topic. Nothing else keeps a log for longer than a request or a block.
+A log is open while this broker leads its partition. The catalog of topics reports changed and
+deleted topics here. Nothing else keeps a log for longer than a request or a block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OpenLogs(ABC):
 
     @abstractmethod
     def may_serve(self) -> bool:
-        """Whether this broker may lead anything, by the clock: it may have slept."""
+        """Whether this broker may lead partitions, by the clock: the machine may have slept."""
 
     @abstractmethod
     def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
@@ -52,12 +52,12 @@ class OpenLogs(ABC):
             self._logs.setdefault(one.topic_id, {})[one.partition] = one
 
     def remove(self, logs: Iterable[PartitionLog]) -> None:
-        """This broker leads them no more."""
+        """This broker no longer leads these partitions."""
         for one in logs:
             self._logs.get(one.topic_id, {}).pop(one.partition, None)
 
     def adopt(self, topic: Topic) -> None:
-        """The topic has changed: its logs go on with what it is now."""
+        """The topic has changed: its open logs use the new version from now on."""
         for one in self._logs.get(topic.topic_id, {}).values():
             one.topic = topic
 
@@ -81,7 +81,7 @@ class OpenLogs(ABC):
 
 
 class LocalLogs(OpenLogs):
-    """The logs of a broker that is alone: it leads every partition."""
+    """The logs of a single broker, which leads every partition."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from storage.engine import Engine
 _REFUSED_KEPT = 10_000
 
 SINGLE_BROKER_EPOCH = 0
-"""The leader epoch while there is one broker: leadership never changes."""
+"""The leader epoch of a single broker, where leadership never changes."""
 
 
 class PartitionLog:
@@ -58,14 +58,14 @@ class PartitionLog:
         self.high_watermark = next_offset
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
-        self.earlier: Sequence[Engine] = ()  # with older rows, if its slot was moved
+        self.earlier: Sequence[Engine] = ()  # engines with older rows, if its slot was moved
         self.closed: KafkaError | None = None  # why appends are refused
         self.producers: dict[int, ProducerEntry] = {}  # the one silent for longest comes first
-        # The first refused batch of a producer, which may come again: its epoch and sequence.
+        # The first refused batch of each producer, which it may resend: epoch and sequence.
         self.refused: dict[int, tuple[int, int]] = {}
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
-        self.has_forgotten = False  # a producer that was silent for long, or lost its rows
+        self.has_forgotten = False  # a producer that was silent for long, or has no rows
         self.tail = PartitionTail()
         self.waiters: set[Callable[[PartitionLog], None]] = set()
 
@@ -128,7 +128,7 @@ class PartitionLog:
 
 
 class Staging:
-    """What a block has changed in its partitions before it is stored, so it can be taken back."""
+    """What a block has changed in its partitions before it is stored, to undo it."""
 
     def __init__(self) -> None:
         self._offsets: dict[PartitionLog, int] = {}

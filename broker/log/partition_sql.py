@@ -1,7 +1,7 @@
 """How a query names one partition: conditions on the table's columns, and their parameters.
 
-The name and the id of a topic are both in it: rows lie in order of the name, and a topic that was
-deleted and made again has the same name and another id.
+Both the name and the id of the topic are needed: rows are sorted by name, and a topic that was
+deleted and created again has the same name and another id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the state of an idempotent producer back from the rows of a partition.
 
-A leader that has just begun knows no producers. When one that may have written before comes
-again, its last batches are read, so that a batch that is sent twice is found.
+A new leader knows no producers. When a producer that may have written before sends a batch, its
+last batches are read from the rows, so that duplicates are found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storage.engine import Engine, Row
 async def recover_producer(partition: PartitionLog, header: BatchHeader, engine: Engine) -> None:
     """Make sure that the partition knows the producer of this batch. Raises `EngineError`.
 
-    `engine` has the partition's new rows; the engines of a slot that was moved are asked, too.
+    `engine` has the partition's new rows; if its slot was moved, the earlier engines are read, too.
     """
     producer_id = header.producer_id
     if (
@@ -36,7 +36,7 @@ async def recover_producer(partition: PartitionLog, header: BatchHeader, engine:
     if rows:
         partition.producers[producer_id] = _recovered_entry(rows)
     elif header.base_sequence and not partition.has_forgotten:
-        # An earlier leader may have known it, and compaction removed its rows since.
+        # An earlier leader may have known this producer; compaction has removed its rows since.
         partition.has_forgotten = await _lacks_rows(partition, engines)
 
 

@@ -1,8 +1,8 @@
-"""Idempotent producers of one partition: what was stored of them, and what may come next.
+"""Idempotent producers of one partition: what they have stored, and which batch may come next.
 
 Values and functions, without IO or clock. Kafka's rules (KIP-98; `ProducerStateManager` in
 Kafka's source): the last five batches of a producer are remembered, because a client has at most
-five in flight. A remembered batch that comes again is a duplicate and is answered with its first
+five in flight. A remembered batch that is sent again is a duplicate and is answered with its first
 offset; a sequence that does not follow the last one is out of order; an epoch below the known one
 is fenced.
 
@@ -51,7 +51,7 @@ def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """What a partition knows of one producer. `last_append_ms` is by the wall clock, for expiry.
+    """What a partition knows about one producer. `last_append_ms` is by the wall clock, for expiry.
 
     `begins_at` is the sequence that must come first while `ranges` is empty.
     """

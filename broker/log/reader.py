@@ -103,7 +103,7 @@ class ColdReader:
         return None
 
     async def _load(self, partition: PartitionLog, offset: int) -> _Segment:
-        # Shared by all callers of the same range, and not ended when one of them is cancelled.
+        # All callers of a range share one task; cancelling a caller does not cancel the task.
         key = (partition, offset)
         task = self._loads.get(key)
         if task is None:

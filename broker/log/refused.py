@@ -1,6 +1,6 @@
-"""Batches of idempotent producers that were refused for now, and later batches sent behind them.
+"""Batches of idempotent producers that were refused for now, and later batches sent after them.
 
-A client has several batches of a partition on their way when it is told that the first of them was
+A client may have several batches of a partition in flight when it learns that the first was
 refused, for example with NOT_LEADER_OR_FOLLOWER while a slot changes hands. If the partition can be
 written again before the second batch arrives, that batch leaves a gap, and Kafka answers
 OUT_OF_ORDER_SEQUENCE_NUMBER. librdkafka then begins a new epoch, under which it sends again every
@@ -9,8 +9,8 @@ lost together with the leader, is then stored a second time. So a batch behind a
 refused with the same error, and the client sends both again in their order, under the epoch that
 finds duplicates.
 
-A log that knows nothing of the producer sees no gap. It is told what was refused before it was
-opened (`tell`), or it would accept a later batch as the first.
+A log that does not know the producer sees no gap, and would accept a later batch as the first. So
+`tell` passes on to a new log which batch was refused before the log was opened.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ class RefusedBatches:
             done.add_done_callback(partial(self._ended, key, header))
 
     def note(self, topic_id: UUID, partition: int, header: BatchHeader, error: KafkaError) -> None:
-        """This batch was refused."""
+        """Note that this batch was refused."""
         if header.producer_id >= 0 and isinstance(error, _FOR_NOW):
             self._note((topic_id, partition, header.producer_id), header, error)
 
     def before(self, topic_id: UUID, partition: int, header: BatchHeader) -> KafkaError | None:
-        """The error of an earlier refused batch, if that one has to come again first."""
+        """The error of an earlier refused batch, if the client must resend that one first."""
         first = self._first.get((topic_id, partition, header.producer_id))
         if first is None or not first.is_before(header):
             return None
         return type(first.error)(
-            f"sequence {first.sequence} of producer {header.producer_id} has to come before"
+            f"sequence {first.sequence} of producer {header.producer_id} must be sent before"
             f" {header.base_sequence}, and was refused: {first.error.message}"
         )
 
@@ -118,7 +118,7 @@ class RefusedBatches:
             self._first.popitem(last=False)
 
     def _forget(self, key: _Key, header: BatchHeader) -> None:
-        """This batch is stored. It settles a refusal unless a later batch was refused."""
+        """This batch is stored: forget the refusal, unless a later batch was refused."""
         first = self._first.get(key)
         if first is not None and not first.is_after(header):
             del self._first[key]

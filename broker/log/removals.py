@@ -1,16 +1,16 @@
-"""Removes what compaction decided from the log: the batches of `compaction_removals`.
+"""Removes the rows that compaction chose: the batches in `compaction_removals`.
 
-The job decides, and writes to that table only. The leader of a partition removes, because it knows
-where the log ends and what it keeps in memory. Anybody with the SQL password can write a batch, so
+The job only writes to that table. The leader of a partition removes the rows, because it knows
+where the log ends and what is cached. Anybody with the SQL password can write a batch, so
 nothing in a batch is trusted:
 * Rows are removed only from a topic whose cleanup.policy has `compact` now, from the log start on,
   and below the last record. The last record always stays, and with it the end of the log.
 * The floor of the next offset is stored before the first row is removed.
-* Caches are emptied after it: a consumer must not read an old value from a cache when the tombstone
-  behind it has been removed.
+* Caches are emptied after the removal: a consumer must not read an old value from a cache when
+  the tombstone behind it has been removed.
 
 A batch is noted in `compaction_applied` when its rows are removed. A batch that a crash interrupted
-is applied again, which changes nothing more.
+is applied again, which has no further effect.
 
 A DELETE reads the key columns of every part that it changes and rewrites their row mask, however
 few rows it removes: 0.6 s for 10 M rows (measured, 2 cores). So batches share statements, up to the
@@ -71,7 +71,7 @@ _NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
 
 
 class RemovalRefused(Exception):
-    """A batch that is not applied; says why, for whoever wrote it."""
+    """A batch is not applied. The message tells its author why."""
 
 
 class RemovalShard(Protocol):
@@ -89,7 +89,7 @@ class RemovalShard(Protocol):
 
 class RemovalShards(Protocol):
     def reachable(self) -> Iterable[RemovalShard]:
-        """The shards that can be asked now."""
+        """The shards that answer now."""
 
 
 class SingleRemovalShard:
@@ -244,7 +244,7 @@ class Removals(Periodic):
             try:
                 await self._round(shard)
             except EngineError as error:
-                log.warning("compaction of %s waits: %s", shard.name or "the log", error)
+                log.warning("compaction of %s is postponed: %s", shard.name or "the log", error)
 
     async def _round(self, shard: RemovalShard) -> None:
         asked_ms: int = (await shard.engine.rows(_NOW))[0][0]
@@ -280,7 +280,7 @@ class Removals(Periodic):
         except KafkaError as error:
             raise RemovalRefused(str(error)) from error
         if "compact" not in topic.config.cleanup_policy:
-            raise RemovalRefused(f"the cleanup.policy of {topic.name} has no compact")
+            raise RemovalRefused(f"the cleanup.policy of {topic.name} does not contain compact")
         if batch.ranges > _RANGES_MAX:
             raise RemovalRefused(
                 f"a batch may have {_RANGES_MAX} ranges, this one has {batch.ranges}"
@@ -296,12 +296,12 @@ class Removals(Periodic):
     async def _apply(
         self, engine: Engine, batches: Sequence[tuple[_RemovalBatch, PartitionLog]]
     ) -> None:
-        """Remove the rows of these batches, and note that they are gone. Raises `EngineError`."""
+        """Remove the rows of these batches, and note it on the shard. Raises `EngineError`."""
         deletions: dict[Engine, list[_Deletion]] = {}
         removed: dict[_RemovalBatch, int] = {}
         below: dict[PartitionLog, int] = {}
         for batch, partition in batches:
-            # The last record stays, so the end of the log is what it was.
+            # The last record stays, so the end of the log does not change.
             ranges = clipped(
                 await _ranges(engine, batch),
                 partition.log_start_offset,
@@ -324,7 +324,7 @@ class Removals(Periodic):
             for source, statements in deletions.items():
                 for statement in statements:
                     await _delete(source, statement)
-        finally:  # also where it is interrupted: some rows may be gone
+        finally:  # also when interrupted: some rows may be removed
             for partition, offset in below.items():
                 partition.tail.hide_below(offset)
                 partition.has_forgotten = True
@@ -346,7 +346,7 @@ class Removals(Periodic):
 
     async def _note(self, engine: Engine, batch: _RemovalBatch, removed: int, refused: str) -> None:
         if refused:
-            log.warning("batch %s of compaction is refused: %s", batch.batch_id, refused)
+            log.warning("compaction batch %s is refused: %s", batch.batch_id, refused)
         await engine.execute(
             _NOTE,
             {
@@ -385,8 +385,8 @@ async def _count(engine: Engine, partition: PartitionLog, piece: Piece) -> int:
 async def _delete(engine: Engine, deletion: _Deletion) -> None:
     """Returns when the rows are removed. Raises `EngineError`.
 
-    The engine removes them in the background and is polled: a statement that waits would take a
-    reader away from consumers, for as long as the disk is low.
+    The engine removes them in the background and is polled: a statement that waits would keep
+    a reader from consumers, for as long as disk space is low.
     """
     condition, params = deletion.condition()
     await engine.execute(

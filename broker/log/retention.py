@@ -1,15 +1,15 @@
-"""Retention: the leader of a partition gives up what `retention.ms` and `retention.bytes` allow.
+"""Retention: the leader of a partition removes records by `retention.ms` and `retention.bytes`.
 
 Kafka deletes whole segments from the start of a log. There are no segments here, so the log start
 moves to the first record that is to stay:
 * by time: the first record that is younger than `retention.ms` by its timestamp, or by the time of
   its append if its timestamp is negative, as Kafka then uses the file's time. An older record
   behind it stays, too: a log only loses its beginning.
-* by size: so far that at least `retention.bytes` of keys and values stay, by the minutes that are
-  counted (broker/log/rollup.py). The records of the last minute or two are kept on top of that.
+* by size: at least `retention.bytes` of keys and values stay, by the sizes that are counted per
+  minute (broker/log/rollup.py). The records of the last minute or two are kept in addition.
 
 Both apply where `cleanup.policy` has `delete`. A partition costs a query or two by primary key (3
-ms, whatever its size), so it is looked at again only when its first record has been due for a
+ms, whatever its size), so it is checked again only when its first record has been due for a
 hundredth of `retention.ms`.
 """
 
@@ -36,8 +36,8 @@ from storage.engine import Engine, EngineError
 log = logging.getLogger(__name__)
 
 _PARTITIONS_AT_ONCE = 2  # of the engine's readers, so that others have some
-_EASE = 100  # a partition is looked at again when this share of retention.ms is over
-_ROWS_IN_A_QUERY = 1000  # 80 kB of it
+_EASE = 100  # a partition is checked again after retention.ms / 100
+_ROWS_IN_A_QUERY = 1000  # 80 kB of SQL
 
 
 class LedLogs(Protocol):
@@ -70,7 +70,7 @@ class Retention:
         self._looks: dict[PartitionLog, _Look] = {}
 
     async def round(self) -> None:
-        """Look at every partition once. Raises `EngineError` where nothing could be read at all."""
+        """Check every partition once. Raises `EngineError` if nothing could be read at all."""
         partitions = [one for one in self._logs.all() if one.closed is None]
         self._looks = {one: self._looks[one] for one in partitions if one in self._looks}
         await self._adopt(partitions)
@@ -84,7 +84,7 @@ class Retention:
         await self._by_size(limited)
 
     async def _adopt(self, partitions: Sequence[PartitionLog]) -> None:
-        """Take over log starts that a job stored, or an earlier leader after this one had begun."""
+        """Adopt log starts that a job stored, or an earlier leader after this one had started."""
         by_engine: dict[Engine, list[PartitionLog]] = {}
         for partition in partitions:
             for engine in self._engines(partition):
@@ -93,7 +93,7 @@ class Retention:
             checkpoints = await read_checkpoints(engine)
             for partition in some:
                 start, _ = checkpoints.get((partition.topic_id, partition.partition), (0, 0))
-                if start <= partition.high_watermark:  # else a successor of this broker is further
+                if start <= partition.high_watermark:  # else a newer leader is ahead
                     partition.begin_at(start)
 
     async def _by_time(self, partition: PartitionLog) -> None:
@@ -125,7 +125,7 @@ class Retention:
         }
         excess = {partition: size for partition, size in excess.items() if size > 0}
         for key, found in (await self._ask("starts_by_size", excess)).items():
-            # Of several engines, the one that has the oldest rows: the next round goes on.
+            # Of several engines, the one with the oldest rows; the next round continues.
             partition = limited[key]
             await self._starts.raise_to(partition, min(min(found), partition.high_watermark))
 
@@ -155,7 +155,7 @@ class Retention:
 async def _first_young(
     engine: Engine, partition: PartitionLog, since_ms: int
 ) -> tuple[int, int] | None:
-    """The first record that is not older than that: its offset, and the time that counts."""
+    """The first record that is not older than `since_ms`: its offset, and the time that counts."""
     parameters = readable_range(partition) | {"since_ms": since_ms}
     first: tuple[int, int] | None = None
     for name in ("first_young_record", "first_young_record_without_timestamp"):
@@ -174,7 +174,7 @@ def upkeep(every_ms: int, *rounds: Callable[[], Awaitable[None]]) -> Periodic:
             try:
                 await one()
             except EngineError as error:
-                log.warning("old records stay for now; retrying in %d ms: %s", every_ms, error)
+                log.warning("removing old records failed; retrying in %d ms: %s", every_ms, error)
 
     return Periodic("retention", every_ms / 1000, all_rounds)
 
@@ -182,7 +182,7 @@ def upkeep(every_ms: int, *rounds: Callable[[], Awaitable[None]]) -> Periodic:
 async def _few_at_once(
     look: Callable[[PartitionLog], Awaitable[None]], partitions: Sequence[PartitionLog]
 ) -> None:
-    """Look at each once. One that fails is logged and does not keep the others waiting."""
+    """Check each once. A failure is logged and does not delay the others."""
     waiting = iter(partitions)
 
     async def work() -> None:
@@ -190,7 +190,7 @@ async def _few_at_once(
             try:
                 await look(partition)
             except (EngineError, KafkaError) as error:
-                log.warning("retention of %s failed and is tried again: %s", partition, error)
+                log.warning("retention of %s failed; retrying: %s", partition, error)
 
     await asyncio.gather(*(work() for _ in range(_PARTITIONS_AT_ONCE)))
 

@@ -2,12 +2,12 @@
 
 What must hold:
 * Every row of a live topic is counted once. A window of minutes is counted by one insert, which is
-  one part, and the table itself tells where the last window ended: what a crash interrupts was
-  never stored.
-* A window is counted when no more rows can come into it. Rows carry the wall clock, which can be
-  set back, so the appender is told first that no row may be older than the end of the window.
+  one part, and the table itself tells where the last window ended: a window that a crash interrupts
+  is not stored.
+* A window is counted when no more rows can be added to it. Rows carry the wall clock, which can be
+  set back, so the appender first promises that no new row is older than the end of the window.
 * In a cluster one broker counts for a whole shard, and every broker keeps the promise: a minute is
-  counted when all have said that they write no more rows into it (`NotYet` otherwise). The broker
+  counted when all have promised to write no more rows into it (`NotYet` otherwise). The broker
   that counts next uses the same token for the same window, so a window that two brokers begin is
   counted once.
 * A clock that was years ahead and is set right must not hold append_time back for years: minutes
@@ -29,7 +29,7 @@ from storage.engine import Engine, EngineError
 log = logging.getLogger(__name__)
 
 _DAY_MINUTES = DAY_MS // MINUTE_MS
-_DELAY_MS = 1_000  # into a minute, before the last one is counted
+_DELAY_MS = 1_000  # after a minute ends, before it is counted
 _CLOCK_TOLERANCE_MS = 5 * MINUTE_MS  # how far append_time may stay ahead of the clock
 _WINDOW_ROWS = 1_000_000  # partitions times minutes: limits the memory that a window needs
 
@@ -39,7 +39,7 @@ class NotYet(Exception):
 
 
 class AppendTimes(Protocol):
-    """Who gives rows their append_time."""
+    """Assigns the append_time of rows."""
 
     async def no_row_before(self, time_ms: int) -> None:
         """Returns when no row can get an append_time below `time_ms` any more.
@@ -50,7 +50,7 @@ class AppendTimes(Protocol):
 
 
 class CountedMinutes:
-    """How far one ClickHouse is counted."""
+    """Up to which minute the log of one ClickHouse is counted."""
 
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class CountedMinutes:
         self.token_prefix = "minutes-"
 
     async def end_ms(self) -> int | None:
-        """Up to where the log is counted; None before the first time. Raises `EngineError`.
+        """The end of the last counted minute; None before the first time. Raises `EngineError`.
 
         Minutes that lie in the future are deleted first, because the clock was ahead.
         """
@@ -109,7 +109,7 @@ class Rollup(Periodic):
     async def count(self) -> None:
         """Count all minutes that are over and not counted yet. Raises `EngineError` and `NotYet`.
 
-        A window that is being counted when the caller is cancelled is counted all the same.
+        If the caller is cancelled, the window that is being counted is still stored.
         """
         await self._forget_deleted_topics()
         counted = await self._counted.end_ms()
@@ -127,14 +127,14 @@ class Rollup(Periodic):
             until = min(start + step, end)
             await self._count_window(start, until)
             if await self._counted.last_end_ms() != until:
-                return  # another broker counted a window from here: the next round goes on from it
+                return  # another broker counted a window from here: the next round continues
             start = until
 
     async def _count_or_log(self) -> None:
         try:
             await self.count()
         except NotYet as error:
-            log.info("the log is counted later: %s", error)
+            log.info("counting the log is postponed: %s", error)
         except EngineError as error:
             log.error("the log could not be counted; retrying in a minute: %s", error)
 

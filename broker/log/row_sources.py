@@ -46,7 +46,7 @@ class SingleRowSource:
 
 
 async def next_stored_offset(engine: Engine, partition: PartitionLog, offset: int) -> int | None:
-    """The first offset from `offset` on that this engine has a row of. Raises `EngineError`."""
+    """The first offset, from `offset` on, for which this engine has a row. Raises `EngineError`."""
     rows = await engine.rows(
         f"SELECT offset FROM messages WHERE {IS_PARTITION} AND offset >= {{offset:Int64}}"
         " ORDER BY topic, partition, offset LIMIT 1",

@@ -1,25 +1,26 @@
-"""Removes rows that are served to nobody from one ClickHouse: those below their log start.
+"""Removes the rows of one ClickHouse that no consumer can read: those below their log start.
 
 It keeps no record of log starts that moved: the checkpoints in the same ClickHouse say where logs
 start, so what a crash left behind is found again. What it does, the cheapest first:
 * A day (a ClickHouse partition) that is over and has no served row left is dropped.
 * Elsewhere rows are deleted: one statement per day for many partitions of topics, when an eighth of
-  a large day has come together, or when it has waited for a quarter of a day. A deletion writes a
-  mask for every part that it touches, so a few large deletions cost less than many small ones.
+  a large day can be deleted, or when such rows have waited for a quarter of a day. A deletion
+  writes a mask for every part that it touches, so a few large deletions cost less than many small
+  ones.
 * Masked rows leave the disk when the engine merges. It no longer merges old days and large parts,
   so a day of which half is masked is rewritten without them: each row written removes one.
 * The minutes that were counted of such rows are deleted, too (broker/log/rollup.py), so that sizes
   and first times stay right, and so are the checkpoints of deleted topics.
 
-A day is dropped only when it is over in two ways. First, no row may come into it any more. The
-roll-up has made sure of that when it has counted a day to its end: no broker writes a row of that
-time, none has a block on its way, and the sessions of brokers that are gone have been fenced.
+A day is dropped only under two conditions. First, no row can be added to it any more. The roll-up
+has made sure of that when it has counted a day to its end: no broker writes a row of that time,
+none has a block in flight, and the sessions of brokers that are gone have been fenced.
 Second, its tokens must stay for a while, because ClickHouse forgets them with the partition
-(measured: the same block goes in again after DROP PARTITION, and not after DELETE), and a fence is
-a token (broker/log/fence.py). So today and yesterday stay, for as long as a late block could come.
+(measured: the same block is stored again after DROP PARTITION, not after DELETE), and a fence is a
+token (broker/log/fence.py). So today and yesterday stay, for as long as a late block could come.
 
 Deletions run in the background of the engine, which continues them after a restart. While one runs,
-no other is begun.
+no other is started.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _DAYS_KEPT = 2  # today and yesterday
-_SMALL_ROWS = 1_000_000  # a deletion among so few rows is too little load to wait for
+_SMALL_ROWS = 1_000_000  # a deletion among so few rows is cheap and does not wait
 _SHARE = 8
 _PATIENCE_MS = DAY_MS // 4
 _MINUTES_EVERY_MS = HOUR_MS  # how often large numbers of minutes are read
@@ -59,7 +60,7 @@ _DEAD_BY_DAY = (
     "SELECT toString(toYYYYMMDD(append_time)), partition, count() FROM messages"
     " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
 )
-# A fence that was not removed is no record, and is of no use when its day is over.
+# A fence row that was not removed is not a record, and is not needed when its day is over.
 _VISIBLE = "SELECT count() FROM messages WHERE _partition_id = {day:String} AND topic != ''"
 _LAST_OFFSETS = (
     "SELECT topic_id, partition, max(offset) FROM messages"
@@ -99,12 +100,12 @@ class Day:
 
 
 def is_worth_it(dead: int, rows: int, waiting_ms: int) -> bool:
-    """Whether to delete `dead` of these rows now; the first of them have waited so long."""
+    """Whether to delete `dead` of `rows` rows now; the first have waited for `waiting_ms`."""
     return dead > 0 and (rows <= _SMALL_ROWS or dead * _SHARE >= rows or waiting_ms >= _PATIENCE_MS)
 
 
 def is_over(day: str, counted_until_ms: int, now_ms: int) -> bool:
-    """Whether no row of this day can come any more and its tokens were kept long enough."""
+    """Whether no row of this day can be added any more and its tokens were kept long enough."""
     return day < _day_of(counted_until_ms) and day <= _day_of(now_ms - _DAYS_KEPT * DAY_MS)
 
 
@@ -125,7 +126,7 @@ class Sweep:
         self._visible: dict[str, tuple[str, int]] = {}  # by day: signature of its parts, and rows
 
     async def round(self) -> None:
-        """Begin what is due. Raises `EngineError`: then some of it is left for the next round."""
+        """Start the deletions that are due. Raises `EngineError`; the next round does the rest."""
         names: dict[UUID, str] = {}
         dead_topics: set[UUID] = set()
         for topic_id, name, state in await self._engine.rows(_TOPICS):
@@ -178,7 +179,7 @@ class Sweep:
         self._deleting.clear()
 
     async def _count(self, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
-        """Count the rows that came below a log start since the last round."""
+        """Count the rows that fell below a log start since the last round."""
         self._dead = {key: self._dead.get(key, Dead()) for key in starts}
         news: defaultdict[UUID, list[tuple[int, int, int]]] = defaultdict(list)
         for (topic_id, partition), start in starts.items():
@@ -204,7 +205,7 @@ class Sweep:
     async def _is_dead(
         self, day: Day, dead: int, starts: Mapping[Key, int], dead_topics: Collection[UUID]
     ) -> bool:
-        """Whether a day that is over has no row left that is served to anybody."""
+        """Whether a day that is over has no row left that consumers can read."""
         if await self._rows_to_see(day) > dead:
             return False
         for topic_id, partition, last in await self._engine.rows(_LAST_OFFSETS, {"day": day.name}):

@@ -1,4 +1,4 @@
-"""A topic, as every log of its partitions knows it. The topics there are: broker/topics.py."""
+"""A topic, as the logs of its partitions know it. All topics: broker/topics.py."""
 
 from __future__ import annotations
 

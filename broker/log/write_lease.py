@@ -33,7 +33,7 @@ class SentBlock:
 
 
 class WriteLease(Protocol):
-    """Asked before every attempt to insert, and again before anything is acknowledged."""
+    """Checked before every attempt to insert, and again before anything is acknowledged."""
 
     @property
     def identity(self) -> int | UUID:
@@ -45,7 +45,7 @@ class WriteLease(Protocol):
 
     @property
     def away_after_ms(self) -> int | None:
-        """How long clients wait for an engine that does not answer; None: until it does."""
+        """How long clients wait for an engine that does not answer; None: without limit."""
 
     def is_valid(self) -> bool:
         """False once the lease is over, and never true again."""
@@ -81,7 +81,7 @@ class EndlessLease:
 
 
 class WritingSession(Protocol):
-    """One session of a broker, from its begin to its end."""
+    """One session of a broker, from its start to its end."""
 
     @property
     def session_id(self) -> int: ...
@@ -113,5 +113,5 @@ class SessionWriteLease:
         return self._session.days(self._shard)
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """By burning its number: what is burnt can never be stored, however late it arrives."""
+        """Burns its number: a burnt block can never be stored, however late it arrives."""
         return not await burn(engine, self.identity, block.lane, block.number, block.append_time_ms)

@@ -268,7 +268,7 @@ def test_a_broker_with_the_node_id_of_another_says_so_and_ends(cluster: Cluster)
     complaints = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
     assert len(complaints) == 1
     assert complaints[0].startswith(
-        f"Error: node id 1 is that of the broker at {cluster.brokers[0].kafka}, which runs"
+        f"Error: node id 1 is used by the broker at {cluster.brokers[0].kafka}, which runs"
     )
     assert "Traceback" not in ended.stderr
 

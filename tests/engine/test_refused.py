@@ -85,7 +85,7 @@ def test_a_batch_behind_a_refused_one_is_refused_with_the_same_error(
     note(batches, 5, error("for now"))
     assert [before(batches, n) for n in (4, 5, 6, 900)] == [None, None, error, error]
     found = batches.before(TOPIC, 0, header_of(numbered(6, 1, PRODUCER).data))
-    assert str(found) == "sequence 5 of producer 7 has to come before 6, and was refused: for now"
+    assert str(found) == "sequence 5 of producer 7 must be sent before 6, and was refused: for now"
 
 
 def test_what_is_wrong_with_a_batch_for_good_holds_up_nothing(batches: RefusedBatches) -> None:

@@ -150,7 +150,7 @@ async def test_a_topic_that_is_not_compacted_loses_nothing(house: CompactedTopic
     await house.removals.round()
     assert await house.offsets(log) == list(range(5))
     assert await house.noted() == {
-        batch: (0, f"the cleanup.policy of {log.topic.name} has no compact")
+        batch: (0, f"the cleanup.policy of {log.topic.name} does not contain compact")
     }
 
 

@@ -133,13 +133,13 @@ REFUSED = {
     ),
     "a key like no other": (
         changed("slots = 8", "zzz = 8"),
-        "FILE has the unknown key cluster.zzz: there are name, slots, replicated, distributed, "
+        "FILE has the unknown key cluster.zzz: the keys are name, slots, replicated, distributed, "
         "quorum, quorum_min, user, password, password_file, password_env, tls_ca, "
         "connect_timeout_ms, request_timeout_ms, shards",
     ),
     "no name": (
         changed('name = "prod"\n', ""),
-        "FILE has no key cluster.name: the cluster in remote_servers of every server",
+        "FILE has no key cluster.name: name of the cluster in remote_servers of every server",
     ),
     "no shards": ('[cluster]\nname = "x"\n', "FILE has no key cluster.shards: at least one"),
     "one table of shards": (

@@ -500,7 +500,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         twin = cluster.broker(1)
-        with pytest.raises(NodeIdTaken, match="node id 1 is that of the broker at localhost:9093"):
+        with pytest.raises(NodeIdTaken, match="node id 1 is used by the broker at localhost:9093"):
             await twin.ownership.join()
         await until_async(lambda: cluster.all_served(one))
         assert one.ownership.session_id == 1

@@ -1,9 +1,8 @@
-"""Six unmodified Kafka clients behind the same few verbs.
+"""Six unmodified Kafka clients with one common interface.
 
-Every verb makes a client of its own, with the client's defaults wherever a test does not ask for
-something else, and closes it. Reading is by assignment of a partition, but for kafkajs, which only
-reads as a member of a group. What a client cannot say or show is told by `can_send`, `as_sent` and
-`as_shown`, and nowhere else.
+Every method makes a client of its own, with the client's defaults unless a test sets something
+else, and closes it. Clients read an assigned partition; only kafkajs reads as a member of a group.
+`can_send`, `as_sent` and `as_shown`, and nothing else, say what a client cannot send or show.
 """
 
 import asyncio
@@ -63,17 +62,17 @@ class Client(ABC):
     def read_from_timestamp(
         self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
     ) -> list[Record]:
-        """From the first record on whose timestamp is `timestamp_ms` or later."""
+        """Read from the first record whose timestamp is `timestamp_ms` or later."""
 
     def can_send(self, record: Record) -> bool:
         return True
 
     def as_sent(self, record: Record) -> Record:
-        """What of the record this client sends."""
+        """The record as this client sends it."""
         return record
 
     def as_shown(self, record: Record) -> Record:
-        """What of the record this client shows to who reads with it."""
+        """The record as this client shows it to a reader."""
         return record
 
 
@@ -82,18 +81,18 @@ Committed = Mapping[int, tuple[int, str]]
 
 
 class CommittingClient(Client):
-    """A client that commits offsets for a group without being a member, kafkajs excepted."""
+    """A client that commits offsets for a group; only kafkajs has to be a member for that."""
 
     @abstractmethod
     def commit(self, address: str, group: str, topic: str, offsets: Committed) -> None: ...
 
     @abstractmethod
     def committed(self, address: str, group: str, topic: str) -> Committed:
-        """Of the partitions that have a committed offset."""
+        """The committed offsets, for partitions that have one."""
 
 
 GetClient = Callable[[str], Client]
-"""The client of a name among CLIENTS."""
+"""Returns the client with this name, one of CLIENTS."""
 
 
 class KafkaPython(CommittingClient):
@@ -338,7 +337,7 @@ class Aiokafka(CommittingClient):
         asyncio.run(commit())
 
     def committed(self, address: str, group: str, topic: str) -> Committed:
-        """By its admin client, too: its consumer does not show metadata."""
+        """Also uses the admin client: the consumer does not show metadata."""
 
         async def committed() -> Committed:
             consumer = aiokafka.AIOKafkaConsumer(
@@ -365,7 +364,7 @@ class Aiokafka(CommittingClient):
 
 
 class ConfluentKafka(CommittingClient):
-    """librdkafka by its Python binding."""
+    """librdkafka, through its Python binding."""
 
     def can_send(self, record: Record) -> bool:
         return record.timestamp_ms != 0  # 0 asks librdkafka for the current time
@@ -414,7 +413,7 @@ class ConfluentKafka(CommittingClient):
             assert left == 0, f"{left} records without a delivery report"
             assert reports == ["delivered"] * len(records), set(reports)
         finally:
-            producer.purge()  # or a failure would wait for what is left
+            producer.purge()  # otherwise a failed test would wait for unsent records
             producer.close()
 
     def read_from_offset(
@@ -482,10 +481,10 @@ class ConfluentKafka(CommittingClient):
 
 
 class Kcat(Client):
-    """The command line tool: one run per verb, and per group of records that one run can send.
+    """The command line tool: one run per method, and per group of records that one run can send.
 
-    Keys and values are cut out of a stream by delimiters, headers are the same for a whole run,
-    timestamps are its own.
+    kcat splits keys and values by delimiters, sends the same headers with every record of a run,
+    and sets the timestamps itself.
     """
 
     _KEY_END = b"\x1eK\x1e"
@@ -510,7 +509,7 @@ class Kcat(Client):
         return replace(record, headers=tuple(headers))
 
     def create_topic(self, address: str, topic: str, partitions: int) -> None:
-        """kcat makes no topics itself: it asks for one, and the broker makes it."""
+        """kcat cannot create topics: it asks for the topic, and the broker creates it."""
         assert partitions == 1
         self._run(["-L", "-b", address, "-t", topic, "-X", "allow.auto.create.topics=true"])
 
@@ -648,7 +647,7 @@ class Java(Helped):
 
 
 class Kafkajs(Helped):
-    """Headers are an object to it: one entry per name, in the order in which names come up."""
+    """kafkajs has headers as an object: one entry per name, in the order of first use."""
 
     def can_send(self, record: Record) -> bool:
         return (

@@ -39,7 +39,7 @@ DescribeLogDirs = APIS[ApiKey.DescribeLogDirs].request
 
 
 class AdminWire:
-    """One connection that speaks whatever version it is told to."""
+    """One connection that sends requests in any version."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)

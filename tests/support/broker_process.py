@@ -12,17 +12,17 @@ from tests.support.sql_rows import bound, sql_rows
 
 READY = "ready "
 NEVER_MS = str(10 * 86_400_000)
-"""For a setting that says how often: no test runs for so long."""
+"""For the setting of an interval: longer than any test runs."""
 
 started: list["BrokerProcess"] = []
-"""Every broker of this test session, for a look into its log when a test fails."""
+"""Every broker of this test session: their logs are shown when a test fails."""
 
 
 class BrokerProcess(ServerProcess):
     """One data directory and the process that serves it.
 
-    `settings` are the broker's own setting names, given to it through its environment. Nothing is
-    deleted by age unless they say so: the records of many tests are of 2023.
+    `settings`: the broker's settings by name, passed in its environment. Unless they say otherwise
+    nothing is deleted by age: the records of many tests have timestamps of 2023.
     """
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
@@ -61,10 +61,10 @@ class BrokerProcess(ServerProcess):
         return False
 
     def await_topic(self, topic: str) -> None:
-        """Until every broker there is knows the topic as it is now, or that it is not there."""
+        """Wait until every broker knows the topic as it is now, or that it does not exist."""
 
     def coordinator(self, group: str) -> tuple[int, str]:
-        """The node id and the address of the broker that looks after the group."""
+        """The node id and the address of the group's coordinator."""
         return 1, self.kafka
 
     def rss_bytes(self) -> int:

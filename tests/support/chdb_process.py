@@ -1,7 +1,7 @@
-"""An embedded ClickHouse in a process of its own, for tests of the bytes that it takes and gives.
+"""An embedded ClickHouse in a child process, for tests of its input and output formats.
 
-A process can have one chDB data directory for its whole life; with a child, the tests of this
-process stay free to open another.
+A process can open only one chDB data directory in its whole life. With a child process, the process
+of the tests can still open another.
 """
 
 from __future__ import annotations

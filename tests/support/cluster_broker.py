@@ -1,7 +1,8 @@
-"""A whole cluster in the place of one broker, for tests that only use it as a client would.
+"""A cluster in the place of one broker, for tests that use the broker only as a client does.
 
-Such a test is told the address of one of the brokers; its client learns of the others from there.
-`use` chooses which: the tests take turns, and a test alone gets the same one as in a full run.
+Such a test gets the address of one of the brokers, which tells its client about the others. `use`
+chooses the broker: the tests take turns, and a test that runs alone gets the same broker as in a
+full run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOOK_AGAIN_S = 0.02
 
 
 class ClusterBroker(BrokerProcess):
-    """`BrokerProcess` over a cluster that runs. What only one process has, it has not."""
+    """A running cluster with the interface of `BrokerProcess`, except `data_dir` and `http`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -89,10 +90,10 @@ class ClusterBroker(BrokerProcess):
     ) -> list[dict[str, Any]]:
         """The rows of all shards, one shard after the other.
 
-        What each of them has alike, as the topics, comes once. A query that counts gives a row for
-        each shard; HAVING leaves out those that have nothing.
+        Rows that every shard has, such as topics, are returned once. A query that counts returns
+        a row for each shard; HAVING leaves out shards without rows.
         """
-        assert user is None, "shards are asked by their own user"
+        assert user is None, "queries to shards have their own user"
         texts = {name: str(value) for name, value in (parameters or {}).items()}
         answers = [engine.sql(query, texts) for engine in self.cluster.engines]
         if all(answer == answers[0] for answer in answers):

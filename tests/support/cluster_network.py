@@ -1,9 +1,9 @@
-"""Machines that are none: each part of a cluster in a network namespace of its own, on one bridge.
+"""Virtual hosts: each part of a cluster in a network namespace of its own, on one bridge.
 
-A cut between two of them loses every packet, as a pulled cable does: nobody is told, connections
-stay half open, and what was under way arrives when the cable is back, if somebody still repeats it.
-It is made by giving each the other's address with a hardware address that nobody has, so it needs
-nothing but `ip`, and root. Without root everything is on the loopback, where nothing can be cut.
+A cut between two hosts loses every packet, as an unplugged cable does: no error is reported,
+connections stay half open, and lost packets arrive after the cut only if they are retransmitted. A
+cut gives each host a wrong hardware address for the other one, so it needs only `ip` and root.
+Without root all parts are on the loopback, where nothing can be cut.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ class Network(Protocol):
     can_cut: bool
 
     def host(self, name: str, beside: str | None = None) -> Host:
-        """The host of that name, made when it is first asked for.
+        """The host of that name; the first call makes it.
 
         `beside`: a second address of that other host, which can be cut off by itself.
         """
 
     def cut(self, one: str, other: str, *, both_ways: bool = True) -> None:
-        """From now on nothing that `one` sends arrives at `other`, nor the other way."""
+        """From now on all packets between `one` and `other` are lost."""
 
     def heal(self) -> None:
         """Undoes all cuts."""
@@ -69,7 +69,7 @@ class Loopback:
 
 
 Table: TypeAlias = tuple[str, str]
-"""Of neighbours: a namespace (empty: the one that the tests are in) and a device in it."""
+"""A table of neighbours: a namespace (empty: that of the tests) and a device in it."""
 
 
 class Namespaces:
@@ -128,7 +128,7 @@ class Namespaces:
 
 @contextlib.contextmanager
 def network() -> Iterator[Network]:
-    """What there can be for this user."""
+    """The best network that this user can make."""
     made: Network = Namespaces() if os.geteuid() == 0 else Loopback()
     try:
         yield made
@@ -137,7 +137,7 @@ def network() -> Iterator[Network]:
 
 
 def _make_bridge() -> tuple[str, str]:
-    """Its name and its network, such as 198.18.7; the name tells whose it is, for `_sweep`."""
+    """The bridge's name, which says who made it (for `_sweep`), and network, such as 198.18.7."""
     taken = _ip("-o", "-4", "addr")
     for number in NETWORKS:
         network = f"198.18.{number}"
@@ -152,7 +152,7 @@ def _make_bridge() -> tuple[str, str]:
 
 
 def _sweep() -> None:
-    """Removes what test sessions left that were killed."""
+    """Removes what killed test sessions have left behind."""
     for line in _ip("netns", "list").splitlines():
         if _is_orphan(line):
             _remove_namespace(line.split()[0])

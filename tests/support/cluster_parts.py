@@ -27,7 +27,7 @@ class EmbeddedShard:
         self._engine = engine
 
     def expect_foreign_writes(self) -> None:
-        """Nobody else writes here."""
+        """No other broker writes to this shard."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -45,7 +45,7 @@ def own_session(slot_map: SlotMap) -> OwnSession:
 
 
 def begin_session(session: OwnSession, session_id: int) -> Tenure:
-    """A session begins, without the registry."""
+    """Begin a session without the registry."""
     view = session._view
     row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS)
     at = Versioned(row.to_text(), 1)
@@ -55,7 +55,7 @@ def begin_session(session: OwnSession, session_id: int) -> Tenure:
 
 
 class DeletedTopics:
-    """Shards that hold nothing, and note of which topics they are to forget the offsets."""
+    """Empty shards. They note the topics whose offsets are to be deleted."""
 
     def __init__(self, shards: Sequence[ShardEngine] = ()) -> None:
         self._shards = [_Host(shard) for shard in shards]

@@ -1,11 +1,12 @@
-"""A whole cluster on one machine: Keeper, two engines as shards, three brokers.
+"""A cluster on one machine: Keeper, two engines as shards, three brokers.
 
-Each part is a process on a host of its own (`cluster_network.py`) with fixed ports, so that it
-comes back where it was. Debian's ZooKeeper is the Keeper. An engine has two HTTP listeners, on two
-addresses, which stand for two replicas in sync: an address that is cut off is a replica away.
+Each part is a process on a host of its own (`cluster_network.py`) with fixed ports, so that it has
+the same address after a restart. Debian's ZooKeeper is the Keeper. An engine has two HTTP
+listeners, on two addresses, which stand for two replicas in sync: cutting off an address stands for
+a replica that is away.
 
-A part can be stopped (SIGTERM), killed, paused (SIGSTOP) and started again, by anybody at any time;
-`Cluster.close` ends whatever is left. Each part prints into one log file over all its lives.
+Each part can be stopped (SIGTERM), killed, paused (SIGSTOP) and started again at any time;
+`Cluster.close` ends the parts that still run. Each part has one log file, also after restarts.
 """
 
 import json
@@ -29,16 +30,16 @@ COMMAND_LIMIT_S = 120.0
 KEEPER_PORT, KAFKA_PORT, HTTP_PORT = 2181, 9092, 8123
 SHARDS, BROKERS, REPLICAS, SLOTS = 2, 3, 2, 16
 SESSION_TIMEOUT_MS = int(os.environ.get("CLUSTER_SESSION_TIMEOUT_MS") or 4000)
-"""Short ones make tests short; on a machine that is busy otherwise they end too soon."""
+"""Short time-outs make tests short. Shorter ones would expire on a busy machine."""
 DATABASE = "brokerhouse_shard"
 SQL_USER, SQL_PASSWORD = "cluster", "of the tests"
 
 started: list["Part"] = []
-"""Every part of this test session, for a look into its log when a test fails."""
+"""Every part of this test session: their logs are shown when a test fails."""
 
 
 class Part(ServerProcess):
-    """One process of a cluster, which may have many lives."""
+    """One process of a cluster, which can be restarted."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Part(ServerProcess):
 
 
 class Keeper(Part):
-    """ZooKeeper says nothing when it is ready, so it is asked."""
+    """ZooKeeper prints nothing when it is ready, so it has to be polled."""
 
     def __init__(self, host: Host, port: int, command: Sequence[str], log_path: Path) -> None:
         super().__init__("keeper", host, command, log_path)
@@ -169,7 +170,7 @@ class Cluster:
         return ",".join(broker.kafka for broker in self.brokers)
 
     def start(self) -> None:
-        """Returns when every broker is ready. Each of them makes the tables that are missing."""
+        """Returns when every broker is ready. Each broker creates missing tables."""
         self.keeper.start()
         _together(self.engines)
         _together(self.brokers)
@@ -189,7 +190,7 @@ class Cluster:
             raise ServerProcessError(f"brokerhouse migrate failed\n{done.stdout}{done.stderr}")
 
     def close(self) -> None:
-        """Ends what still runs, whatever state it is in."""
+        """Ends every part that still runs, in whatever state it is."""
         for part in self.parts:
             part.kill()
 
@@ -259,5 +260,5 @@ def _together(parts: Iterable[Part]) -> None:
 
 
 def _port(host: Host, usual: int) -> int:
-    """The usual one where the host has all ports to itself; else one that is free just now."""
+    """The usual port if the host has all ports to itself, else a free one."""
     return usual if host.prefix else free_port()

@@ -1,4 +1,4 @@
-"""What the brokers of a cluster say of it, each asked by itself, as bytes."""
+"""What each broker of a cluster answers about the cluster, on a raw connection."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -33,7 +33,7 @@ def metadata(broker: Broker, *topics: str) -> Any:
 
 
 def leaders(broker: Broker, topic: str) -> dict[int, Leader]:
-    """Who leads each partition, as this broker says; nothing where it does not know the topic."""
+    """The leader of each partition by this broker; empty if it does not know the topic."""
     (described,) = metadata(broker, topic).topics
     return {
         partition.partition_index: Leader(partition.leader_id, partition.leader_epoch)
@@ -60,7 +60,7 @@ def coordinators(broker: Broker, groups: Iterable[str]) -> dict[str, int]:
 def await_leaders(
     brokers: Iterable[Broker], topic: str, partitions: int, among: Collection[int] = ()
 ) -> dict[int, Leader]:
-    """When all these brokers name the same leader of each partition, and these nodes lead some."""
+    """Wait until these brokers name the same leaders, and each of these nodes is a leader."""
     asked = list(brokers)
     agreed: dict[int, Leader] = {}
 
@@ -81,7 +81,7 @@ def await_leaders(
 
 
 def await_settled(cluster: Cluster) -> None:
-    """When every broker has its share of the slots, and all of them say the same of it."""
+    """Wait until every broker has its share of the slots, and all of them agree on it."""
     one_each = {slot_of_group(f"group-{n}", SLOTS): f"group-{n}" for n in range(20 * SLOTS)}
     assert len(one_each) == SLOTS
 
@@ -98,7 +98,7 @@ def await_settled(cluster: Cluster) -> None:
 
 
 def another(cluster: Cluster, node_id: int) -> Broker:
-    """A broker that is not this one."""
+    """Another broker than this one."""
     return next(broker for broker in cluster.brokers if broker.node_id != node_id)
 
 

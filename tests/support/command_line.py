@@ -30,7 +30,7 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comple
 
 
 def output(*arguments: str, stdin: str = "", **variables: str) -> str:
-    """What a command prints that succeeds and has nothing to complain about."""
+    """What a command prints on stdout; it must succeed and print nothing on stderr."""
     result = run(*arguments, stdin=stdin, **variables)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout

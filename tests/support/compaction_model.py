@@ -1,4 +1,4 @@
-"""What compaction must leave, in a few lines and without regard to speed: the model of the job."""
+"""The model of the job `compaction`: short and slow, it says which records must stay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Decision:
 
 @dataclass(slots=True)
 class History:
-    """A partition: its rows in order, and when which run had come how far (`tombstones_end`)."""
+    """A partition: its rows in order, and the time and `tombstones_end` of each run."""
 
     rows: list[Row]
     marks: list[tuple[int, int]] = field(default_factory=list)

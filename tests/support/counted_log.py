@@ -1,4 +1,4 @@
-"""A log with a clock of its own, for tests of what counts it and of the views on top of it."""
+"""A log with a clock of its own, for tests of the roll-up and of the views that read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOON = int(datetime(2096, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 
 
 class CountedEngine(EmbeddedEngine):
-    """Fails windows on purpose, before or after they are stored."""
+    """Makes windows fail, before or after they are stored."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir, 1, fsync=False)
@@ -42,7 +42,7 @@ class CountedEngine(EmbeddedEngine):
 
 
 class Log:
-    """Rows as the appender writes them: none below the time that it was told, the clock else."""
+    """Appends rows as the appender does: by the clock, but never before the time it was given."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
@@ -57,7 +57,7 @@ class Log:
         return self.now_ms
 
     async def no_row_before(self, time_ms: int) -> None:
-        """As the appender's: blocks that have their time already are stored before it returns."""
+        """As in the appender: returns when all blocks that have their time are stored."""
         self.told.append(time_ms)
         self.floor_ms = time_ms
         while self.on_the_way:

@@ -17,7 +17,7 @@ COMMIT, FETCH, LEAVE, DESCRIBE = (
     9,
     5,
     6,
-)  # versions for tests of what is the same in every version
+)  # versions for tests of behaviour that is the same in every version
 JOIN, SYNC, BEAT, DELETE = 9, 5, 4, 2
 
 NONE = 0

@@ -1,4 +1,4 @@
-"""A consumer in a group, for tests of what is said about groups."""
+"""A consumer in a group, for tests of commands and views that show groups."""
 
 import time
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class GroupConsumer:
         return str(self._client.memberid())
 
     def values_to_the_end(self, partitions: int = 1) -> list[str]:
-        """What it reads until it stands at the end of so many partitions, which it must own."""
+        """The records that it reads until it is at the end of so many of its partitions."""
         values, ends = [], 0
         deadline = time.monotonic() + LIMIT_S
         while ends < partitions:

@@ -5,8 +5,8 @@
 * A record whose commit was acknowledged to a consumer is delivered to nobody afterwards.
 * A member gets records of its own partitions only.
 
-The checks read the whole history in the order of the events' times, which members take before they
-give a partition up and after they got one. Each returns what is wrong, in words.
+The checks read the whole history in the order of the events' times. A member takes the time before
+it gives a partition up and after it gets one. Each check returns what is wrong, as text.
 """
 
 import threading
@@ -59,13 +59,13 @@ def event_from_json(line: Mapping[str, Any]) -> Event:
 
 
 class History:
-    """All events so far. Threads add them, and a test waits for what they bring about."""
+    """All events so far. Threads add them, and a test waits for conditions on them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._events: list[Event] = []
         self.held: dict[str, set[Partition]] = {}
-        """What each member owns, by its own last word."""
+        """The partitions of each member, by its own last event."""
         self.processed: dict[Partition, set[int]] = {}
         self.committed: dict[Partition, int] = {}
         self.failures: list[Event] = []
@@ -88,7 +88,7 @@ class History:
             self._changed.notify_all()
 
     def events(self, *kinds: str, member: str | None = None, since_ns: int = 0) -> list[Event]:
-        """In the order of their times; of all kinds, where none is named."""
+        """Events in the order of their times; of all kinds if none is given."""
         with self._changed:
             found = [
                 event
@@ -100,7 +100,7 @@ class History:
         return sorted(found, key=lambda event: event.at_ns)
 
     def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
-        """`condition` is asked again after each event."""
+        """Wait until `condition` is true; it is checked after each event."""
         deadline = time.monotonic() + limit_s
         with self._changed:
             while not condition():
@@ -109,7 +109,7 @@ class History:
                 self._changed.wait(left_s)
 
     def tail(self) -> str:
-        """The last word of every member, and the last events."""
+        """The last event of every member, and the last events of all."""
         held = [f"{member} owns {sorted(owned)}" for member, owned in self.held.items() if owned]
         return "\n".join([*held, *map(str, self.events()[-3 * SHOWN :])])
 
@@ -174,7 +174,7 @@ def violations(events: Sequence[Event], produced: Mapping[Partition, int]) -> li
 
 
 def _with_owners(events: Iterable[Event]) -> Iterator[tuple[Event, dict[Partition, set[str]]]]:
-    """Each event with who owned what just before it."""
+    """Each event with the owners of all partitions just before it."""
     owners: dict[Partition, set[str]] = {}
     for event in sorted(events, key=lambda event: event.at_ns):
         yield event, owners

@@ -1,4 +1,4 @@
-"""How a test drives the state machine of a group: requests, answers, a clock moved by hand."""
+"""Drives the state machine of a group: requests, answers, and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLIENT = Client("client", "/127.0.0.1")
 
 @dataclass
 class Asked:
-    """A request, and what it has been answered; None while it waits."""
+    """A request and its answer; None while the request waits."""
 
     outcome: JoinAnswer | SyncAnswer | KafkaError | None = None
 
@@ -60,7 +60,7 @@ class Asked:
 
 
 class Coordinator:
-    """What drives a group: hands its answers on, and calls `tick` when it is due."""
+    """Drives a group: passes its answers on, and calls `tick` at every deadline."""
 
     def __init__(self, group: Group | None = None, now_ms: int = 0, /, **limits: int) -> None:
         self.now_ms = now_ms
@@ -167,7 +167,7 @@ class Coordinator:
         self.now_ms = until
 
     def restart(self) -> Coordinator:
-        """Another broker, from what this one would have stored by now."""
+        """Continue on another broker, with what this one would have stored by now."""
         group = Group.restored(self.group.record(1), LIMITS, self.now)
         return Coordinator(group, self.now_ms)
 
@@ -204,7 +204,7 @@ def joined(*members: Mapping[str, Any], **limits: int) -> tuple[Coordinator, lis
 
 
 def stable(*members: Mapping[str, Any], **limits: int) -> tuple[Coordinator, list[str]]:
-    """A group in its first generation where everybody has an assignment: the own member id."""
+    """A group in its first generation; the assignment of each member is its own id."""
     at, ids = joined(*members, **limits)
     settle(at, ids)
     return at, ids

@@ -1,12 +1,12 @@
 """A process whose members consume in groups: `python -m tests.support.group_member CLIENT`.
 
 A command per line on stdin (join, leave, seek), an event per line on stdout as it happens:
-assigned, revoked, lost, processed, committed, commit_failed, sought, leaving, left, failed. What is
-reported has left this process before the member goes on, so that a kill takes no event with it.
-Times are of CLOCK_MONOTONIC, which all processes of a machine share.
+assigned, revoked, lost, processed, committed, commit_failed, sought, leaving, left, failed. An
+event has left this process before the member continues, so that a kill loses no event. Times are of
+CLOCK_MONOTONIC, which all processes of a machine share.
 
-A member processes what it gets, reports it, and then commits, and so on. With `commit` set to
-"before" it does what nobody should: it commits first, and then never gets to the work.
+A member processes the records that it gets, reports them, commits, and polls again. With `commit`
+set to "before" it makes a mistake on purpose: it commits first, and never processes the records.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ Partition = tuple[str, int]
 POLL_S = 0.1
 KAFKA_PYTHON_POLL_S = 10.0
 """Far longer than a rebalance. When new metadata makes kafka-python 3.0 join again and its poll
-ends before that is done, the next poll does not take up what came of it, and the member is stuck
-until its group has forgotten it. With Kafka's own broker, too."""
+ends before the rebalance, the next poll does not continue it, and the member is stuck until its
+group removes it. That happens with Kafka's own broker, too."""
 MOST_RECORDS = 200
 FATAL = -150
-"""RD_KAFKA_RESP_ERR__FATAL: librdkafka gave up, and says why in words."""
+"""RD_KAFKA_RESP_ERR__FATAL: librdkafka gave up; the message says why."""
 _output = threading.Lock()
 
 
 class Stopped(Exception):
-    """The client said that it cannot go on."""
+    """The client reported an error from which it cannot recover."""
 
 
 class Member(ABC):
@@ -51,7 +51,7 @@ class Member(ABC):
 
     @abstractmethod
     def consume(self) -> None:
-        """Returns when the member was told to leave and has left."""
+        """Returns when the member has left because of the command `leave`."""
 
     def report(self, event: str, **facts: Any) -> None:
         line = {"event": event, "member": self.command["member"], "at": time.monotonic_ns()}
@@ -81,7 +81,7 @@ class Member(ABC):
         self.report(event, partitions=gone)
 
     def never_get_to_the_work(self) -> None:
-        """Until the process is killed."""
+        """Wait until the process is killed."""
         threading.Event().wait()
 
     def _live(self) -> None:
@@ -215,9 +215,9 @@ class AiokafkaMember(Member):
             fetch_max_wait_ms=100,
             partition_assignment_strategy=[assignors[name] for name in command["assignors"]],
         )
-        # The client revokes in a task of its own, while the application may be at work: who
-        # commits what was processed has to keep the two apart. (Not getmany: while the group
-        # rebalances it returns nothing, however long that takes.)
+        # The client revokes partitions in a task of its own while the application may be processing
+        # records: a lock keeps revoking apart from processing and committing. (It does not cover
+        # getmany, which returns nothing while the group rebalances, however long that takes.)
         turn = asyncio.Lock()
 
         class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
@@ -321,7 +321,7 @@ class ConfluentKafkaMember(Member):
             consumer.close()
 
     def _process_some(self, consumer: Any) -> None:
-        """One by one: a rebalance comes between two records, and may take the second's."""
+        """One by one: a rebalance between two records may take the partition of the second."""
         wait_s = POLL_S
         for _ in range(MOST_RECORDS):
             message = consumer.poll(wait_s)

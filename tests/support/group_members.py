@@ -1,7 +1,7 @@
 """Consumer groups of real clients for tests: members in processes of their own, records that flow.
 
-Members that share a client share a process, except those that a test kills: these have one each,
-so that a kill -9 leaves nothing that could still leave the group in order.
+Members that share a client share a process, except those that a test kills: each of these has its
+own, so that after a kill -9 nothing can still leave the group properly.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from tests.support.group_history import Event, History, Partition, event_from_js
 
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "kafkajs", "java")
 COOPERATIVE = ("kafka-python", "confluent-kafka", "java")
-"""Those that have the cooperative-sticky assignor."""
+"""Clients that have the cooperative-sticky assignor."""
 STATIC = ("kafka-python", "aiokafka", "confluent-kafka", "java")
-"""Those that have static members."""
+"""Clients that have static members."""
 
 LIMIT_S = 60.0
 SESSION_TIMEOUT_MS = 45_000
-"""Long enough that no member is taken for dead on a busy machine."""
+"""Long enough that no live member is removed on a busy machine."""
 HEARTBEAT_MS = 250
 TICK_S = 0.05
 
@@ -66,7 +66,7 @@ class MemberProcess:
         self._commands.flush()
 
     def kill(self) -> None:
-        """All that the members reported before is in their histories when this returns."""
+        """Returns when all events that the members reported before are in their histories."""
         self._process.kill()
         self._process.wait(LIMIT_S)
         self._pump.join(LIMIT_S)
@@ -148,7 +148,7 @@ class Group:
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         instance_id: str | None = None,
     ) -> str:
-        """The name of the new member, which is on its way when this returns.
+        """Start a member and return its name; it may still be joining.
 
         `alone`: in a process of its own, to be killed. `commit`: sync, async, auto or before.
         """
@@ -166,7 +166,7 @@ class Group:
         return member
 
     def tell_to_leave(self, member: str) -> None:
-        """It is on its way out when this returns."""
+        """Tell the member to leave; does not wait until it has."""
         self._members.pop(member).tell("leave", member)
 
     def leave(self, member: str) -> None:
@@ -179,11 +179,11 @@ class Group:
         self._members.pop(member).kill()
 
     def expect_failure(self, member: str) -> None:
-        """From now on it is no news that the member fails."""
+        """From now on a failure of the member is expected."""
         del self._members[member]
 
     def seek(self, member: str, partition: Partition, offset: int) -> int:
-        """When that was done. A member seeks once."""
+        """Returns the time of the seek. A member seeks once."""
         topic, number = partition
         self._members[member].tell("seek", member, topic=topic, partition=number, to=offset)
         self.await_events(
@@ -192,7 +192,7 @@ class Group:
         return self.history.events("sought", member=member)[0].at_ns
 
     def await_settled(self) -> dict[str, set[Partition]]:
-        """Who owns what, when each member owns something and each partition is owned once."""
+        """Wait until each member has partitions and each partition one owner; return them."""
         held = self.history.held
 
         def settled() -> bool:
@@ -230,7 +230,7 @@ class Group:
         return self.history.events("failed", member=member)[0]
 
     def changes(self, since_ns: int, *, member: str | None = None) -> list[Event]:
-        """What was given to members or taken from them."""
+        """The events that gave partitions to members or took them away."""
         found = self.history.events(
             "assigned", "revoked", "lost", "failed", member=member, since_ns=since_ns
         )
@@ -244,7 +244,7 @@ class Group:
         return [event for event in self.history.failures if event.member in self._members]
 
     def await_events(self, condition: Callable[[], bool], what: str) -> None:
-        """Until the condition holds, which events bring about; fails when a member fails."""
+        """Wait until the condition holds, checked after each event; fails when a member fails."""
 
         def done() -> bool:
             failures = self._failures()
@@ -269,7 +269,7 @@ class Flow:
                 "enable.idempotence": True,
                 "linger.ms": 5,
                 "reconnect.backoff.max.ms": 250,
-                "log_level": 2,  # brokers end in some tests, and that is told elsewhere
+                "log_level": 2,  # brokers end in some tests on purpose
             }
         )
         self._thread = threading.Thread(target=self._work, name="flow", daemon=True)
@@ -281,7 +281,7 @@ class Flow:
             return dict(self._acknowledged)
 
     def await_more(self) -> dict[Partition, int]:
-        """Until each partition has a record that was not acknowledged before this was asked."""
+        """Wait until each partition has a record that was acknowledged after this call."""
         before = self.acknowledged()
 
         def all_got_more() -> bool:
@@ -293,7 +293,7 @@ class Flow:
         return self.acknowledged()
 
     def finish(self) -> dict[Partition, int]:
-        """Writes no more. How many records each partition has."""
+        """Stop writing. Returns how many records each partition has."""
         self._stop.set()
         self._thread.join(LIMIT_S)
         left = self._producer.flush(LIMIT_S)

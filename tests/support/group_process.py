@@ -1,4 +1,4 @@
-"""Clients of one group in random histories: what kinds there are, and what each believes."""
+"""Clients of one group in random histories: their kinds, and the state of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALIENS = Profile(protocols=("alien",))
 
 @dataclass(eq=False)
 class Call:
-    """One JoinGroup or SyncGroup on its way. Lost: no answer will ever arrive."""
+    """One JoinGroup or SyncGroup in flight. Lost: no answer will ever arrive."""
 
     process: GroupProcess
     kind: str
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(eq=False)
 class GroupProcess:
-    """A client's process, with what it believes."""
+    """A client's process, with its view of the group."""
 
     name: str
     profile: Profile

@@ -1,8 +1,8 @@
-"""A broker with one group in random histories, with checks where they could fail.
+"""A broker with one group in random histories, with checks wherever a rule could be broken.
 
-`Told` checks what clients are told, `WatchedGroup` every change of state, `HistoryBroker` the rest.
-The broker stores what it decides before it says so, as `coordinator/hosted_groups.py` does, and
-dies at any moment, also between the two tables that a group is stored in."""
+`Told` checks the answers that clients get, `WatchedGroup` every change of state, `HistoryBroker`
+the rest. The broker stores its decisions before it answers, as `coordinator/hosted_groups.py` does,
+and dies at any moment, also between the inserts into the two tables of a group."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ class WatchedGroup(Group):
 
 
 class Told:
-    """What has left the broker, over all of its lives. Here generations are compared.
+    """All answers of the broker, also before restarts. Here generations are compared.
 
-    A generation that was never spoken of may be given out again after a crash. One that was spoken
-    of has one protocol, one leader, one set of members and one assignment, whoever asks, whenever.
+    After a crash the broker may use the number of a generation again if no answer has named it. A
+    generation that an answer has named has one protocol, one leader, one set of members and one
+    assignment, for every member and at any time.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class Told:
 
 
 class Surroundings(Protocol):
-    """What a broker is in: a clock, and everything that it has ever told."""
+    """The surroundings of a broker: a clock, and all answers that it has given."""
 
     now_ms: int
     told: Told
@@ -222,7 +223,7 @@ class HistoryBroker:
         self.after()
 
     def after(self) -> None:
-        """Timers that are due, then what has been decided."""
+        """Run timers that have expired, then store and answer what was decided."""
         group = self.group
         if group is None:
             return
@@ -239,7 +240,7 @@ class HistoryBroker:
             self.group = None
 
     def stall(self, for_ms: int) -> None:
-        """Time in which the broker does not run, and which it cannot be blamed for."""
+        """Time in which the broker does not run; it does not count as waiting."""
         self._world.now_ms += for_ms
         self.parked = {call: since_ms + for_ms for call, since_ms in self.parked.items()}
         self.after()
@@ -307,7 +308,7 @@ class HistoryBroker:
             self.after()
 
     def crash(self, how: int) -> None:
-        """Whatever was being stored is stored (1), or its members alone are (2), or nothing."""
+        """Of the record being stored, all is stored (1), or only its members (2), or nothing."""
         record = self.stored
         if self._saving is not None:
             coming = self._saving[0]
@@ -347,7 +348,7 @@ class HistoryBroker:
         self._check_that_it_goes_on(record)
 
     def _check_that_it_goes_on(self, record: GroupRecord) -> None:
-        """Nobody waits for ever for an assignment, though its leader sends heartbeats."""
+        """No member waits for ever for an assignment, even while the leader sends heartbeats."""
         copy = Group.restored(record, LIMITS, self.now)
         for now_ms in range(self.now_ms, self.now_ms + LONGEST_REBALANCE_MS + 1, 1_000):
             if copy.state is not GroupState.COMPLETING_REBALANCE:

@@ -15,7 +15,7 @@ ANSWER_LIMIT_S = 60.0
 
 
 class HelperError(Exception):
-    """The client failed at what it was asked; the message ends with what the helper printed."""
+    """The client's operation failed; the message ends with what the helper printed."""
 
 
 class HelperProcess:

@@ -1,7 +1,7 @@
 """The parts of a log, put together for tests: topics, batches, an engine whose faults are scripted.
 
-The engine behind it is the real one; only what cannot be caused on purpose (a refused insert, an
-unknown outcome, a delay) is made up, before or after the real insert.
+The engine is a real one; only faults that cannot be caused on purpose (a refused insert, an unknown
+outcome, a delay) are simulated, before or after the real insert.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ class Insert:
 
 
 class ScriptedEngine:
-    """The real engine, with faults in the order they were asked for.
+    """The real engine, with faults in a given order.
 
-    `faults` holds what the next inserts meet: None for nothing, "refused" and "unknown" before the
-    real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
+    `faults` has the faults of the next inserts: None for no fault, "refused" and "unknown" before
+    the real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
     closed inserts wait for it, as `execute` for `execute_gate`, streams for `read_gate` and small
     queries for `rows_gate`.
-    `failing_reads` counts reads that are to fail; a statement fails that has a text of
-    `failing_rows` in it, once.
+    `failing_reads`: how many reads fail. A statement that contains a text of `failing_rows` fails
+    once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -180,7 +180,7 @@ class ScriptedEngine:
             await self.gate.wait()
             fault = self.faults.popleft() if self.faults else None
             if fault == "defect":
-                raise AssertionError("a defect in the engine's client")
+                raise AssertionError("a bug in the engine's client")
             if fault in ("refused", "unknown"):
                 raise _error(fault)
             await self.engine.insert_block(lane, table, columns, block, token)

@@ -1,7 +1,7 @@
-"""A member of a consumer group that says what a test wants, in the versions that it wants.
+"""A member of a consumer group that sends any request in any version, as a test wants.
 
-One request at a time on a connection of its own, or sent and received apart, because the answer to
-JoinGroup and to SyncGroup waits for others.
+It has a connection of its own and one request at a time. A test may send a request and receive the
+answer later, because the answers to JoinGroup and SyncGroup wait for other members.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RANGE = (("range", messages.SUBSCRIPTION),)
 
 
 class Member:
-    """`era`: the version of every request, or the newest of those APIs that have not so many."""
+    """`era`: the version of every request, or the newest of an API with fewer versions."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Member:
         return self.receive_join()
 
     def take_id(self) -> None:
-        """Knock, where the version and the kind of member ask for it."""
+        """Get a member id first, if the version and the kind of member need that (KIP-394)."""
         if self.version(ApiKey.JoinGroup) >= 4 and self.instance_id is None:
             answer = self.try_join()
             assert answer.error_code == errors.MemberIdRequired.code
             assert answer.member_id
 
     def begin_join(self) -> None:
-        """Ask for a place; the answer comes with the next generation."""
+        """Send JoinGroup; the answer comes with the next generation."""
         if not self.member_id:
             self.take_id()
         self.send_join()

@@ -1,6 +1,7 @@
 """Builders of the requests that tests send, and how a test creates a topic.
 
-Each builder takes what tests vary and fills in the rest. `Wire.ask` sends what they return.
+Each builder has parameters for what tests vary, and fills in the rest. `Wire.ask` sends the
+requests.
 """
 
 from __future__ import annotations

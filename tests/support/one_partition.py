@@ -15,7 +15,7 @@ from tests.support.wire import Wire
 NO_ID = UUID(int=0)
 INT64_MAX = 2**63 - 1
 PRODUCE, FETCH, LIST, EPOCHS = 13, 17, 11, 4
-"""Versions for tests of what is the same in every version."""
+"""Versions for tests of behaviour that is the same in every version."""
 NAMED_PRODUCE, NAMED_FETCH = 12, 12
 """The last versions that name topics by name and not by id."""
 

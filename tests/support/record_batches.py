@@ -1,7 +1,7 @@
-"""Record batches and Native blocks written a second time, for tests only.
+"""A second implementation of record batches and Native blocks, for tests only.
 
-This is on purpose not `protocol/encode_batches.py`: an encoder that shares its code with what it
-tests agrees with every mistake in it. The CRC is the crc32c package's.
+It does not use `protocol/encode_batches.py` on purpose: an encoder that shares code with the code
+under test also shares its mistakes. The CRC is the crc32c package's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import crc32c
 from hypothesis import settings
 from hypothesis import strategies as st
 
-# A deadline would measure how busy the machine is.
+# No deadline: it would depend on how busy the machine is.
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
 
@@ -61,7 +61,7 @@ def encode_records(records: Iterable[Record]) -> bytes:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as a producer sends it; `count` and `last_offset_delta` may be made to lie."""
+    """A batch as a producer sends it; `count` and `last_offset_delta` may be wrong on purpose."""
 
     payload: bytes
     count: int
@@ -129,7 +129,7 @@ def _nullable(texts: Sequence[bytes | None]) -> bytes:
 
 
 def read_block(rows: Sequence[Row]) -> bytes:
-    """The Native block that a cold read of these rows gives."""
+    """The Native block that a cold read of these rows returns."""
 
     def each(code: str, name: str) -> bytes:
         return b"".join(struct.pack("<" + code, getattr(row, name)) for row in rows)
@@ -259,7 +259,7 @@ def records() -> st.SearchStrategy[Record]:
 
 
 def batches() -> st.SearchStrategy[Batch]:
-    """Sound batches, with every header field anywhere in its range."""
+    """Valid batches, with every header field anywhere in its range."""
 
     def build(records_: list[Record], *fields: dict[str, int]) -> Batch:
         given = {name: value for part in fields for name, value in part.items()}
@@ -287,7 +287,7 @@ def batches() -> st.SearchStrategy[Batch]:
 
 @st.composite
 def partition_rows(draw: st.DrawFn) -> list[Row]:
-    """Rows of one partition in order of offset, with all that makes a batch end, and gaps."""
+    """Rows of one partition in order of offset, with gaps and everything that ends a batch."""
     rows: list[Row] = []
     offset = draw(st.sampled_from([0, 1000, 2**40, 2**62]))
     sequence = draw(st.sampled_from([-1, 0, 5, 2**31 - 3]))
@@ -336,7 +336,7 @@ def partition_rows(draw: st.DrawFn) -> list[Row]:
 
 @dataclass
 class Mutation:
-    """One way to spoil bytes; `apply` works on any bytes, wherever `place` (0 to 1) then lies."""
+    """One way to corrupt bytes of any length; `place` (0 to 1) says where."""
 
     kind: str
     place: float

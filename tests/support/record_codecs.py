@@ -39,14 +39,14 @@ REFERENCE = SimpleNamespace(
     EncodedBatch=encode_batches.EncodedBatch,
     encode_batches=encode_batches.encode_batches,
 )
-"""What says, in readable Python, what each function means."""
+"""The reference, in readable Python."""
 
 BOTH: list[Any] = [COMPILED, REFERENCE]
 HEADER_FIELDS = [name for name in REFERENCE.BatchHeader.__slots__ if name not in ("start", "end")]
 
 
 def outcome(call: Callable[[], T]) -> tuple[type[Exception], None] | tuple[None, T]:
-    """What a call gives, or the class of what it raises: enough to say that two agree."""
+    """The result of a call, or the class of its exception, for comparing the two."""
     try:
         return None, call()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Records as tests see them, and the sample that every client has to carry."""
+"""Records as tests see them, and the sample that every client must transmit."""
 
 import base64
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ SAMPLE = (
 
 
 def rows(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Record]:
-    """What SQL says is in a partition."""
+    """The records of a partition, by SQL."""
     found = broker.sql(
         """
         SELECT offset, timestamp_ms, base64Encode(key) AS key, base64Encode(value) AS value,

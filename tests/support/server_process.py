@@ -1,7 +1,7 @@
 """A server in a process of its own that a test may stop, kill, pause and start again.
 
-What it prints goes into one log file, over all its lives. It keeps its ports, so that who was
-connected finds it again. Waiting is on a condition, with a limit.
+It prints into one log file, also after restarts. It keeps its ports, so that clients find it again.
+Every wait is for a condition, with a limit.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from typing import Self
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 READY_LIMIT_S = 180.0
-"""A busy machine may take that long; nothing here proves how fast a server begins."""
+"""Long enough for a busy machine; no test of start-up time uses it."""
 LOOK_AGAIN_S = 0.02
 
 
 class ServerProcessError(Exception):
-    """The process did not do what it was told; the message ends with what it printed last."""
+    """The process did not start or stop as it should; the message ends with its last output."""
 
 
 class ServerProcess:
@@ -35,15 +35,15 @@ class ServerProcess:
         self._printed_before = 0
 
     def command(self) -> Sequence[str]:
-        """What is executed, with the ports of the last life."""
+        """The command line, with the ports of the last run."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
-        """What it has beside the environment of the tests."""
+        """Environment variables in addition to those of the tests."""
         return self._environment
 
     def is_ready(self) -> bool:
-        """Whether it can be used by now; asked until it is true."""
+        """Whether it can be used now; called until it returns true."""
         raise NotImplementedError
 
     @property
@@ -103,7 +103,7 @@ class ServerProcess:
     clean_exit_codes: Sequence[int] = (0,)
 
     def kill(self, after_s: float = 0.0) -> None:
-        """SIGKILL: it gets no chance to finish anything. Nothing where it has ended already."""
+        """SIGKILL, without time to finish anything. Does nothing if it has ended already."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(after_s)
@@ -115,7 +115,7 @@ class ServerProcess:
         self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: it takes connections and answers nothing."""
+        """SIGSTOP: the system still accepts connections, but nothing is answered."""
         self._running().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -130,14 +130,14 @@ class ServerProcess:
             self.resume()
 
     def printed(self) -> str:
-        """Everything that it has printed in this life."""
+        """Everything that it has printed since its last start."""
         return self.log_path.read_bytes()[self._printed_before :].decode(errors="replace")
 
     def log_size(self) -> int:
         return self.log_path.stat().st_size if self.log_path.exists() else 0
 
     def log(self, start: int = 0, limit: int = 8000) -> str:
-        """What it printed from byte `start` on; of much, the last `limit` bytes."""
+        """What it printed from byte `start` on, at most the last `limit` bytes."""
         if not self.log_path.exists():
             return ""
         return self.log_path.read_bytes()[start:][-limit:].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Beside a cluster's catalog of topics: a registry in memory, and who leads which partition."""
+"""What a cluster's catalog of topics needs: a registry in memory, and leaders of partitions."""
 
 from __future__ import annotations
 

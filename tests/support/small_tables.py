@@ -20,6 +20,6 @@ def make_lane(engine: Engine) -> RowLane:
 
 
 async def settled() -> None:
-    """Let everything run that can run without the engine."""
+    """Let all tasks run that do not wait for the engine."""
     for _ in range(10):
         await asyncio.sleep(0)

@@ -94,14 +94,14 @@ def ask(
 
 
 def write(server: BrokerProcess, sql: bytes | str, **parameters: Any) -> str:
-    """Run a statement as the user who may write; it has to succeed."""
+    """Run a statement as the user who may write; it must succeed."""
     answer = ask(server, sql, headers=WRITER, **parameters)
     assert answer.status == 200, answer.text
     return answer.text
 
 
 def read(server: BrokerProcess, sql: str, **parameters: Any) -> str:
-    """The result of a query without credentials; it has to succeed."""
+    """The result of a query without credentials; it must succeed."""
     answer = ask(server, sql, **parameters)
     assert answer.status == 200, answer.text
     return answer.text
@@ -113,7 +113,7 @@ def raw_connection(server: BrokerProcess) -> socket.socket:
 
 
 def running(server: BrokerProcess) -> list[str]:
-    """The statements of clients that run now, without the one that asks."""
+    """The statements of clients that run now, without this query itself."""
     text = write(
         server,
         "SELECT query FROM system.processes WHERE startsWith(query, '/* brokerhouse ')"

@@ -11,7 +11,7 @@ LIMIT_S = 120.0
 
 
 class SqlError(Exception):
-    """The server refused a statement, and says why. `code` is ClickHouse's; 0: it gave none."""
+    """The server refused a statement. `code` is ClickHouse's error code, 0 if it sent none."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """Rows put into the tables directly, with times of the test's choosing.
 
-What is under test finds records, topics and checkpoints there as a broker would have left them.
+The code under test finds records, topics and checkpoints as a broker would have left them.
 """
 
 from __future__ import annotations

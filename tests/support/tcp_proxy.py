@@ -1,7 +1,7 @@
-"""A TCP proxy that does to connections what networks and servers do to them.
+"""A TCP proxy that simulates faults of networks and servers.
 
-It passes on by default. What it is told to do holds for connections that are open and for new ones,
-until it is told something else. It runs on the loop of the test.
+By default it passes everything on. A fault affects open and new connections until another one is
+set. The proxy runs on the event loop of the test.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class TcpProxy:
     """`async with TcpProxy("127.0.0.1:8123") as proxy`: reach it at `proxy.address`."""
 
     def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: what clients speak with; the target is reached without."""
+        """`tls`: for connections of clients; the target is reached without TLS."""
         host, port = target.rsplit(":", 1)
         self._target = (host, int(port))
         self._tls = tls
@@ -69,56 +69,56 @@ class TcpProxy:
     ) -> None:
         await self.refuse()
 
-    # --- what it does
+    # --- faults
 
     async def pass_on(self) -> None:
         self._set(_Fault())
         await self._listen()
 
     async def refuse(self) -> None:
-        """Nothing listens any more, and what is open is reset."""
+        """Stop listening, and reset open connections."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         await self.reset()
 
     async def lead_to(self, target: str) -> None:
-        """To another server from now on; what is open is reset."""
+        """Connect to another server from now on, and reset open connections."""
         host, port = target.rsplit(":", 1)
         self._target = (host, int(port))
         await self.reset()
 
     async def reset(self) -> None:
-        """What is open is reset, by both sides' view."""
+        """Reset open connections on both sides."""
         for connection in tuple(self._connections):
             connection.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
 
     def stall(self) -> None:
-        """Connections are made, and nothing passes. It goes on where it stopped with `pass_on`."""
+        """Accept connections but pass nothing on. `pass_on` continues where this stopped."""
         self._set(_Fault(stall=True))
 
     def cut(self, *, to_server: int | None = None, to_client: int | None = None) -> None:
-        """Each connection is reset after so many more bytes in one direction."""
+        """Reset each connection after so many more bytes in one direction."""
         self._set(_Fault(cut_to_server=to_server, cut_to_client=to_client))
 
     def lose_answers(self) -> None:
-        """Requests reach the server; when it answers, the client sees a reset instead."""
+        """Pass requests on, and reset the connection instead of passing the answer on."""
         self.cut(to_client=0)
 
     def answer_twice(self) -> None:
-        """Every piece of an answer comes twice."""
+        """Send every piece of an answer twice."""
         self._set(_Fault(twice=True))
 
     async def close_idle(self) -> None:
-        """Close what is open in good order, as a server does that has waited long enough."""
+        """Close open connections normally, as a server does with idle ones."""
         for pipe in tuple(self._pipes):
             pipe.close()
         if self._connections:
             await asyncio.wait(self._connections)
 
-    # --- how
+    # --- how they are made
 
     def _set(self, fault: _Fault) -> None:
         self._fault = fault

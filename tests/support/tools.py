@@ -1,7 +1,7 @@
-"""What the tests need that is no Python package: programs of the system, npm packages, jars.
+"""The tests' dependencies besides Python packages: system programs, npm packages, jars.
 
-Packages are fetched once, and again when what asks for them changes. A missing program fails the
-test that needs it.
+Packages are downloaded once, and again when their list (package.json, pom.xml) changes. A missing
+program fails the test that needs it.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ def java_command() -> list[str]:
         _compile_helper(java, libraries, classes)
     return [
         java,
-        # Short lives: start fast rather than run fast.
+        # The processes are short-lived: start fast rather than run fast.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-Xshare:auto",
@@ -78,7 +78,7 @@ def java_command() -> list[str]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """One process of the tests at a time: they share what is installed."""
+    """A lock: one process of the tests at a time, because they share the installed packages."""
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,7 +95,7 @@ def spark_source_jars() -> list[str]:
 
 
 def _install_jars(project: Path, libraries: Path) -> None:
-    """What the pom of a project puts there."""
+    """Download the jars of a project's pom into `libraries`."""
     stamp = libraries / ".installed"
     wanted = _digest([project / "pom.xml"])
     if not _is(stamp, wanted):

@@ -1,6 +1,6 @@
-"""Waiting for something that nothing announces: the condition is looked at until it is true.
+"""Waits for a condition by polling it until it is true.
 
-The limit only ends a test that hangs. It is far above what a busy machine takes, so no outcome
+The limit only ends a test that hangs. It is far longer than a busy machine needs, so no result
 depends on the speed of the machine. A test whose subject is a time gives a limit of its own.
 """
 

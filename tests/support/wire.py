@@ -27,7 +27,7 @@ class Closed(Exception):
 
 
 def frame(body: bytes, claimed: int | None = None) -> bytes:
-    """`body` behind its length, or behind another length that it claims to have."""
+    """`body` with its length, or another claimed length, in front of it."""
     return struct.pack(">i", len(body) if claimed is None else claimed) + body
 
 

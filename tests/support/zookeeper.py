@@ -1,7 +1,7 @@
 """A Keeper for tests: ClickHouse Keeper where it is installed, else Debian's ZooKeeper.
 
-One node on the loopback, with its data below a directory of the test. Being killed loses nothing:
-it writes before it answers, and what a process has written the system keeps.
+One node on the loopback, with its data in a directory of the test. A kill loses nothing: it writes
+before it answers, and the operating system keeps what a process has written.
 """
 
 import shutil
@@ -18,7 +18,7 @@ LOGGING_JAR = Path("/usr/share/java/slf4j-simple.jar")
 
 
 class Keeper(ServerProcess):
-    """Speaks ZooKeeper's protocol on `address`, the same over all its lives."""
+    """Speaks ZooKeeper's protocol on `address`, which stays the same after a restart."""
 
     clean_exit_codes = (0, 143)  # the latter: a Java process that was told to end
 

@@ -5,8 +5,8 @@ DescribeLogDirs in `describe_log_dirs.py`. It lies here and not with the handler
 package that users install should not hold test data.
 
 Tests cut the samples, change their bytes, and send them in every version. Samples change nothing
-that lasts, except Produce, OffsetCommit and JoinGroup: topics are created, deleted and altered with
-`validate_only`, or under a name that does not exist. Two groups belong to the samples: one has
+permanently, except Produce, OffsetCommit and JoinGroup: topics are created, deleted and altered
+with `validate_only`, or under a name that does not exist. Two groups belong to the samples: one has
 offsets and no members, the other has members that join and leave within milliseconds.
 """
 

@@ -51,7 +51,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. The message is one sentence for whoever wrote them."""
+    """The settings cannot be used. The message is one sentence that tells the user why."""
 
 
 def _address_text(text: str) -> str:
@@ -96,10 +96,12 @@ class Settings(BaseSettings):
         "127.0.0.1:8123", "host:port", "Where SQL is served over HTTP; port 0 takes a free port"
     )
     advertised: AdvertisedText | None = _setting(
-        None, "host:port", "Address that clients are told to connect to, if not the one listened on"
+        None, "host:port", "Address that clients connect to, if it is not the address in `kafka`"
     )
     node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=_INT32_MAX)
-    rack: str | None = _setting(None, "name", "Rack of this broker, told to clients", min_length=1)
+    rack: str | None = _setting(
+        None, "name", "Rack of this broker, as clients see it", min_length=1
+    )
     broker_session_timeout_ms: int = _ms(
         9_000,
         "In a cluster: a broker that is silent for this long loses its partitions to others",
@@ -112,25 +114,25 @@ class Settings(BaseSettings):
     num_partitions: int = _setting(
         1,
         "partitions",
-        "Partitions of a new topic, unless its creator says otherwise",
+        "Partitions of a new topic, unless its creator gives a number",
         ge=1,
         le=10_000,
     )
     message_max_bytes: int = _bytes(
         1_048_588,
-        "Largest record batch accepted, compressed, unless a topic says otherwise",
+        "Largest record batch accepted, compressed, unless a topic overrides it",
         ge=1,
         le=_INT32_MAX,
     )
     request_max_bytes: int = _bytes(
         104_857_600,
-        "Largest request read; a client that claims more is disconnected",
+        "Largest request accepted; a client that sends a larger one is disconnected",
         ge=1024,
         le=_INT32_MAX,
     )
     in_flight_max_bytes: int = _bytes(
         256 * _MIB,
-        "Requests not yet answered, all connections together; at the limit no more is read",
+        "Unanswered requests of all connections together; at the limit no more are read",
         ge=1024,
     )
     max_connections: int = _setting(
@@ -195,7 +197,7 @@ class Settings(BaseSettings):
     )
     retention_ms: int = _ms(
         604_800_000,
-        "Age at which records are deleted, unless a topic says otherwise; -1 for never",
+        "Age at which records are deleted, unless a topic overrides it; -1 for never",
         ge=-1,
         le=_INT64_MAX,
     )
@@ -247,7 +249,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only arguments: `load` combines the sources, to know where each value comes from."""
+        """Arguments only: `load` combines the sources and notes where each value is from."""
         return (init_settings,)
 
     @model_validator(mode="after")
@@ -280,12 +282,12 @@ class Settings(BaseSettings):
 
     @property
     def advertised_address(self) -> Address | None:
-        """`advertised` as host and port; None if clients are told the address listened on."""
+        """`advertised` as host and port; None if clients connect to the address in `kafka`."""
         return None if self.advertised is None else parse_address(self.advertised)
 
     @property
     def sql(self) -> SqlSettings:
-        """The settings `sql_*`, as the HTTP interface takes them."""
+        """The settings `sql_*`, for the HTTP interface."""
         secret = self.sql_password
         return SqlSettings(
             data_dir=self.data_dir,
@@ -346,13 +348,13 @@ def load(
 
 
 def config_file_of_environment(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The file that the environment names."""
+    """The TOML file that the environment variable names."""
     name = (os.environ if environ is None else environ).get(CONFIG_FILE_ENV)
     return Path(name) if name else None
 
 
 def prepare_data_dir(settings: Settings) -> Path:
-    """Creates the data directory if it does not exist. ConfigError unless it can be written to."""
+    """Create the data directory if needed. Raises ConfigError if it cannot be written to."""
     path = settings.data_dir.resolve()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -400,7 +402,7 @@ def unit(field: FieldInfo) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """The BROKERHOUSE_* variables. An empty one counts as not set: Compose files have such."""
+    """The BROKERHOUSE_* variables. An empty one counts as not set: Compose passes such ones."""
     values: dict[str, object] = {}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _NO_SETTINGS:
@@ -446,7 +448,7 @@ def _suggestion(name: str, spelling: Callable[[str], str]) -> str:
 
 
 def advice(error: ErrorDetails) -> str:
-    """What would be right where pydantic found this error."""
+    """How to correct this error of pydantic."""
     context = error.get("ctx", {})
     match error["type"]:
         case "value_error":
@@ -466,7 +468,7 @@ def advice(error: ErrorDetails) -> str:
 
 
 def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
-    """The first thing that is wrong, where it was written, and what would be right."""
+    """The first error: where it was written, and how to correct it."""
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return advice(first)

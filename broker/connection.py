@@ -33,7 +33,7 @@ _PIPELINED_MAX = 64
 
 
 class Connection(asyncio.Protocol):
-    """Made by the listener for each client; it ends when either side closes."""
+    """One client's connection, created by the listener; it ends when either side closes."""
 
     def __init__(self, broker: Broker, connections: Connections) -> None:
         self._broker = broker
@@ -91,8 +91,8 @@ class Connection(asyncio.Protocol):
         self._in_flight.forget(self)
         self._waiting.clear()
         for request, _, task in self._running:
-            # Records on their way into the log are stored all the same, and count as held until
-            # they are; nobody waits for any other response.
+            # Queued records are stored all the same, and count as held until they are; nobody
+            # waits for any other response.
             if request.api.key is not ApiKey.Produce:
                 task.cancel()
         self._set_unsent(0)
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request of it is being answered."""
+        """Whether none of its requests is being answered."""
         return not self._running
 
     async def drain(self) -> None:
@@ -239,7 +239,7 @@ class Connections:
         return Connection(self._broker, self)
 
     def admit(self, connection: Connection) -> bool:
-        """Count a new connection in. False when the limit is reached, or the broker stops."""
+        """Add a new connection. False if the limit is reached or the broker is stopping."""
         if self._draining or len(self._open) >= self._broker.settings.max_connections:
             return False
         self._open.add(connection)
@@ -264,7 +264,7 @@ class Connections:
 
 
 def _error_response(request: Request[Api], error: KafkaError) -> ApiMessage:
-    """The error in the response's own top-level field; raises `error` where there is none."""
+    """The error in the response's own top-level field; raises `error` if it has none."""
     if not request.api.has_error_code(request.header.api_version):
         raise error
     response = request.api.response()

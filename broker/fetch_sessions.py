@@ -1,12 +1,13 @@
 """Fetch sessions (KIP-227): the broker remembers what a consumer fetches between its requests.
 
-With a session a consumer names only the partitions that changed, and the broker answers only with
-partitions that have news. Sessions are kept in memory. A consumer whose session was lost begins
-again with a full fetch.
+With a session, a consumer names only the partitions that changed, and the broker answers only with
+partitions that have records, an error or a new offset. Sessions are kept in memory. A consumer
+whose session was lost starts again with a full fetch.
 
-The number of sessions is limited. At the limit a session that was not used for two minutes is
-removed for the new one. If there is none, the new consumer is served without a session. So is a
-consumer with so many partitions that all sessions together would exceed `PARTITIONS_MAX`.
+The number of sessions is limited. At the limit, a session that was not used for two minutes is
+removed to make room for the new one. If there is none, the new consumer is served without a
+session. So is a consumer with so many partitions that all sessions together would exceed
+`PARTITIONS_MAX`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PartitionKey = tuple[TopicKey, int]
 
 @dataclass(slots=True)
 class Wanted:
-    """What a consumer fetches of one partition, and the last answer that it got."""
+    """What a consumer fetches from one partition, and the last answer that it got."""
 
     key: PartitionKey
     fetch_offset: int

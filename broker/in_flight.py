@@ -1,4 +1,4 @@
-"""The memory that requests and responses may take together, over all connections."""
+"""The memory that requests and responses may use, over all connections together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Throttled(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request of it is being answered."""
+        """Whether none of its requests is being answered."""
 
     def update_reading(self) -> None:
-        """Ask `InFlight.holds_back` again."""
+        """Call `InFlight.holds_back` again."""
 
     def abort(self, reason: str) -> None:
         """Close it now."""

@@ -1,6 +1,6 @@
-"""Which brokers there are, who leads each partition, and who coordinates each group.
+"""Which brokers exist, which one leads each partition, and which one coordinates each group.
 
-Metadata and FindCoordinator answer from it. `SingleBroker` is the whole cluster. Several brokers
+Metadata and FindCoordinator use it. `SingleBroker` is the whole cluster. Several brokers
 use broker/cluster/leadership.py.
 """
 
@@ -28,7 +28,7 @@ class BrokerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a partition, and since which epoch. `node_id` is NO_NODE while nobody does."""
+    """The leader of a partition, and its epoch. `node_id` is NO_NODE while there is no leader."""
 
     node_id: int
     epoch: int
@@ -40,17 +40,17 @@ class Leadership(Protocol):
 
     @property
     def controller_id(self) -> int:
-        """Whom admin clients ask; any broker would do."""
+        """The broker to which admin clients send their requests; any broker would do."""
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
-        """Who leads this partition now."""
+        """The current leader of this partition."""
 
     def coordinator(self, key: str) -> BrokerEndpoint | None:
-        """Who looks after a group or a transactional id; None while nobody does."""
+        """The coordinator of a group or of a transactional id; None while there is none."""
 
 
 class SingleBroker:
-    """`Leadership` of a broker that is alone."""
+    """`Leadership` of a single broker."""
 
     def __init__(self, own: BrokerEndpoint) -> None:
         self._own = own

@@ -1,4 +1,4 @@
-"""Finds the log of a partition for a request: among the open ones, or by looking for new topics."""
+"""Finds the log of a partition for a request: among the open logs, or by looking for new topics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LedPartitions:
         self._looks = 0
 
     def log_of(self, topic: Topic, partition: int) -> PartitionLog:
-        """Raises `UnknownTopicOrPartition`; `NotLeaderOrFollower` where another broker leads."""
+        """Raises `UnknownTopicOrPartition`, or `NotLeaderOrFollower` if another broker leads."""
         found = self._logs.find(topic.topic_id, partition)
         if found is not None:
             if not self._logs.may_serve():
-                raise NotLeaderOrFollower("this broker leads nothing at the moment")
+                raise NotLeaderOrFollower("this broker leads no partition at the moment")
             return found
         current = self._topics.by_id(topic.topic_id)
         if current is None or not 0 <= partition < current.partitions:
@@ -36,18 +36,19 @@ class LedPartitions:
         raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
 
     async def await_open(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
-        """Look again if any of these is not led here: another broker may just have made its topic.
+        """Read the topics again if the log of any of these partitions is not open.
 
-        Topics by name or id, and partitions. It waits for logs that are being opened, too. A
-        request that comes while another waits for the same log is answered after it: a producer's
-        batches stay in the order in which they were sent.
+        Another broker may just have created the topic. `wanted`: topics, by name or id, and
+        partitions. It also waits for logs that are being opened. A request that arrives while
+        another waits for the same log is answered after it: a producer's batches stay in the order
+        in which they were sent.
         """
         if self._awaited.keys().isdisjoint(wanted) and self._are_open(wanted):
             return
         self._awaited.update(wanted)
         looks = self._looks
         try:
-            async with self._awaiting:  # which is fair
+            async with self._awaiting:  # a fair lock
                 if looks == self._looks and not self._are_open(wanted):
                     await self._topics.look_again()
                     self._looks += 1

@@ -19,11 +19,11 @@ _BACKLOG = 1024
 
 
 class ListenError(Exception):
-    """An address cannot be listened on; says in one sentence why, or what to change."""
+    """The broker cannot listen on an address. The message says why, or what to change."""
 
 
 class KafkaListener:
-    """The listener for Kafka clients. Made by `bind`."""
+    """The listener for Kafka clients. Create it with `bind`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -53,15 +53,14 @@ class KafkaListener:
         return int(self._server.sockets[0].getsockname()[1])
 
     def endpoint(self) -> BrokerEndpoint:
-        """The address that clients are told. Raises `ListenError` where there is none."""
+        """The address that clients connect to. Raises `ListenError` if there is none."""
         settings = self._settings
         host, port = parse_address(settings.kafka).host, self.port
         if settings.advertised is not None:
             host, port = parse_address(settings.advertised)
         elif host in _WILDCARD_HOSTS:
             raise ListenError(
-                f"listening on {host} tells clients no address to connect to: "
-                "give --advertised HOST:PORT"
+                f"{host} is not an address that clients can connect to: give --advertised HOST:PORT"
             )
         return BrokerEndpoint(settings.node_id, host, port, settings.rack)
 
@@ -76,7 +75,7 @@ class KafkaListener:
             raise ListenError(f"cannot listen for Kafka on {address}: {reason(error)}") from error
 
     def close(self) -> None:
-        """Let nobody connect any more; connections stay open."""
+        """Accept no more clients; open connections stay open."""
         if self._server is not None:
             self._server.close()
 
@@ -86,7 +85,7 @@ class KafkaListener:
 
 
 def reason(error: OSError) -> str:
-    """Why an address cannot be listened on, in a few words."""
+    """Why the broker cannot listen on an address, in a few words."""
     if isinstance(error, socket.gaierror):
         return "no such host"
     return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""`Broker`: the state that every request handler reaches, and the parts that it is made of.
+"""`Broker`: the state that every request handler uses, and the parts that it consists of.
 
 The parts of a single broker (broker/single.py) differ from those of a broker in a cluster
 (broker/cluster/node.py); handlers do not know which they have. A connection knows the broker, the
@@ -54,11 +54,11 @@ class Parts:
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
     data_dir: Path | None
-    """The data directory, where the broker has an embedded engine."""
+    """The data directory, if the broker has an embedded engine."""
 
 
 class Broker:
-    """What every request handler reaches: topics, log, groups, settings."""
+    """The state that every request handler uses: topics, log, groups, settings."""
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
@@ -82,7 +82,7 @@ class Broker:
         self.long_polls: set[asyncio.Event] = set()
 
     def stop_waiting(self) -> None:
-        """The broker stops: long polls and waiting members of groups are answered now."""
+        """The broker is stopping: answer long polls and waiting members of groups now."""
         self.stopping = True
         self.groups.stop_waiting()
         for long_poll in self.long_polls:
@@ -96,14 +96,14 @@ class BrokerRuntime(Protocol):
 
     @property
     def sql(self) -> web.Application | None:
-        """The SQL interface, where this broker has an engine of its own."""
+        """The SQL interface, if this broker has an engine of its own."""
 
     async def begin(self) -> None:
         """Clients can connect from now on. Raises `EngineError`."""
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that run until `close`; one that ends before has met a bug."""
+        """Tasks that run until `close`; one that ends earlier has a bug."""
 
     async def hand_over(self) -> None:
         """The broker is stopping, and clients are still connected: let others take over."""

@@ -1,6 +1,6 @@
-"""Producer ids. Each id is given once, also over restarts of the broker.
+"""Producer ids. Each id is assigned once, even across restarts of the broker.
 
-Ids are reserved in the registry a block at a time, by compare-and-set, so most of them are given
+Ids are reserved in the registry a block at a time, by compare-and-set, so most of them are assigned
 without IO. A restart skips the rest of the last block.
 """
 

@@ -47,7 +47,7 @@ _START_ERRORS = (
 
 
 class StartError(Exception):
-    """The broker cannot start; says in one sentence what to change."""
+    """The broker cannot start. The message is one sentence: what to change."""
 
 
 async def serve(
@@ -76,7 +76,7 @@ async def _opened(
     endpoint: BrokerEndpoint,
     progress: Callable[[str], None],
 ) -> AsyncIterator[BrokerRuntime]:
-    """The broker with its storage, open; closed at the end."""
+    """The broker with its storage, open; closed on exit."""
     runtime: SingleNode | ClusterNode
     async with AsyncExitStack() as parts:
         if cluster is None:
@@ -132,7 +132,7 @@ async def _serve_until(
 
 
 async def _begun(runtime: BrokerRuntime, stopped: asyncio.Task[bool]) -> bool:
-    """Whether the broker has begun before it was told to stop."""
+    """Begin; False if the broker is told to stop first."""
     beginning = asyncio.ensure_future(runtime.begin())
     await asyncio.wait([stopped, beginning], return_when=asyncio.FIRST_COMPLETED)
     if not beginning.done():
@@ -146,7 +146,7 @@ async def _begun(runtime: BrokerRuntime, stopped: asyncio.Task[bool]) -> bool:
 async def _until_stopped(
     stopped: asyncio.Task[bool], background: Collection[asyncio.Task[None]]
 ) -> None:
-    """Raises what ended a background task: they run until they are closed, or meet a bug."""
+    """Raises the error that ended a background task: only a bug ends one before it is closed."""
     await asyncio.wait([stopped, *background], return_when=asyncio.FIRST_COMPLETED)
     for task in background:
         if task.done():

@@ -129,10 +129,10 @@ class SingleNode:
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:
-        """A single broker has no other to hand over to."""
+        """A single broker has no other broker to hand over to."""
 
     async def close(self) -> None:
-        async with AsyncExitStack() as parts:  # closes all of them, the last one first
+        async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
             parts.push_async_callback(self.topics.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.push_async_callback(self.appender.close)
@@ -169,7 +169,7 @@ async def open_single(
 
 
 async def cluster_id(registry: Registry) -> str:
-    """The id of the cluster, made at the first start: 22 characters, as in Kafka.
+    """The id of the cluster, generated at the first start: 22 characters, as in Kafka.
 
     Raises `EngineError`.
     """

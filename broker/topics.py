@@ -1,8 +1,8 @@
 """The topics of a broker or a cluster, by name and by id.
 
 Every change is stored before it is visible here. Changes are made one at a time; reading needs no
-lock. `LocalCatalog` is that of a broker by itself, which leads every partition; where there are
-several, see broker/cluster/topics.py.
+lock. `LocalCatalog` is the catalog of a single broker, which leads every partition; the catalog
+of a cluster is in broker/cluster/topics.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ChangedElsewhere(Exception):
-    """Another broker changed the topic meanwhile: look again, and decide again."""
+    """Another broker changed the topic meanwhile: read it again, and decide again."""
 
 
 _ATTEMPTS = 10
@@ -44,9 +44,9 @@ T = TypeVar("T")
 def _whole(
     change: Callable[Concatenate[TopicCatalog, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[TopicCatalog, P], Coroutine[Any, Any, T]]:
-    """A change that has begun is made, even if the client that asked for it leaves meanwhile.
+    """A change that has begun is completed, even if its client disconnects meanwhile.
 
-    Otherwise the table could call a topic deleted that still takes records.
+    Otherwise a topic could be deleted in the table and still accept records.
     """
 
     @wraps(change)
@@ -61,13 +61,13 @@ def _whole(
 
 
 def _noted(task: asyncio.Task[Any]) -> None:
-    """The outcome of a change is not lost when the client that asked for it has left."""
+    """Log the error of a change: its client may have disconnected."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("a topic was not changed: %s", error)
 
 
 class TopicData(Protocol):
-    """What is stored of topics by others: records that are on their way, committed offsets."""
+    """What others store for topics: records that are in flight, committed offsets."""
 
     async def settled(self) -> None:
         """Wait for the blocks that are being stored now."""
@@ -80,14 +80,14 @@ class NoTopicData:
     """`TopicData` of a catalog without an appender and without consumer groups."""
 
     async def settled(self) -> None:
-        """No block is on its way."""
+        """No block is in flight."""
 
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """No group has committed offsets."""
 
 
 class TopicCatalog(ABC):
-    """Names and ids to topics. `logs` is told what becomes of each topic."""
+    """Finds topics by name and by id. `logs` gets every change of a topic."""
 
     def __init__(self, settings: Settings, logs: OpenLogs) -> None:
         self.logs = logs
@@ -104,7 +104,7 @@ class TopicCatalog(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Somebody asks for a topic that is not known: another broker may just have made it."""
+        """A request names an unknown topic: another broker may just have created it."""
 
     @abstractmethod
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
@@ -112,7 +112,7 @@ class TopicCatalog(ABC):
 
     @abstractmethod
     async def _look(self) -> None:
-        """See what others have changed, before a change. Raises `EngineError`."""
+        """Read what others have changed, before a change. Raises `EngineError`."""
 
     @abstractmethod
     async def _store(self, topic: Topic, state: str) -> None:
@@ -124,7 +124,7 @@ class TopicCatalog(ABC):
 
     @abstractmethod
     def _clean_up(self, topic: Topic) -> None:
-        """Begin to remove what is left of a deleted topic."""
+        """Start removing the rows of a deleted topic."""
 
     def get(self, name: str) -> Topic | None:
         return self._by_name.get(name)
@@ -151,7 +151,7 @@ class TopicCatalog(ABC):
 
     @_whole
     async def delete(self, topic: Topic) -> None:
-        """Forget the topic now; its rows go in the background. Raises `UnknownTopicOrPartition`."""
+        """Forget the topic now; its rows are deleted later. Raises `UnknownTopicOrPartition`."""
         async with self._lock:
             await self._look()
             topic = self._current(topic)
@@ -191,7 +191,7 @@ class TopicCatalog(ABC):
             return changed
 
     async def close(self) -> None:
-        """End what is being changed; stop clean-ups: they begin again at the next start."""
+        """Wait for running changes; stop clean-ups, which begin again at the next start."""
         await asyncio.gather(*self._changes, return_exceptions=True)
         for task in self._cleanups:
             task.cancel()
@@ -212,7 +212,7 @@ class TopicCatalog(ABC):
         raise KafkaStorageError("the topic is being changed by other brokers")
 
     def _drop(self, topic: Topic) -> None:
-        """The topic has been deleted."""
+        """Forget a deleted topic."""
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
         self.logs.close_topic(topic)
@@ -247,10 +247,10 @@ async def store_version(engine: Engine, topic: Topic, state: str) -> None:
 
 
 async def remove_rows(engine: Engine, topic: Topic) -> None:
-    """Begin to delete the records of a topic. Raises `EngineError`.
+    """Start deleting the records of a topic. Raises `EngineError`.
 
-    The engine keeps the deletion over restarts. Waiting for it would take a reader from others, for
-    as long as the disk is low.
+    The engine keeps the deletion over restarts. Waiting for it would keep a reader from others, for
+    as long as disk space is low.
     """
     await engine.execute(
         "DELETE FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
@@ -300,7 +300,7 @@ class LocalCatalog(TopicCatalog):
         return {(UUID(str(i)), p): size for i, p, size in rows}
 
     async def look_again(self) -> None:
-        """Nobody else makes topics here."""
+        """Nobody else creates topics here."""
 
     async def _look(self) -> None:
         """Nobody else changes topics here."""
@@ -318,15 +318,19 @@ class LocalCatalog(TopicCatalog):
 
     async def _remove_rows(self, topic: Topic) -> None:
         try:
-            await self._data.settled()  # a block with rows of the topic may still be on its way
+            await self._data.settled()  # a block with rows of the topic may still be in flight
             await remove_rows(self._engine, topic)
             await self._store(replace(topic, version=topic.version + 1), "deleted")
-            log.info("the rows of deleted topic %s are going", topic.name)
+            log.info("the rows of deleted topic %s are being deleted", topic.name)
         except EngineError as error:
-            log.error("rows of deleted topic %s are removed later: %s", topic.name, error)
+            log.error(
+                "deleting the rows of deleted topic %s failed; retrying later: %s",
+                topic.name,
+                error,
+            )
             self._left_over[topic.topic_id] = topic
 
     async def remove_left_over(self) -> None:
-        """Try again where it failed."""
+        """Retry the deletions that failed."""
         while self._left_over:
             self._clean_up(self._left_over.popitem()[1])

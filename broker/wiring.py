@@ -1,4 +1,4 @@
-"""Parts that a broker alone and a broker of a cluster build from the settings in the same way."""
+"""Parts that a single broker and a broker of a cluster build from the settings in the same way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def append_limits(settings: Settings) -> AppendLimits:
 def group_coordinator(
     settings: Settings, engine: Engine, rows: RowLane, duties: Duties
 ) -> GroupCoordinator:
-    """The groups whose rows are in this engine."""
+    """The coordinator of the groups whose rows are in this engine."""
     clock = Clock()
     limits = GroupLimits(
         settings.group_min_session_timeout_ms,

@@ -1,4 +1,4 @@
-"""An address as people write it: HOST:PORT, or [IPV6]:PORT."""
+"""An address in text: HOST:PORT, or [IPV6]:PORT."""
 
 from __future__ import annotations
 

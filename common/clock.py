@@ -1,6 +1,6 @@
-"""Time as every room counts it: whole milliseconds.
+"""Time in whole milliseconds, for the whole package.
 
-Nothing here is a default argument of pure code: that takes its clock as an argument.
+Pure code never calls these functions; its callers pass it the time or a clock.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ DAY_MS = 24 * HOUR_MS
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970: for what is stored. It may be set back."""
+    """Milliseconds since 1970, for stored times. The clock may be set back."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds since some moment: for time-outs. It is never set back."""
+    """Milliseconds since an arbitrary moment, for time-outs. The clock is never set back."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Moment(NamedTuple):
-    """One moment on both clocks: `monotonic_ms` for time-outs, `wall_ms` for what is stored."""
+    """One moment on both clocks: `monotonic_ms` for time-outs, `wall_ms` for stored times."""
 
     monotonic_ms: int
     wall_ms: int
 
 
 class Clock:
-    """The clocks of this machine as an object, so that a test can put its own in their place."""
+    """The clocks of this machine as an object, so that a test can replace them."""
 
     def wall_ms(self) -> int:
         return wall_ms()

@@ -1,4 +1,4 @@
-"""Output for a terminal: tables, and text from strangers made safe to print."""
+"""Output for a terminal: tables, and untrusted text made safe to print."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_table(*headings: str, right: Collection[str] = ()) -> Table:
 
 
 def printable(text: str) -> str:
-    """Text from a stranger, escaped as `escaped` escapes bytes."""
+    """Untrusted text, with the same escapes as `escaped`."""
     return escaped(text.encode("utf-8", "surrogateescape"))
 
 

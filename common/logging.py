@@ -16,7 +16,7 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
-    """Send every library's and our own log lines to stderr in one form."""
+    """Send the log lines of the broker and of every library to stderr in one format."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -48,7 +48,7 @@ def _escape(
 
 
 def _client_fault(record: logging.LogRecord) -> bool:
-    """Whether a record is logged. Bytes that are not HTTP become one INFO line.
+    """Whether a record is logged. An error about bytes that are not HTTP becomes one INFO line.
 
     aiohttp logs them as an error of the server, with a traceback.
     """

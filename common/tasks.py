@@ -1,7 +1,7 @@
-"""Background tasks: work that is repeated, waits that have a limit, pauses that grow.
+"""Background tasks: repeated work, waits with a limit, back-off.
 
-A task here is owned by whoever made it and ends only when it is closed, or by a defect. A defect is
-never swallowed: it stays in the task, for the owner to raise.
+The code that creates a task owns it. A task runs until it is closed or a bug ends it. The exception
+is never swallowed: it stays in the task, for the owner to raise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def event_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until the event is set, for `seconds` at most. Whether it was set."""
+    """Wait until the event is set, for `seconds` at most. Returns whether it was set."""
     try:
         async with asyncio.timeout(seconds):  # wait_for may swallow a cancellation (Python 3.11)
             await event.wait()
@@ -32,7 +32,7 @@ class Periodic:
     """Runs `work`, a function or a coroutine function, every `every_s` seconds.
 
     `work` handles the errors that it expects; any other ends `task`. `every_s` may be a function,
-    asked before each pause. With `at_once`, the first run does not wait for the first pause.
+    called before each pause. With `at_once`, the first run does not wait for the first pause.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Periodic:
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin. `task` runs until `close`; an error that `work` does not handle ends it."""
+        """Start. `task` runs until `close`; an error that `work` does not handle ends it."""
         self.task = asyncio.create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
@@ -59,7 +59,7 @@ class Periodic:
 
     @property
     def background(self) -> list[asyncio.Task[None]]:
-        """The task, once it has started: for whoever watches that no task ends."""
+        """The task, once it has started, for the owner who watches that no task ends."""
         return [] if self.task is None else [self.task]
 
     async def _run(self) -> None:
@@ -85,11 +85,11 @@ class Backoff:
 
     @property
     def next_s(self) -> float:
-        """How long the next pause takes."""
+        """The length of the next pause, in seconds."""
         return self._next_s
 
     def after(self, error: Exception, log: logging.Logger, failing: str) -> float:
-        """`advance`, and a warning of what is `failing` and when it is tried again."""
+        """`advance`, and log a warning: what is `failing`, and when it is retried."""
         log.warning("%s; retrying in %.2f s: %s", failing, self._next_s, error)
         return self.advance()
 
@@ -104,7 +104,7 @@ class Backoff:
 
 
 class Outage:
-    """Logs that something fails, once however long it lasts, and once that it works again."""
+    """Logs an outage once when it starts, however long it lasts, and once when it is over."""
 
     def __init__(self, log: logging.Logger, failing: str, recovered: str) -> None:
         """`failing`: a sentence to which the error is added; `recovered`: a whole sentence."""

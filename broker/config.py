@@ -90,10 +90,10 @@ class Settings(BaseSettings):
         Path("./data"), "path", "Directory that holds all data; one running broker per directory"
     )
     kafka: AddressText = _setting(
-        "127.0.0.1:9092", "host:port", "Where Kafka clients connect; port 0 takes a free port"
+        "127.0.0.1:9092", "host:port", "Where Kafka clients connect; port 0 picks a free port"
     )
     http: AddressText = _setting(
-        "127.0.0.1:8123", "host:port", "Where SQL is served over HTTP; port 0 takes a free port"
+        "127.0.0.1:8123", "host:port", "Where SQL is served over HTTP; port 0 picks a free port"
     )
     advertised: AdvertisedText | None = _setting(
         None, "host:port", "Address that clients connect to, if it is not the address in `kafka`"

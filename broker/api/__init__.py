@@ -1,6 +1,6 @@
 """Every API that this broker serves: `APIS`. ApiVersions lists these, and no others.
 
-Each API key lies in the file of its name, DescribeLogDirs in `describe_log_dirs.py`. The file opens
+Each API key has a file of its name: DescribeLogDirs has `describe_log_dirs.py`. The file opens
 with the versions and how the broker behaves in them. It ends with `API`: message classes, versions
 and handler. `APIS` collects the `API` of every file in this folder.
 

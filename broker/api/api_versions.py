@@ -4,7 +4,7 @@
     v4 the version range of a feature may begin at 0
 
 A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the list, so
-that the client can ask again (KIP-511). No features are listed: this broker has no quorum that
+that the client can retry (KIP-511). No features are listed: this broker has no quorum that
 finalizes them. A client that does not see `transaction.version` uses the first transaction
 protocol.
 

@@ -72,7 +72,7 @@ class ConfigChange:
 async def alter_all(
     ctx: RequestContext, changes: Sequence[ConfigChange], response: Any, *, validate_only: bool
 ) -> Any:
-    """Make each change; returns a `response`, a class, with the outcome of each in their order."""
+    """Make each change. Returns a `response` (a class) with its outcome for each, in order."""
     times = Counter((change.resource_type, change.resource_name) for change in changes)
     results = []
     for change in changes:
@@ -122,7 +122,7 @@ def _check_steps(change: ConfigChange) -> None:
         raise InvalidRequest(f"The request has configs more than once: {', '.join(repeated)}.")
     for name, operation, value in change.steps:
         if operation not in _OPERATIONS:
-            raise InvalidRequest(f"There is no config operation {operation}.")
+            raise InvalidRequest(f"The config operation {operation} does not exist.")
         if value is None and operation != Operation.DELETE:
             raise InvalidRequest(f"The config {name} has no value.")
 

@@ -70,7 +70,7 @@ _KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 # Shown as listeners and advertised.listeners, in Kafka's form.
 _SHOWN_AS_LISTENERS = frozenset({"kafka", "advertised"})
-# Kafka's type of settings whose Python type does not say it.
+# Kafka's types of settings whose Python type does not tell it.
 _LONGS = frozenset(
     {
         "queued.max.request.bytes",
@@ -170,7 +170,7 @@ def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
         (
             "advertised.listeners",
             f"PLAINTEXT://{shown_host}:{port}",
-            "Address that clients are told to connect to.",
+            "Address that clients connect to.",
             broker.settings.advertised is not None,
         ),
     ):

@@ -1,6 +1,6 @@
-"""What an API key declares, and what its handler is given.
+"""What an API key declares, and what its handler gets.
 
-`Api` is what the file of a key ends with. A handler gets the decoded request and a
+The file of a key ends with its `Api`. A handler gets the decoded request and a
 `RequestContext`, and returns the response.
 """
 
@@ -16,12 +16,12 @@ from protocol.codec import RequestHeader
 from protocol.versions import ServedApi
 
 NAME_MAX_BYTES = 16_384
-"""Limit of a client id or a group instance id. A member id is one of them with 37 characters more,
+"""Limit of a client id or a group instance id. A member id is such an id with 37 more characters,
 and must fit into the 32,767 bytes that a string of the protocol may have."""
 
 
 class CloseConnection(Exception):
-    """Raised by a handler that cannot answer the request in any other way. Says why."""
+    """Raised by a handler that cannot answer the request in any other way. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RequestContext:
 
     @property
     def client(self) -> Client:
-        """The client that asks, with its host as Kafka's tools show it."""
+        """The client of the request, with its host as Kafka's tools show it."""
         host, _, _ = self.peer.rpartition(":")
         name = (self.header.client_id or "").encode()[:NAME_MAX_BYTES].decode(errors="ignore")
         return Client(name, f"/{host}")

@@ -3,7 +3,7 @@
     v1 endpoint type (KIP-919): only brokers can be reached, there are no controllers
     v2 fenced brokers (KIP-1073): this broker has none
 
-Errors: MISMATCHED_ENDPOINT_TYPE (controllers are asked for), UNSUPPORTED_ENDPOINT_TYPE.
+Errors: MISMATCHED_ENDPOINT_TYPE (the request asks for controllers), UNSUPPORTED_ENDPOINT_TYPE.
 """
 
 from __future__ import annotations

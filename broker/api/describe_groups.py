@@ -7,7 +7,7 @@ The subscriptions of members are shown while the group is stable. A group that i
 described once. Any broker answers, from the cache that all brokers share.
 
 Errors of a group: GROUP_ID_NOT_FOUND (version 6), COORDINATOR_LOAD_IN_PROGRESS (the answer is full;
-the client asks again for this group).
+the client repeats the request for this group).
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ async def describe_groups(
             continue
         room -= _size(group)
         if room < 0 and described:
-            error = CoordinatorLoadInProgress("the answer is full: ask again for this group")
+            error = CoordinatorLoadInProgress(
+                "the answer is full: repeat the request for this group"
+            )
             described.append(_failed(group_id, "", error))
             continue
         described.append(_described(group, operations))
@@ -74,7 +76,7 @@ def _described(group: GroupRecord, operations: set[int]) -> _Described:
 
 
 def _size(group: GroupRecord) -> int:
-    """About how many bytes the description of a group takes."""
+    """The approximate size of the description of a group, in bytes."""
     return sum(
         _MEMBER_BYTES
         + len(member.member_id)

@@ -6,7 +6,7 @@
 A partition's size is that of its keys and values before ClickHouse compresses them. Each broker
 lists the partitions that it leads. In a cluster the only "directory" is the ClickHouse servers.
 
-Errors of a directory: KAFKA_STORAGE_ERROR (the disk or ClickHouse cannot be asked).
+Errors of a directory: KAFKA_STORAGE_ERROR (the disk or ClickHouse does not answer).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def describe_log_dirs(
     total, usable = _UNKNOWN_BYTES, _UNKNOWN_BYTES
     try:
         if directory is not None:
-            # A disk may be slow to answer, so it is not asked on the event loop.
+            # A disk may be slow to answer, so the event loop does not wait for it.
             disk = await asyncio.to_thread(shutil.disk_usage, directory)
             total, usable = disk.total, disk.free
         sizes = await ctx.broker.topics.size_bytes()
@@ -61,7 +61,7 @@ async def describe_log_dirs(
 def _topics(
     ctx: RequestContext, request: DescribeLogDirsRequest, sizes: Mapping[tuple[UUID, int], int]
 ) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic]:
-    """The topics that are asked for, with the partitions that this broker leads."""
+    """The requested topics, with the partitions that this broker leads."""
     row = DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
     asked = (
         None

@@ -47,7 +47,7 @@ async def describe_topic_partitions(
             break
         topic = catalog.get(name)
         if topic is None:
-            # Where all topics are asked for, one that was deleted between two pages is left out.
+            # If all topics are requested, a topic deleted between two pages is left out.
             if request.topics:
                 valid = topic_names.is_valid(name)
                 code = UnknownTopicOrPartition.code if valid else InvalidTopic.code

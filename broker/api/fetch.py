@@ -81,7 +81,7 @@ def _is_news(session: FetchSession | None, wanted: Wanted, partition: _Partition
 
 @dataclass(slots=True)
 class _Reading:
-    """One wanted partition, and what was read of it so far."""
+    """One wanted partition, and what was read from it so far."""
 
     wanted: Wanted
     partition: PartitionLog | None = None
@@ -94,7 +94,7 @@ class _Reading:
 
     @property
     def is_behind(self) -> bool:
-        """Whether nothing was read of a partition that has records by now."""
+        """Whether nothing was read from a partition that has records by now."""
         return (
             self.partition is not None
             and not self.batches
@@ -190,7 +190,7 @@ class _Collector:
                 self._keep(reading, self._fit(reading, found))
 
     def _read_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
-        """From the tail cache. None if the engine must be asked."""
+        """Read from the tail cache. None if the engine must be read."""
         wanted = reading.wanted
         try:
             if partition.closed is not None:

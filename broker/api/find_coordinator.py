@@ -4,9 +4,9 @@
     v6 share groups (KIP-932)
 
 A group belongs to a slot, and the owner of the slot coordinates the group. While the slot has no
-owner, the client is told to ask again. A single broker coordinates every group.
+owner, the client must retry. A single broker coordinates every group.
 
-Errors of a key: COORDINATOR_NOT_AVAILABLE (ask again), INVALID_REQUEST (a key type that is not
+Errors of a key: COORDINATOR_NOT_AVAILABLE (retry), INVALID_REQUEST (a key type that is not
 served), TRANSACTIONAL_ID_AUTHORIZATION_FAILED (transactions are not served; this error ends a
 producer at once, not after a minute of retries).
 """
@@ -101,7 +101,7 @@ def _refusal(key_type: int) -> KafkaError | None:
             return TransactionalIdAuthorizationFailed(
                 "This broker does not serve transactions yet."
             )
-    return InvalidRequest(f"This broker coordinates nothing of key type {key_type}.")
+    return InvalidRequest(f"This broker does not coordinate key type {key_type}.")
 
 
 API = Api(

@@ -1,4 +1,4 @@
-"""Heartbeat (12), versions 0 to 4: a member says that it lives.
+"""Heartbeat (12), versions 0 to 4: a member shows that it is alive.
 
     v1 throttle time; v3 static members; v4 flexible
 

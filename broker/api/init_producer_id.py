@@ -1,15 +1,15 @@
-"""InitProducerId (22), versions 0 to 5: gives an idempotent producer its id.
+"""InitProducerId (22), versions 0 to 5: assigns an id to an idempotent producer.
 
     v2 flexible
-    v3 an idempotent producer may ask again after an error (KIP-360)
+    v3 an idempotent producer may repeat the request after an error (KIP-360)
     v4 PRODUCER_FENCED replaces INVALID_PRODUCER_EPOCH
     v5 transactions without announcing partitions (KIP-890)
 
-The answer is a producer id that was never given before, with epoch 0. Transactional ids are not
+The answer is a producer id that was never assigned before, with epoch 0. Transactional ids are not
 served yet.
 
 Errors: INVALID_REQUEST (a transactional id), KAFKA_STORAGE_ERROR (ClickHouse refused to store the
-range of ids that this broker gives).
+range of ids that this broker assigns).
 """
 
 from __future__ import annotations

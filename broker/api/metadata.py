@@ -59,7 +59,7 @@ async def _asked_topics(
     if asked is None or (ctx.version == 0 and not asked):
         return [_found(ctx, topic, operations) for topic in catalog.all()]
     if ctx.version < 12 and any(item.name is None or _is_given(item.topic_id) for item in asked):
-        # Versions 10 and 11 have the field topic_id, but do not allow to ask by it.
+        # Versions 10 and 11 have the field topic_id, but do not allow requests by it.
         return [
             _missing(item.name or "", InvalidRequest.code, NOT_ASKED, item.topic_id or NO_ID)
             for item in asked

@@ -44,7 +44,7 @@ def check_new_name(ctx: RequestContext, name: str) -> None:
         if topic_names.collision_key(other.name) == key:
             raise InvalidTopic(
                 f"The topic name {name!r} collides with {other.name!r}: "
-                "names of metrics have '_' in place of '.'."
+                "metric names have '_' instead of '.'."
             )
 
 

@@ -2,7 +2,7 @@
 
 An empty group id is refused, unlike in OffsetCommit and OffsetFetch, as in Kafka.
 
-Errors: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (a group that is not of consumers has members),
+Errors: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (the group has members and is not of consumers),
 INVALID_GROUP_ID, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS. Errors of a partition:
 UNKNOWN_TOPIC_OR_PARTITION, GROUP_SUBSCRIBED_TO_TOPIC.
 """
@@ -27,7 +27,7 @@ async def offset_delete(ctx: RequestContext, request: OffsetDeleteRequest) -> Of
             index = partition.partition_index
             outcomes[topic.name, index] = _lookup_error(ctx, topic.name, index)
     existing = [partition for partition, error in outcomes.items() if error is None]
-    # The group is asked even about no partition: an error of the group comes before all others.
+    # Called even without partitions: an error of the group comes before all others.
     coordinator = ctx.broker.groups.coordinator_of(request.group_id)
     errors = await coordinator.delete_offsets(request.group_id, existing)
     outcomes.update(zip(existing, errors, strict=True))

@@ -10,7 +10,7 @@ topic exist. A partition that is asked for twice is answered once. Transactions 
 so every offset is stable. An empty group id is a group like any other, as in Kafka.
 
 Errors of a group: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS (also if the answer is full: the
-client asks again for this group). Errors of a partition: UNKNOWN_TOPIC_ID (version 10).
+client repeats the request for this group). Errors of a partition: UNKNOWN_TOPIC_ID (version 10).
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
         room -= fetched.size
         if room >= 0 or not groups:
             groups.append(_group_answer(asked.group_id, fetched, by_id=by_id))
-        else:  # the answer is full: the client asks again for this group
+        else:  # the answer is full: the client repeats the request for this group
             groups.append(_refused(asked.group_id, CoordinatorLoadInProgress.code))
-        await asyncio.sleep(0)  # let other connections go on while this one asks for many groups
+        await asyncio.sleep(0)  # let other connections continue while this one fetches many groups
     return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
 
 
@@ -128,13 +128,13 @@ class _NamedTopic:
 
 @dataclass(frozen=True, slots=True)
 class _FetchedOffsets:
-    """What a group has committed for the partitions that are asked for."""
+    """What a group has committed for the requested partitions."""
 
     topics: Mapping[_NamedTopic, Mapping[int, CommittedOffset | None]]
 
     @property
     def size(self) -> int:
-        """About how many bytes the answer takes."""
+        """The approximate size of the answer, in bytes."""
         return sum(
             _PARTITION_BYTES + (len(committed.metadata) if committed is not None else 0)
             for partitions in self.topics.values()

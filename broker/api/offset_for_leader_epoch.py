@@ -2,8 +2,8 @@
 
     v3 asks as a replica or as a consumer; v4 flexible
 
-The answer is the largest epoch, up to the one that is asked for, that has records, and the offset
-behind its last record. Both are -1 if there is none.
+The answer is the largest epoch, up to the requested one, that has records, and the offset after
+its last record. Both are -1 if there is none.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
 UNKNOWN_LEADER_EPOCH, KAFKA_STORAGE_ERROR (ClickHouse cannot be read).

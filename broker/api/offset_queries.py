@@ -1,4 +1,4 @@
-"""Asks ClickHouse for an offset of a partition, for ListOffsets and OffsetForLeaderEpoch."""
+"""Reads an offset of a partition from ClickHouse, for ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 

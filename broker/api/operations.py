@@ -32,4 +32,4 @@ GROUP_OPERATIONS: set[int] = {
     ACLOperation.ALTER_CONFIGS,
 }
 NOT_ASKED: set[int] = {31}
-"""The bit that means "not asked for": the field is -2147483648 on the wire."""
+"""The bit that means "not requested": the field is -2147483648 on the wire."""

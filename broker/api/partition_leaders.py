@@ -21,7 +21,7 @@ TopicRow = TypeVar("TopicRow")
 def described_topic(
     topic: Topic, row: Callable[..., TopicRow], partitions: Iterable[Any], **more: Any
 ) -> TopicRow:
-    """The topic as a `row`, a class of the response; `more` are further fields of it."""
+    """The topic as a `row` (a class of the response); `more` are further fields."""
     return row(
         error_code=0,
         name=topic.name,
@@ -35,7 +35,7 @@ def described_topic(
 def described_partitions(
     ctx: RequestContext, topic: Topic, indexes: Iterable[int], partition: Any, **more: Any
 ) -> Iterator[Any]:
-    """Each partition as a `partition`, a class of the response; `more` are further fields of it."""
+    """Each partition as a `partition` (a class of the response); `more` are further fields."""
     for index in indexes:
         leader = ctx.broker.leadership.leader(topic.topic_id, index)
         nodes = [] if leader.node_id == NO_NODE else [leader.node_id]

@@ -6,7 +6,7 @@
     v13 topics by id (KIP-516)
 
 ApiVersions lists versions 0 to 2 as well, although none of them is answered. librdkafka has long
-looked for them to find out what a broker can do, so Kafka 4 goes on listing them (KAFKA-18659).
+looked for them to find out what a broker can do, so Kafka 4 still lists them (KAFKA-18659).
 
 Each partition of a request succeeds or fails by itself. The batches of a request are queued for the
 log before this handler first waits: `broker/connection.py` relies on that to keep a producer's
@@ -243,7 +243,7 @@ def _close_if_failed(responses: list[ProduceResponse.TopicProduceResponse]) -> N
     for topic in responses:
         for partition in topic.partition_responses:
             if partition.error_code:
-                raise CloseConnection(f"acks=0, and {partition.error_message}")
+                raise CloseConnection(f"an append with acks=0 failed: {partition.error_message}")
 
 
 API = Api(ProduceRequest, ProduceResponse, versions=(3, 13), first_listed=0, handler=produce)

@@ -58,7 +58,8 @@ config_option = click.option(
 def migrate(config: ClusterConfig) -> None:
     """Create or update the tables of a cluster.
 
-    Brokers also do this when they start. Each change is made once, however many do it at a time.
+    Brokers also do this when they start. Several processes may do it at the same time: each
+    change is made once.
     """
     from broker.cluster import servers as cluster_servers
 
@@ -68,7 +69,7 @@ def migrate(config: ClusterConfig) -> None:
     if not done.applied:
         click.echo("nothing to do")
     for url in done.away:
-        click.echo(f"Error: {url} does not answer: run this again when it does", err=True)
+        click.echo(f"Error: {url} does not answer: run this command again when it does", err=True)
     if done.away:
         raise click.exceptions.Exit(1)
 
@@ -85,7 +86,7 @@ def check(config: ClusterConfig) -> None:
     if found:
         raise click.exceptions.Exit(1)
     servers = sum(len(shard.replicas) for shard in config.shards)
-    click.echo(f"nothing is wrong with {len(config.shards)} shards of {servers} servers")
+    click.echo(f"no problems found: {len(config.shards)} shards, {servers} servers")
 
 
 @click.group()
@@ -98,7 +99,7 @@ def slots() -> None:
 def show(config: ClusterConfig) -> None:
     """Print ranges of slots that have the same owner, epoch and shards.
 
-    New records go to the last shard of a slot, groups live on its first.
+    New records go to the last shard of a slot; its groups are stored on its first shard.
     """
 
     async def read() -> SlotMap:
@@ -131,9 +132,11 @@ def _to_slots(_context: click.Context, _parameter: click.Parameter, text: str) -
     metavar="RANGES",
     required=True,
     callback=_to_slots,
-    help="Such as 0-15 or 0-7,20.",
+    help="Slots to move, such as 0-15 or 0-7,20.",
 )
-@click.option("--to", "shard", metavar="SHARD", required=True, help="Its name in the file.")
+@click.option(
+    "--to", "shard", metavar="SHARD", required=True, help="Name of the shard in the file."
+)
 def move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
     """Write the new records of some slots to another shard.
 
@@ -160,7 +163,7 @@ async def _move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
             if time.monotonic() > deadline:
                 raise click.ClickException(
                     f"the owners of slots {_as_ranges(waiting)} still write to another shard "
-                    f"after {MOVE_TIMEOUT_S:.0f} s; `brokerhouse slots show` shows when they follow"
+                    f"after {MOVE_TIMEOUT_S:.0f} s; see `brokerhouse slots show`"
                 )
             await asyncio.sleep(POLL_S)
     click.echo(f"new records of {len(numbers)} slots go to {shard}")
@@ -190,12 +193,14 @@ async def _write_move(registry: Registry, numbers: list[int], shard: str) -> Non
 async def _slot_map(registry: Registry) -> SlotMap:
     row = await registry.get(SLOTS_KEY)
     if row is None:
-        raise click.ClickException("there is no slot map yet: the first broker to start makes it")
+        raise click.ClickException(
+            "the cluster has no slot map yet: the first broker that starts creates it"
+        )
     return SlotMap.from_text(row.value)
 
 
 def _behind(current: SlotMap, numbers: Iterable[int]) -> list[int]:
-    """Those whose owner does not write to the new shard yet."""
+    """The slots whose owner does not write to the new shard yet."""
     return [number for number in numbers if current.slots[number].behind]
 
 

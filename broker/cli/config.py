@@ -70,7 +70,7 @@ def _as_table(rows: list[SettingRow]) -> Table:
 
 
 def _as_toml(rows: list[SettingRow]) -> str:
-    """A file that `--config` takes. Settings without a value, and secrets, are comments in it."""
+    """A file that `--config` accepts. Settings without a value, and secrets, are comments in it."""
     blocks = []
     for row in rows:
         about = f"# {row.description} ({row.unit}; default: {row.default or 'not set'})"

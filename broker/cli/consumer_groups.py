@@ -42,7 +42,7 @@ class ListedGroup:
 
 def _to_group_id(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     if not text:
-        raise click.BadParameter("the name of a group is not empty")
+        raise click.BadParameter("the name of a group must not be empty")
     return text
 
 
@@ -50,7 +50,7 @@ group_argument = click.argument("group", callback=_to_group_id)
 
 
 def describe(admin: "KafkaAdminClient", group_ids: Collection[str]) -> dict[str, ListedGroup]:
-    """Those of these groups that exist, by id.
+    """The groups that exist among these, by id.
 
     kafka-python's own `describe_groups` is not used: it fails for all groups if it cannot read one
     member's assignment, and does not name the coordinator (kafka-python 3.0.12).

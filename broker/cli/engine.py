@@ -32,7 +32,7 @@ def _keepers(
     multiple=True,
     default=("127.0.0.1:8123",),
     show_default=True,
-    help="Where clients connect; port 0 takes a free port. May be repeated: each address is then a "
+    help="Where clients connect; port 0 picks a free port. May be repeated: each address is then a "
     "replica in sync.",
 )
 @click.option(
@@ -48,8 +48,8 @@ def _keepers(
 @click.option(
     "--sql-user",
     metavar="NAME",
-    help="User who may do everything, with BROKERHOUSE_SQL_PASSWORD; if not set, every client on "
-    "this machine may.",
+    help="User with all rights; the password is BROKERHOUSE_SQL_PASSWORD. If not set, every client "
+    "on this machine has all rights.",
 )
 @click.option("--fsync/--no-fsync", default=None, help="Flush every insert to the disk.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
@@ -69,7 +69,7 @@ def engine(
 
     It stands in for a ClickHouse server, so that a cluster of brokers runs on one machine. It does
     not replicate. Other configuration of ClickHouse goes into engine.d/*.xml in the data directory.
-    Environment variables and a BROKERHOUSE_CONFIG file count as for `serve`. When clients can
+    Environment variables and a BROKERHOUSE_CONFIG file apply as for `serve`. When clients can
     connect, one line is printed:
 
         ready http=127.0.0.1:8123

@@ -61,7 +61,7 @@ def list_groups(states: tuple[str, ...], watch_s: float | None, bootstrap: Addre
 
 @groups.command("describe")
 @group_argument
-@click.option("--members", is_flag=True, help="Only the members and what they are assigned.")
+@click.option("--members", is_flag=True, help="Only the members and their assignments.")
 @click.option("--offsets", is_flag=True, help="Only the offsets and the lag.")
 @watch_option
 @bootstrap_option
@@ -169,7 +169,7 @@ def _member_table(members: Sequence[ListedMember]) -> Table:
 
 
 def _offset_table(admin: "KafkaAdminClient", group: ListedGroup) -> Table:
-    """Every partition that the group committed or is assigned."""
+    """Every partition that the group has committed or is assigned."""
     committed = committed_offsets(admin, group.group_id)
     owners = {part: member for member in group.members for part in member.assigned}
     wanted = committed.keys() | owners.keys()

@@ -1,8 +1,8 @@
 """Kafka's client, as the commands that talk to a running broker use it.
 
-They are ordinary clients (kafka-python) and know nothing of the broker's inside, so they work
-against any Kafka. Nothing here joins a group or creates a topic that was not asked for. Whatever
-goes wrong becomes one sentence.
+They are ordinary clients (kafka-python) and do not use the broker's internals, so they work
+against any Kafka. Nothing here joins a group or creates a topic that was not asked for. Every
+error becomes one sentence.
 """
 
 import signal
@@ -28,7 +28,7 @@ BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
 
 bootstrap_option = server_option(
-    "--bootstrap", "HOST:PORT", "127.0.0.1:9092", "KAFKA", to_address, "The broker to ask."
+    "--bootstrap", "HOST:PORT", "127.0.0.1:9092", "KAFKA", to_address, "The broker to connect to."
 )
 
 
@@ -99,7 +99,7 @@ def _kafka_errors(bootstrap: Address) -> Iterator[None]:
 
 
 def _connect_once(bootstrap: Address) -> None:
-    """Fails at once where nothing listens. Kafka's client would go on trying."""
+    """Fails at once if nothing listens. Kafka's client would keep retrying."""
     try:
         socket.create_connection(bootstrap, CONNECT_TIMEOUT_S).close()
     except OSError as error:
@@ -134,7 +134,7 @@ class PartitionRange:
 def partition_ranges(
     admin: "KafkaAdminClient", partitions: "Collection[TopicPartition]"
 ) -> "dict[TopicPartition, PartitionRange]":
-    """What each of these partitions, which must exist, holds."""
+    """The offsets that each of these partitions, which must exist, holds."""
     from kafka.admin import OffsetSpec
 
     if not partitions:
@@ -166,7 +166,7 @@ def ctrl_c() -> Iterator[threading.Event]:
     """The first Ctrl-C sets the event and raises nothing; a second one raises.
 
     kafka-python's event loop would treat an exception raised inside it as the failure of a task,
-    and go on.
+    and continue.
     """
     ending = threading.Event()
     former = signal.getsignal(signal.SIGINT)

@@ -124,7 +124,7 @@ def _to_plan(
     help="A topic, or some of its partitions; may be repeated.",
 )
 @click.option("--all-topics", is_flag=True, help="Every partition that the group has committed.")
-@click.option("--to-earliest", is_flag=True, default=None, help="To the first record there is.")
+@click.option("--to-earliest", is_flag=True, default=None, help="To the first record.")
 @click.option("--to-latest", is_flag=True, default=None, help="To the end, after the last record.")
 @click.option("--to-offset", metavar="N", type=click.IntRange(min=0), help="To this offset.")
 @click.option(
@@ -137,7 +137,7 @@ def _to_plan(
     "--by-duration",
     metavar="PnDTnHnMnS",
     callback=if_given(_to_timestamp_before_now_ms),
-    help="To the first record since so long ago: P7D, PT2H30M.",
+    help="To the first record of the last P7D, PT2H30M or other duration.",
 )
 @click.option("--shift-by", metavar="N", type=int, help="Forward by N records; back if negative.")
 @click.option(
@@ -169,7 +169,7 @@ def reset_offsets(
 
     Name partitions with --topic or --all-topics and exactly one target, one of the options from
     --to-earliest to --from-file (a file names its partitions itself). Without --execute nothing
-    is changed. An offset that a partition does not hold becomes the nearest that it does hold.
+    is changed. An offset that a partition does not hold becomes the nearest one that it holds.
     """
     target, value = _only_target(targets)
     if target == "from_file" and (topics or all_topics):

@@ -31,7 +31,7 @@ PIPE_FORMAT = "TabSeparatedWithNames"
 
 @dataclass(frozen=True, slots=True)
 class SqlServer:
-    """The server to ask, and the user to ask it as."""
+    """The server to query, and the user to log in as."""
 
     url: URL
     user: str | None
@@ -61,7 +61,7 @@ def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "--format", "output", metavar="NAME", help="Any ClickHouse format, such as JSONEachRow."
 )
-@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", _to_url, "The server to ask.")
+@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", _to_url, "The server to query.")
 @environment_option("--user", "SQL_USER", "Anonymous if not given.")
 @environment_option("--password", "SQL_PASSWORD")
 def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:

@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @click.command()
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), help="Only this one.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
     "--offset",
     metavar="earliest|latest|N",
@@ -51,7 +51,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     help="Columns (partition:offset, time, key, value, headers), or one JSON object per line.",
 )
 @click.option(
-    "--exit-at-end", is_flag=True, help="Stop at the end that the topic had when this started."
+    "--exit-at-end",
+    is_flag=True,
+    help="Stop at the end that the topic had when the command started.",
 )
 @bootstrap_option
 def tail(
@@ -79,7 +81,7 @@ def tail(
             ends = _seek(consumer, topic, chosen, offset)
             for records in _polls(consumer, ends if exit_at_end else None, ending):
                 if not records:
-                    # Kafka's client goes on asking for a topic that was deleted; this fails.
+                    # Kafka's client keeps requesting a deleted topic; this call fails.
                     partitions_of(admin, topic)
                 sys.stdout.writelines(render(record) + "\n" for record in records)
                 sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The option --watch: what a command shows, drawn again every so many seconds until Ctrl-C."""
+"""The option --watch: draws the output of a command again, at an interval, until Ctrl-C."""
 
 import sys
 import threading
@@ -40,8 +40,8 @@ watch_option = click.option(
     callback=if_given(_to_seconds),
     is_flag=False,
     flag_value=DEFAULT_WATCH_S,
-    help=f"Draw again every so many seconds ({DEFAULT_WATCH_S}, if not given) until Ctrl-C. "
-    "While the broker is away, keep trying.",
+    help=f"Draw again at this interval ({DEFAULT_WATCH_S} s if not given) until Ctrl-C. "
+    "While the broker does not answer, keep retrying.",
 )
 
 
@@ -73,4 +73,4 @@ def _frames(
         try:
             seen = draw()
         except click.ClickException as error:
-            seen = Text(f"{error.message}; trying again")
+            seen = Text(f"{error.message}; retrying")

@@ -232,7 +232,7 @@ def test_the_command_migrate_prints_what_it_did(cluster: Cluster) -> None:
 
 def test_check_finds_nothing_wrong_with_a_healthy_cluster(standing: Cluster) -> None:
     done = standing.run("check")
-    assert (done.exit_code, done.output) == (0, "nothing is wrong with 2 shards of 3 servers\n")
+    assert (done.exit_code, done.output) == (0, "no problems found: 2 shards, 3 servers\n")
 
 
 def test_check_names_servers_without_tables(cluster: Cluster) -> None:
@@ -353,7 +353,7 @@ def test_before_the_first_broker_there_are_no_slots_to_show(cluster: Cluster) ->
     cluster.run("migrate")
     done = cluster.run("slots", "show")
     assert done.exit_code == 1
-    assert "there is no slot map yet: the first broker to start makes it" in done.output
+    assert "the cluster has no slot map yet: the first broker that starts creates it" in done.output
 
 
 def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:

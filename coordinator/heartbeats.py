@@ -1,4 +1,4 @@
-"""When each member was last heard of, by any broker. Kept in memory, written every few seconds."""
+"""When each member sent its last heartbeat, to any broker. In memory; written every few seconds."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Heartbeats:
         self._unwritten: dict[tuple[str, str], int] = {}
 
     def last_ms(self, group_id: str, member_id: str) -> int | None:
-        """When the member was last heard of; None if it was not since it joined."""
+        """When the member sent its last heartbeat; None if it sent none since it joined."""
         return self._heard.get(group_id, {}).get(member_id)
 
     def note(self, group_id: str, member_id: str, now_ms: int) -> None:
-        """This broker has heard of a member."""
+        """A member has sent a heartbeat to this broker."""
         self._heard.setdefault(group_id, {})[member_id] = now_ms
         self._unwritten[group_id, member_id] = now_ms
 
     def read(self, group_id: str, member_id: str, heard_ms: int) -> None:
-        """A broker has written that it heard of a member."""
+        """Another broker has stored the heartbeat of a member."""
         heard = self._heard.setdefault(group_id, {})
         heard[member_id] = max(heard_ms, heard.get(member_id, 0))
 
     def forget_others_than(self, record: GroupRecord) -> None:
-        """Members that are not in the group any more are forgotten."""
+        """Forget members that are not in the group any more."""
         heard = self._heard.get(record.group_id)
         if heard is None:
             return
@@ -49,7 +49,7 @@ class Heartbeats:
             del self._heard[group_id]
 
     async def write(self) -> None:
-        """Write what was noted since the last time, in one block. Raises `EngineError`."""
+        """Write the heartbeats since the last call, in one block. Raises `EngineError`."""
         unwritten, self._unwritten = self._unwritten, {}
         if not unwritten:
             return

@@ -1,6 +1,6 @@
 """The groups in this broker's memory, each with its timer and the record that is being stored.
 
-No client hears of a decision before it is stored: answers wait for the record of the group
+No client is answered before a decision is stored: answers wait for the record of the group
 that they follow from. Records of one group are stored one after the other; what changes meanwhile
 goes into the next, so a group that everybody joins at once is stored a few times, not once for each
 member. When the engine refuses a record, the requests that wait for it fail with an error that

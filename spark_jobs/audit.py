@@ -10,8 +10,8 @@ append_time and leader epoch). What must hold, and the anomaly where it does not
   within an epoch an append_time that is later by more than a clock may be set back. Of commits: one
   that goes back, by a member of an older generation, or by another member of the same generation;
   the coordinator refuses those.
-* `reset`: any other commit that goes back. It is no anomaly: commits of an administrator and of a
-  consumer without a group look alike, and a member may go back whenever it wants to.
+* `reset`: any other commit that goes back. It is not an anomaly: commits of an administrator and of
+  a consumer without a group look alike, and a member may go back whenever it wants to.
 
 The log may grow meanwhile, and its start may move: ends are read before the rows, starts and
 removals after them, commits before the ends that they are compared with.
@@ -274,7 +274,7 @@ def _commit_findings(run: JobRun) -> DataFrame:
 def command(run: JobRun, /) -> JobReport:
     """Look for offsets that are missing, doubled or out of order, and for commits that go back.
 
-    Prints a row for each, and ends with exit code 1 if there is an anomaly; a `reset` is none.
+    Prints a row for each, and ends with exit code 1 if there is an anomaly; a `reset` is not one.
     Writes nothing. --group selects commits only.
     """
     run.say("reading commits")

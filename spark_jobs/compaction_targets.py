@@ -63,7 +63,7 @@ class CompactionTarget:
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """Of queries about the partition, from the start of its log on."""
+        """The parameters of queries about the partition, from the start of its log on."""
         return {
             "topic": self.topic,
             "topic_id": self.topic_id,

@@ -205,7 +205,7 @@ def rate_limited(limit: int, begin: Offsets, ends: Offsets) -> Offsets:
 
 
 def to_json(offsets: Offsets) -> JsonOffsets:
-    """In the order of topics and partitions, so that equal offsets are equal text."""
+    """The offsets in the order of topics and partitions: equal offsets give equal text."""
     found: JsonOffsets = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
@@ -286,8 +286,8 @@ def _read(
 def _check_not_lost(one: Slice, position: int) -> None:
     """Raises DataLoss if the log now begins after `position`.
 
-    Called only where the record at `position` is not the first that comes. That alone is no error:
-    the offset may be a control record, compacted away, or on another shard.
+    Called only where the record at `position` is not the first that comes. That alone is not an
+    error: the offset may be a control record, compacted away, or on another shard.
     """
     name = shown([(one.topic, one.partition)])
     start = 0

@@ -82,7 +82,7 @@ class Filters:
 
     @property
     def sql(self) -> str:
-        """To be added after other conditions of a WHERE."""
+        """The filters as SQL, to be added after other conditions of a WHERE."""
         return "".join(f" AND {condition}" for condition in self.conditions)
 
     def _add(self, plain: Filter, column: str, negated: bool) -> None:

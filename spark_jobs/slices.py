@@ -87,7 +87,7 @@ class Slice(InputPartition):
     shard: int
 
     def parameters(self, start: int) -> dict[str, Parameter]:
-        """Of `OF_SLICE`, for what is left of the slice from `start` on."""
+        """The parameters of `OF_SLICE`, for the rest of the slice from `start` on."""
         return {
             "topic": self.topic,
             "topic_id": self.topic_id,
@@ -272,12 +272,12 @@ def _check_named(options: ReadOptions, existing: Iterable[TopicPartition]) -> No
 
 
 def rows_to_read(options: ReadOptions) -> tuple[str, str]:
-    """The table, and a condition to put behind others: control records are never shown."""
+    """The table, and a condition to add to others: control records are never shown."""
     return ("messages_committed", "") if options.committed else ("messages", " AND NOT control")
 
 
 def _together(by_shard: Mapping[int, tuple[str, int, int]], shards: int) -> PartitionOffsets:
-    """What the shards say of one partition: of each its topic id, start and end.
+    """What the shards say about one partition: its topic id, start and end on each shard.
 
     While a topic is deleted and created again, shards may know different topic ids: one is taken.
     """

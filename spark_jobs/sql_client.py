@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class SqlFailure(Exception):
-    """There is no answer that can be used; the message is one sentence."""
+    """The query has no usable answer; the message is one sentence."""
 
 
 class SqlRefused(SqlFailure):

@@ -1,5 +1,5 @@
 -- Counts the rows of a window into partition_minutes, a row for each partition and minute, and
--- notes with a row of its own (topic '') up to where the log is counted now.
+-- stores, in a row of its own (topic ''), up to which time the log is counted now.
 --
 -- Parameters: start_ms, end_ms: the window, without its end. Placeholder: ${token}: the
 -- deduplication token of the window. The settings make it one block, however many rows it has.

@@ -1,4 +1,4 @@
--- Counted minutes whose records all lie below the start of their log, by partition.
+-- Counted minutes whose records are all below the start of their log, by partition.
 SELECT topic_id, partition, count()
 FROM partition_minutes
 INNER JOIN

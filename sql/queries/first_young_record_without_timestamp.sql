@@ -1,4 +1,4 @@
--- As first_young_record, of the records that have no timestamp: the time of their append counts.
+-- As first_young_record, for records without a timestamp: their append time counts.
 -- A query of its own, because each of the two is answered by an index (by_timestamp,
 -- by_append_time).
 --

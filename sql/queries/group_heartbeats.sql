@@ -1,4 +1,4 @@
--- When each member of a consumer group was last heard of.
+-- The time of the last heartbeat of each member of a consumer group.
 -- ${where}: a WHERE clause, or nothing.
 SELECT group_id, member_id, toUnixTimestamp64Milli(max(heartbeat_time))
 FROM group_heartbeats

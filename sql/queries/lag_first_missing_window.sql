@@ -1,4 +1,4 @@
--- Where the first window begins that lag_history may lack rows of (seconds since 1970).
+-- The begin of the first window for which lag_history may lack rows (seconds since 1970).
 -- A group and partition is complete if it has every window from its first commit on, up to `until`,
 -- when its offset was deleted. One that had no offset for a while and then committed again is never
 -- complete, and makes the job look further back than it must.

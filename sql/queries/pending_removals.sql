@@ -1,4 +1,4 @@
--- The batches that compaction decided and nobody has removed or refused yet, oldest first.
+-- The batches of compaction that no broker has applied or refused yet, oldest first.
 --
 -- Parameter: since_ms: batches that were written before it have been looked at.
 SELECT

@@ -1,5 +1,5 @@
--- Where each log starts once the oldest minutes are given up that together are not more than the
--- bytes that may go. Minutes overlap where the clock was set back: then the log starts before the
+-- Where each log starts once its oldest minutes are deleted, as many as together have no more than
+-- the bytes that may be deleted. Minutes overlap where the clock was set back: then the log starts before the
 -- first one that stays.
 --
 -- Placeholder: ${partitions}: rows (topic id, partition, log start, bytes that may go), numbers and

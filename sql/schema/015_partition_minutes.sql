@@ -4,7 +4,7 @@
 --
 -- One insert is one part and covers all minutes up to its last one, which has a row of its own (topic '',
 -- partition -1) even when no record came. So max(minute) says how far the log is counted, and after a crash a
--- window is counted as a whole or not at all. No more records are stored with a minute that is counted: see
+-- window is counted completely or not at all. No more records are stored with a minute that is counted: see
 -- broker/log/rollup.py. The views on top add the rows of `messages` since then.
 --
 -- The projection `totals` keeps one row per partition (and part), and serves queries with the same

@@ -1,5 +1,5 @@
 -- table lag_alerts; cluster: rows of all shards
--- Alerts on lag: a row per alert, written by `brokerhouse jobs run lag` when the alert begins, and once more with
+-- Alerts on lag: a row per alert, written by `brokerhouse jobs run lag` when the alert begins, and again with
 -- `ended_at` when it ends. The last row counts: read the table with FINAL.
 CREATE TABLE IF NOT EXISTS ${lag_alerts}
 (

@@ -1,4 +1,4 @@
-"""Consumer groups that are behind in each of the ways that there are, made with a real client."""
+"""Consumer groups that lag in each possible way, made with a real client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The examples of docs/clients.md, as they stand there, read what was written and commit it.
+"""The examples of docs/clients.md run unchanged, read a record and commit it.
 
-Only the addresses are put in, and a group for each example. An example that goes on for ever is
-ended when it has shown the record.
+Only the addresses are replaced, and the group of each example. An example that never ends is
+stopped when it has printed the record.
 """
 
 import queue

@@ -1,6 +1,6 @@
-"""Three brokers of one cluster, as clients see them: who leads what, and where they are sent.
+"""Three brokers of one cluster, as clients see them: leaders and coordinators.
 
-Each broker is asked by itself, byte for byte; what clients make of it is looked at with real ones.
+Raw requests go to each broker by itself; real clients show how clients use the answers.
 """
 
 from collections import Counter

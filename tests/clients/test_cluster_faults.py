@@ -1,7 +1,7 @@
 """Parts of a cluster stop, die and are cut off while real clients write and read.
 
-What each test takes away it gives back, so all of them share one cluster. Every record that was
-acknowledged is looked for in the shards: all of them once.
+Each test restores the parts that it stopped, so all tests share one cluster. They check that every
+acknowledged record is in the shards exactly once.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""A log with holes, as compaction leaves it: every client reads what is there and gets on."""
+"""A log with gaps, as compaction leaves it: every client reads the remaining records."""
 
 from __future__ import annotations
 

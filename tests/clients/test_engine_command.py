@@ -1,4 +1,4 @@
-"""`brokerhouse engine`: what a broker asks of a ClickHouse server, asked of its stand-in."""
+"""`brokerhouse engine` does what a broker needs of a ClickHouse server."""
 
 import asyncio
 import concurrent.futures

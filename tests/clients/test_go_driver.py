@@ -1,7 +1,7 @@
 """The handshake of ClickHouse's Go driver (clickhouse-go), spoken by hand.
 
-The driver asks for blocks of the revision that it knows, and reads the first answer so; it takes
-the revision of all further answers from that one.
+The driver asks for blocks of the revision that it knows, and reads the first answer in that
+revision. The first answer names the revision of all further answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Groups of real clients: members come, go, die and come back, and no record is lost or read again.
+"""Groups of real clients: members join, leave, die and return; no record is lost or read again.
 
-Each client's members run in processes of their own and report what they are assigned, what they
-process and what they commit. `tests.support.group_history` says what must hold of that.
+Each client's members run in processes of their own and report which partitions they are assigned,
+which records they process and which offsets they commit. `tests.support.group_history` checks these
+reports.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""ClickHouse's HTTP interface, spoken by hand: what a request may say, and where."""
+"""ClickHouse's HTTP interface, with raw requests: parameters, headers, bodies."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The fence around people's SQL: what readers and writers may do, and what nobody may."""
+"""Access by SQL: what readers and writers may do, and what is refused to everyone."""
 
 import urllib.parse
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Many queries at once: how many run, how the others wait, and what they leave to producers and
-consumers.
+"""Many queries at once: how many run, how the others wait, and that producers and consumers are not
+slowed down.
 """
 
 import concurrent.futures

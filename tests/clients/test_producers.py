@@ -1,4 +1,4 @@
-"""What producers ask of a broker beside taking records: topics, acks, idempotence, refusals."""
+"""Producers: topics, acks, idempotence, refusals."""
 
 import threading
 import time

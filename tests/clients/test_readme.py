@@ -1,7 +1,7 @@
 """The README's session, as typed, answers its question from a real file.
 
-Only what differs between machines is put in: the ports of the broker, where its command is, and a
-file of the same form where the log of the package manager is empty (in a fresh container).
+Only what differs between machines is replaced: the broker's ports, the path of its command, and the
+log of the package manager if that is empty (in a fresh container).
 """
 
 import os

@@ -1,9 +1,8 @@
-"""Whatever one client writes, every client reads: from the tail and from cold storage, and as rows.
+"""What one client writes, every client reads: from the tail cache, by cold reads, and as rows.
 
-Each client writes the sample once with each codec into a topic that it made itself; every test
-then looks at one of these topics in one way. First come the tests on the broker that took the
-records; then it is restarted, so that nothing is left in memory, and the same tests read from
-storage.
+Each client creates a topic for each codec and writes the sample to it; every test then reads one of
+these topics in one way. The tests first run on the broker that received the records. Then the
+broker is restarted, so that nothing is in memory, and the same tests read from storage.
 """
 
 import random

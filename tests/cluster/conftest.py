@@ -1,4 +1,4 @@
-"""Tests against a cluster that somebody else runs: its addresses come from the command line.
+"""Tests against a cluster that runs already: its addresses come from the command line.
 
 Without `--kafka` and `--clickhouse` they are deselected, so `make test` has nothing to do with
 them; `make test-cluster` runs them. They change nothing but topics and groups of their own names.

@@ -1,4 +1,4 @@
-"""What clients wrote to a cluster is there for SQL, through every replica.
+"""SQL shows what clients wrote to a cluster, through every replica.
 
 These need ClickHouse servers that replicate, which no test on one machine can have.
 """

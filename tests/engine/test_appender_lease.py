@@ -1,4 +1,4 @@
-"""Group commit of a broker in a cluster: what a lease allows, and what is left when it is over."""
+"""Group commit of a broker in a cluster: what a lease allows, and what happens when it ends."""
 
 from __future__ import annotations
 

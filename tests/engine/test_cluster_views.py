@@ -1,4 +1,4 @@
-"""Database `brokerhouse` of a cluster shows what it would show if one broker had all the rows.
+"""Database `brokerhouse` of a cluster shows the same as if one broker had all the rows.
 
 One engine plays two shards, each in a database of its own. A third database has the rows of both:
 every view of the cluster has to give the same rows as the same view there. One embedded engine

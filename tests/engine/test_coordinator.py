@@ -1,7 +1,7 @@
-"""The coordinator of groups: nothing is heard before it is stored, and what is stored comes back.
+"""The coordinator of groups: it stores before it answers, and a restart reads back what is stored.
 
-The engine is the real one; refused inserts and delays are scripted. Time is a number that tests
-move, except where timers have to ring."""
+The engine is a real one; refused inserts and delays are scripted. Tests set the clock, except where
+timers have to fire."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def test_a_stop_answers_also_who_came_while_a_record_was_refused(
 
 async def test_what_is_stored_has_the_time_of_day(scripted: ScriptedEngine) -> None:
     class Day(Clock):
-        """The time of day by hand; the monotonic clock goes on by itself."""
+        """A wall clock that the test sets; the monotonic clock is the real one."""
 
         def monotonic_ms(self) -> int:
             return clocks.monotonic_ms()

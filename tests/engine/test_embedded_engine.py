@@ -1,4 +1,4 @@
-"""chDB behind the engine interface: outcomes of inserts, streams that are left, owners that die."""
+"""chDB behind the engine interface: outcomes of inserts, abandoned streams, killed processes."""
 
 from __future__ import annotations
 
@@ -482,7 +482,7 @@ async def test_what_was_stored_is_there_after_kill_9(tmp_path: Path, acknowledge
         stored = [int(value) for value in await values(engine)]
         assert stored == list(range(len(stored)))
         assert len(stored) >= last + 10
-        assert len(stored) % 10 == 0, "a block is there whole or not at all"
+        assert len(stored) % 10 == 0, "a block is stored completely or not at all"
         # The dead process's tokens are known: its last block, repeated, is a duplicate.
         last_block = block(len(stored) - 10, *(b"%d" % n for n in stored[-10:]))
         await insert(engine, last_block, f"t{len(stored) - 10}")

@@ -1,4 +1,4 @@
-"""Fences on a real engine: what a session that is over still sends changes nothing."""
+"""Fences on a real engine: late inserts of a session that has ended change nothing."""
 
 from __future__ import annotations
 

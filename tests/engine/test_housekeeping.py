@@ -1,4 +1,4 @@
-"""What one broker of a cluster does for all, and when it has to wait for the others."""
+"""What the housekeeping broker does, and when it has to wait for other brokers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptClu
     topic = await house.catalog.create("orders", 1, {})
     for offset in range(5):
         await house.record(topic, offset, NOW_MS - 30_000)
-    await house.keeping.round()  # the shard is told of the topic
+    await house.keeping.round()  # the topic is written to the shard
     await house.engine.execute(
         "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, 3, 5", {"id": str(topic.topic_id)}
     )

@@ -1,4 +1,4 @@
-"""The views for people, over rows written by hand: what they say, and what they read for it."""
+"""The views for people, over rows written by hand: their results, and the rows they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a batch behind a refused one: `RefusedBatches`, and Produce with a lane."""
+"""The error of a batch that follows a refused one: `RefusedBatches`, and Produce with a lane."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Compare-and-set: of those who change a key at once one wins, and a version only grows."""
+"""Compare-and-set: of several changes of a key at once one succeeds; versions only grow."""
 
 import asyncio
 import re
@@ -449,7 +449,7 @@ async def test_a_keeper_that_hangs_is_an_error_in_time(
     with keeper.paused():
         await assert_nobody_answers(registry)
     found = await until_answered(registry)
-    # What was on its way may arrive when it wakes: that is why the outcome is unknown.
+    # The write in flight may arrive when it wakes: that is why the outcome is unknown.
     assert found in (None, Versioned("kept", 1), Versioned("lost", 2))
 
 

@@ -1,4 +1,5 @@
-"""What compaction decided is removed, and nothing that must stay, whoever wrote the batch."""
+"""Records that compaction decided to remove are removed; records that must stay are not,
+whatever a batch says."""
 
 from __future__ import annotations
 
@@ -263,7 +264,7 @@ async def test_what_the_caches_held_of_a_log_is_read_again(house: CompactedTopic
     assert [row.offset for row in rows_of(tail)] == [6, 7, 8, 9]
     for emptied in (log, kept):
         assert [row.offset for row in rows_of(await read(house, emptied))] == [4, 6, 7, 8, 9]
-        # A consumer inside a hole gets on.
+        # A consumer whose offset was removed continues.
         assert [row.offset for row in rows_of(await read(house, emptied, 1))] == [4, 6, 7, 8, 9]
 
 

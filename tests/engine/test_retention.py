@@ -1,5 +1,5 @@
-"""Which records are too old or too many, asked of a real engine; and in which order they are given
-up: the checkpoint first, then the log start."""
+"""Which records are too old or too many, on a real engine, and how a log start moves: the
+checkpoint is stored first."""
 
 from __future__ import annotations
 

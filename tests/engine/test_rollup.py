@@ -1,4 +1,4 @@
-"""The log is counted exactly once, whatever the clock does and wherever the broker ends."""
+"""The log is counted exactly once, whatever the clock does and whenever the broker dies."""
 
 from __future__ import annotations
 

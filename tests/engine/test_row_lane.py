@@ -1,4 +1,4 @@
-"""Group commit of small tables: rounds, the order of tables, and what a refusal spares."""
+"""Group commit of small tables: rounds, the order of tables, and which calls a refusal fails."""
 
 from __future__ import annotations
 

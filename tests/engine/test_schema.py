@@ -1,4 +1,4 @@
-"""Migrations: each is applied once and in order, and data of a newer version is left alone."""
+"""Migrations: each is applied once and in order, and data of a newer version is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas as one shard: who is asked, what is known of an insert, who is away."""
+"""Replicas as one shard: which replica is asked, outcomes of inserts, replicas that are away."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What a broker does with its slots while its session ends under its hands."""
+"""What a broker does with its slots when its session ends meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rows below a log start go, and no others; days that are empty of anything to be served go whole,
-and none that somebody may still write to."""
+"""Rows below a log start are deleted, and no others. Days without rows from a log start on are
+dropped, but no day that may still be written to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A well-behaved client that works while others do not, and says whether it noticed.
+"""A well-behaved client beside clients that misbehave: it fails if they disturb it.
 
-It writes one record after the other with acks=all and reads each back. Whatever else goes on, its
-offsets must be dense, its records its own, and no answer may take long.
+It writes one record after the other with acks=all and reads each back. Whatever other clients do,
+its offsets must be dense, it must read its own records, and no answer may take long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAUSE_S = 0.01
 
 
 class Bystander:
-    """Works in a thread from `with` to its end, where what went wrong for it is raised."""
+    """Works in a thread during a `with` block; the end of the block raises its error."""
 
     def __init__(self, broker: BrokerProcess, topic: str, *, slowest_s: float = 5.0) -> None:
         """`slowest_s`: an answer that takes longer is an error."""
@@ -38,7 +38,7 @@ class Bystander:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._begun.wait(30), "the bystander does not get to work"
+        assert self._begun.wait(30), "the bystander does not begin"
         return self
 
     def __exit__(

@@ -1,9 +1,10 @@
 """A disk that is full, and data directories that cannot be used.
 
-What was acknowledged stays, what was not is not there, offsets stay dense, and the same broker goes
-on once there is room. A start that cannot succeed ends with exit code 1 or 2 and one sentence.
+Acknowledged records stay, others are not in the log, offsets stay dense, and the same broker
+continues when there is space again. A start that cannot succeed ends with exit code 1 or 2 and one
+sentence.
 
-Mounting takes root. Without it these tests run themselves again in a user namespace of their own.
+Mounting needs root. Without root these tests run themselves again in a user namespace.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Random requests, most of them almost sound, against a real broker.
+"""Random requests, most of them almost valid, against a real broker.
 
-A case is one frame: a sound request with telling values in its fields, spoiled bytes of a sound
-frame, a record batch whose inside is wrong and whose CRC is right, or garbage. Whatever comes, the
-broker answers or closes; it stays alive, logs no defect, keeps its memory, and another client works
-on beside it. What it accepted meanwhile is a log without gaps that reads back.
+A case is one frame: a valid request with extreme values in its fields, a valid frame with corrupted
+bytes, a record batch with wrong contents and a right CRC, or garbage. The broker must answer or
+close the connection; it must stay alive, log no bug, not use more memory, and serve another client.
+The records that it accepted meanwhile must be a log without gaps that can be read.
 
 Case `n` of seed `s` is always the same bytes. `FUZZ_SEED`, `FUZZ_FIRST` and `FUZZ_CASES` repeat a
 part of a run; a failure prints them.

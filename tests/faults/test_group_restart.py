@@ -1,7 +1,7 @@
-"""The broker ends, in order or not, while groups consume: the groups come back as they were.
+"""The broker is stopped or killed while groups consume: after the start the groups are as before.
 
-Members that return within their session time-out go on with the partitions they had, in the same
-generation, and no record is delivered to anybody after its commit was acknowledged.
+Members that return within their session time-out keep their partitions, in the same generation, and
+no record is delivered after its commit was acknowledged.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""The broker ends, in order or not, while producers write: nothing is lost and nothing doubled.
+"""The broker is stopped or killed while producers write: no record is lost or doubled.
 
-The producers are idempotent and repeat what was not acknowledged, so in the end every record that
-was sent has to be in the log exactly once, at the offset of its acknowledgement.
+The producers are idempotent and retry unacknowledged records. So in the end every record that was
+sent must be in the log exactly once, at the offset of its acknowledgement.
 """
 
 import random
@@ -44,7 +44,7 @@ class Load:
                 "bootstrap.servers": address,
                 "enable.idempotence": True,
                 "linger.ms": 1,
-                "batch.num.messages": 100,  # many small requests: some are always on their way
+                "batch.num.messages": 100,  # many small requests: some are always in flight
                 "queue.buffering.max.messages": 5000,
                 "reconnect.backoff.max.ms": 250,
                 "log_level": 2,  # lost connections are what these tests are about

@@ -1,5 +1,5 @@
-"""Records that are given up, by age, by size or by DeleteRecords: nobody is served them any more,
-their rows go, and offsets go on where they were, whatever ends the broker meanwhile."""
+"""Records deleted by age, by size or by DeleteRecords: no client gets them any more, their rows are
+deleted, and offsets continue where they were, even if the broker is killed meanwhile."""
 
 from __future__ import annotations
 

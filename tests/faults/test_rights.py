@@ -1,4 +1,4 @@
-"""A broker that is not root: what the engine may not do must not end it."""
+"""A broker that does not run as root: missing rights must not end the engine."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""A slot that is moved to another shard, while it is written to: old rows stay, new ones go on."""
+"""A slot is moved to another shard during writes: old rows stay, new rows go to the new shard."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_slot_moves_while_it_is_written_to_and_nothing_is_lost_or_twice(
     old, new = rows(one), rows(two)
     assert new.keys() == set(range(PARTITIONS)), "new rows go to the second shard alone"
     for partition in old:
-        assert new[partition][0] == old[partition][1] + 1, "it goes on where it ended"
+        assert new[partition][0] == old[partition][1] + 1, "new rows follow the old ones"
     shown = command(cluster, "slots", "show")
     assert "shard1" in shown
     assert "shard2" in shown

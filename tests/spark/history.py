@@ -1,4 +1,4 @@
-"""A broker's data directory with a history written by the test, and jobs that run on it."""
+"""A broker's data directory with data written by the test, and jobs that run on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A streaming query in a process of its own, for tests that kill it.
 
 `python stream_process.py URL TOPIC DIRECTORY WHERE`: writes what it reads, batch by batch, as one
-file per batch id, and says so. WHERE it stops and waits to be killed: `inside` the second batch
-with something in it, half of it written; `between` that one and the next; or `nowhere`, then it
+file per batch id, and prints that. WHERE it stops and waits to be killed: `inside` the second batch
+that is not empty, with half of it written; `between` that one and the next; or `nowhere`: then it
 ends when all is read.
 """
 

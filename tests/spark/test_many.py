@@ -1,4 +1,4 @@
-"""Ten million records: what Spark reads is what a consumer reads. Minutes; `make test-spark`."""
+"""Ten million records: Spark reads what a consumer reads. Minutes; `make test-spark`."""
 
 from __future__ import annotations
 

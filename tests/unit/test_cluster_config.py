@@ -1,4 +1,4 @@
-"""The cluster's table of the settings file: what it may say, and what is said about mistakes."""
+"""The table `[cluster]` of the settings file: allowed values, and errors about wrong ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The codecs: what clients send is read, and nothing else; and no input makes much memory."""
+"""The codecs: they accept what clients send and nothing else, and no input takes much memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: which source wins, and what a person reads when a value cannot be used."""
+"""Settings: which source wins, and the error when a value cannot be used."""
 
 import re
 from collections.abc import Callable

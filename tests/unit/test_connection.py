@@ -438,7 +438,7 @@ async def test_a_client_that_takes_no_responses_gets_no_more_work_done(connect: 
     client.send(produce(0), produce(1))
     await client.finish(0)
     assert client.wire.paused
-    client.send(produce(2), metadata(3))  # what was on its way already
+    client.send(produce(2), metadata(3))  # requests that were in flight already
     await settle()
     assert client.handlers.started == [0, 1]
     await client.finish(1)

@@ -90,7 +90,7 @@ def test_bytes_that_end_early_are_not_read() -> None:
         struct.pack(">i", -1),  # the topics are null
         struct.pack(">i", 2**31 - 1) + b"\0" * 64,  # more of them than there are bytes
         struct.pack(">ih", 1, -1) + b"\0" * 8,  # the name is null
-        struct.pack(">ih2si", 1, 2, b"\xff\xfe", -1),  # the name is no UTF-8
+        struct.pack(">ih2si", 1, 2, b"\xff\xfe", -1),  # the name is not UTF-8
         struct.pack(">ii", 0, -2),  # user data of a negative size
         struct.pack(">ii", 0, 5) + b"four",
     ],

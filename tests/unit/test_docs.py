@@ -1,4 +1,4 @@
-"""What the documentation says is what there is."""
+"""The documentation agrees with the code."""
 
 import re
 from pathlib import Path

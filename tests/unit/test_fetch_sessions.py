@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): Kafka's rules for ids and epochs, and what a session remembers."""
+"""Fetch sessions (KIP-227): Kafka's rules for ids and epochs, and what a session stores."""
 
 from __future__ import annotations
 

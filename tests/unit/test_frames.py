@@ -1,4 +1,4 @@
-"""Frames out of a byte stream: where it is cut does not matter, a claim costs nothing."""
+"""Frames from a byte stream: its pieces may have any size, and a claimed length uses no memory."""
 
 import struct
 import tracemalloc

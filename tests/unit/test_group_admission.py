@@ -1,4 +1,4 @@
-"""JoinGroup: who may be a member, under which id, in whose place. One situation a test."""
+"""JoinGroup: who may be a member, with which id, and which member it replaces. One case a test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Handlers of the group APIs over a coordinator that notes what it is asked.
+"""Handlers of the group APIs over a coordinator that records its calls.
 
-What each version of a request becomes there, and what cannot be brought about from outside.
+How each version of a request is passed on, and cases that no client can cause.
 """
 
 from __future__ import annotations

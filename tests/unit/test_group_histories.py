@@ -3,15 +3,14 @@
 A history is a list of steps. `World` plays them: processes that join, synchronise, send
 heartbeats, fall silent and come back; a network that loses answers; a broker that stores what it
 decides before it says so, as `coordinator/hosted_groups.py` does, and dies at any moment, also
-between the two tables that a group is stored in. After the last step either everybody falls silent
-or everybody goes on.
+between the inserts into the two tables of a group. After the last step either all clients fall
+silent or all continue.
 
-What must hold is checked where it could break: see `Told` for what clients are told,
-`HistoryBroker` for the state machine, `World.settle` and `World.fall_silent` for what must happen
-in the end.
+Rules are checked where they could be broken: see `Told` for the answers to clients, `HistoryBroker`
+for the state machine, `World.settle` and `World.fall_silent` for the end of a history.
 
-A failing history is printed as its steps and as what happened; paste the steps into `play([...])`
-to see it again. `make fuzz` goes a hundred times deeper."""
+A failing history is printed as its steps and their effects; paste the steps into `play([...])` to
+repeat it. `make fuzz` goes a hundred times deeper."""
 
 from __future__ import annotations
 

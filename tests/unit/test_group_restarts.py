@@ -1,4 +1,4 @@
-"""What is stored of a group, and how it goes on from there. One situation a test."""
+"""What is stored of a group, and how it continues after a restart. One case a test."""
 
 from __future__ import annotations
 

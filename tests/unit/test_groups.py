@@ -1,4 +1,4 @@
-"""The state machine of consumer groups: one situation a test, the clock moved by hand."""
+"""The state machine of consumer groups: one case a test; the test sets the clock."""
 
 from __future__ import annotations
 

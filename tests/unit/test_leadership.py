@@ -1,4 +1,4 @@
-"""What Metadata and FindCoordinator tell: read off the slot map and the sessions."""
+"""The leaders and coordinators that clients see, from the slot map and the sessions."""
 
 from __future__ import annotations
 

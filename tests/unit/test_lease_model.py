@@ -1,18 +1,18 @@
-"""A model of leases and epochs, searched exhaustively: whatever can happen, in every order.
+"""A model of leases and epochs, searched exhaustively: all events in every order.
 
-Two brokers (three in the long run), one slot, one lane. What they decide is decided by the real
-functions of broker/cluster/leases.py; around them stand a registry with compare-and-set, an engine
-that drops a token it has seen, and everything that can go wrong: an insert that lands at any later
-time or never, a registry write that comes true late or whose answer is lost, a broker that stops at
-any point and goes on with what it believed, one that crashes and starts again, clocks of which one
-is slower than the others by the bound, a shard that one broker does not reach for a while.
+Two brokers (three in the long run), one slot, one lane. The real functions of
+broker/cluster/leases.py make the decisions. The model has a registry with compare-and-set, an
+engine that drops a token it has seen, and every fault: an insert that is stored at any later time
+or never, a registry write that happens late or whose answer is lost, a broker that pauses at any
+point and continues with old information, a broker that crashes and starts again, a clock that is
+slower than the others by the bound, a shard that one broker cannot reach for a while.
 
-Time is small: a lease lasts 2 ticks, so that by `DRIFT` a row has to be unchanged for 3, and a
-clock may miss one tick in a session. Ages are kept instead of times, and versions only as "the one
-that is there now or not", so the space is finite though brokers may renew for ever.
+Time is small: a lease lasts 2 ticks, so by `DRIFT` a row has to be unchanged for 3, and a clock may
+miss one tick in a session. The model has ages instead of times, and of a version only whether it is
+the current one. So the space is finite although brokers may renew for ever.
 
-A model that finds nothing may be blind. So every rule is broken once (`Rule`), and the search has
-to find the harm, with the shortest way to it."""
+A model that finds nothing may be unable to find anything. So every rule is broken once (`Rule`),
+and the search must find the violation, with the shortest way to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Harm(Exception):
 
 
 class Write(NamedTuple):
-    """A write of the slot map on its way; it counts if the map is as it was when it was sent."""
+    """A write of the slot map in flight; it counts if the map is as it was when it was sent."""
 
     owner: int
     epoch: int
@@ -65,8 +65,8 @@ class Write(NamedTuple):
 class Row(NamedTuple):
     """A session's row.
 
-    `attempt`: a renewal on its way, its age by the broker's clock and the lane count in it.
-    `landed`: the age of the renewal that came true and that its broker has not heard of.
+    `attempt`: a renewal in flight, its age by the broker's clock and the lane count in it.
+    `landed`: the age of a renewal that was written and whose broker has no answer yet.
     `unchanged`: how long others have seen the row as it is.
     """
 

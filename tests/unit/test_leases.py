@@ -1,4 +1,4 @@
-"""Who should lead what: slots of partitions and groups, the map as text, and the plan."""
+"""Which broker should own which slot: slots of partitions and groups, the map as text, the plan."""
 
 from __future__ import annotations
 

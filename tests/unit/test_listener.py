@@ -1,4 +1,4 @@
-"""The listener for Kafka clients: what it tells of itself, and when it lets clients connect."""
+"""The listener for Kafka clients: its address, and when it accepts connections."""
 
 from __future__ import annotations
 

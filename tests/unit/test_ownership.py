@@ -1,9 +1,9 @@
-"""Several brokers of one cluster in one process: sessions, slots, and what becomes of them.
+"""Several brokers of one cluster in one process: sessions, slots and their changes.
 
-The registry is a dictionary whose answers can hang, fail, get lost and come true later; time is
-that of an event loop that jumps to the next timer, so minutes of a cluster take a moment, and a
-test gives the same answer every time. The end of the file lets random faults loose on a cluster
-whose slots are written to, and checks what was acknowledged."""
+The registry is a dictionary whose answers can hang, fail or get lost, and whose writes can happen
+later. The event loop jumps to the next timer, so minutes of a cluster take a moment, and a test has
+the same result every time. The end of the file injects random faults into a cluster whose slots are
+written to, and checks the acknowledged records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of the code: which room may import which, no circles, sizes, one name for one thing.
+"""The shape of the code: which room may import which, no cycles, sizes, one name for one thing.
 
 docs/how-it-works.md says what lives in each room.
 """

@@ -1,4 +1,4 @@
-"""The tables that decide about slots and fences: each entry, and every way through them."""
+"""The tables that decide about slots and fences: each entry, and every sequence of states."""
 
 from __future__ import annotations
 

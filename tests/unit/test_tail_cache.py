@@ -1,4 +1,4 @@
-"""The newest batches in memory: within the budget, and never another answer than the log's."""
+"""The newest batches in memory: within the budget, and always the same answer as the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brokerhouse groups` with --watch, piped and on a terminal, while the broker comes and goes."""
+"""`brokerhouse groups` with --watch, piped and on a terminal, while the broker stops and starts."""
 
 import os
 import pty

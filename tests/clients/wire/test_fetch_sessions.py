@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): what is told, and how a session changes and ends."""
+"""Fetch sessions (KIP-227): what answers contain, and how a session changes and ends."""
 
 from __future__ import annotations
 

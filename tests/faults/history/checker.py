@@ -1,17 +1,17 @@
-"""From a history to what is wrong with it. Pure: no clients, no clock.
+"""Checks a history, and returns what is wrong with it. Pure: no clients, no clock.
 
-What must hold, of every topic that only ever grows:
+What must hold, for a topic from which nothing is deleted:
 
-* A record that was acknowledged is in the log, once, where its acknowledgement said. One of unknown
-  outcome is there once or not at all; one that was refused, or never sent, is not.
-* A producer's records stand in a partition in the order in which it sent them.
-* An offset holds one record, for everybody and for ever, and no offset below the end is empty.
-* Nothing goes back: what a consumer reads, the end that the broker tells (once anybody has seen
-  it further), where a group begins (once a commit was acknowledged), the epoch of the leader.
-* A consumer passes over nothing, a group leaves nothing unread, and SQL shows what consumers read.
-* Once the faults are over everything comes to its end, and no client was told that it never can.
+* An acknowledged record is in the log once, at the acknowledged offset. A record of unknown outcome
+  is in the log once or not at all; a record that was refused or never sent is not in the log.
+* The records of a producer are in a partition in the order in which it sent them.
+* An offset has one record, always the same for all clients, and every offset below the end has one.
+* These never go back: the position of a consumer, the end of a partition (once a client has seen a
+  higher one), the position of a group (once a commit was acknowledged), the leader epoch.
+* A consumer skips no record, a group leaves no record unread, and SQL shows what consumers read.
+* After the faults every operation completes, and no client got an error that is final.
 
-`check` returns one `Finding` per violation, of a kind at most `SHOWN`. Run as a module it checks
+`check` returns one `Finding` per violation, at most `SHOWN` of a kind. Run as a module it checks
 histories in files."""
 
 import sys
@@ -86,19 +86,19 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Facts:
-    """A history, sorted by what it is about."""
+    """The facts of a history, by subject."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
     acknowledged: dict[str, Acknowledged] = field(default_factory=dict)
     refused: dict[str, Refused] = field(default_factory=dict)
     read: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
-    """By consumer, all that it read, in its order."""
+    """By consumer: all records that it read, in order."""
     seen: dict[Place, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    """Records by place, with the first who saw one there; acknowledgements do not count."""
+    """By place: its records, each with the first reader; acknowledgements do not count."""
     places: dict[str, dict[Place, str]] = field(default_factory=lambda: defaultdict(dict))
     """The same by record."""
     logs: dict[str, Sequence[Record]] = field(default_factory=dict)
-    """By source, the log when all was over."""
+    """By source: the log at the end."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Facts":
@@ -132,7 +132,7 @@ Check: TypeAlias = Callable[[Facts, Sequence[Event]], Iterator[Finding]]
 
 
 def check(events: Sequence[Event]) -> list[Finding]:
-    """All that is wrong; empty if nothing is. `events` in the order of their times."""
+    """All violations; empty if there are none. `events` in the order of their times."""
     facts = Facts.of(events)
     by_kind: dict[Kind, list[Finding]] = defaultdict(list)
     for one in CHECKS:
@@ -299,7 +299,7 @@ def _skipped(facts: Facts, reader: str, place: Place, expected: int) -> Iterator
 
 
 def _ends_go_forward(facts: Facts, events: Sequence[Event]) -> Iterator[Finding]:
-    """Whoever asks after somebody has seen a record, or an end, is told at least that end."""
+    """After a client has seen a record or an end, every answer has at least that end."""
     known: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # (time, end, why), growing
 
     def learn(partition: int, at_ns: int, end: int, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What can be done to each part of a cluster, as faults for `nemesis.py`; and its tables."""
+"""The possible faults of each part of a cluster, for `nemesis.py`; and the cluster's tables."""
 
 import random
 import threading
@@ -71,7 +71,7 @@ def _pause(
 
 
 def _slowness(part: Part) -> Fault:
-    """It runs for a moment only, again and again."""
+    """Pause and resume the process repeatedly, so that it runs only for short times."""
     ended = threading.Event()
     thread: list[threading.Thread] = []
 

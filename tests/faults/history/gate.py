@@ -1,8 +1,8 @@
-"""Gates between a broker and the listeners of engines, which can hold back an insert on its way.
+"""Gates: proxies between a broker and the listeners of engines that can delay an insert.
 
-A gate reads whole HTTP requests before it passes them on, so an insert that it holds has left the
-broker altogether, and has not reached the engine. Answers go back as they come, unless answers are
-what is held. One insert is held at a time; everything else passes."""
+A gate reads complete HTTP requests before it passes them on. So an insert that it holds has left
+the broker completely and has not reached the engine. Answers are passed on at once, unless the gate
+holds answers. It holds one insert at a time and passes everything else."""
 
 import contextlib
 import re
@@ -24,7 +24,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 class GateError(Exception):
-    """What goes through is not what the gate was made for."""
+    """The gate got something that it cannot handle."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Held:
         self.released.set()
 
     def drop(self) -> None:
-        """It never arrives; its connection ends."""
+        """Drop the insert: it never arrives, and its connection is closed."""
         self.dropped = True
         self.released.set()
 
@@ -68,7 +68,7 @@ class Gates:
         self._open: set[socket.socket] = set()
 
     def open_for(self, url: str) -> str:
-        """The URL that stands for that of an engine's listener."""
+        """The URL to use instead of that of an engine's listener."""
         engine = urlsplit(url)
         assert engine.hostname is not None
         assert engine.port is not None
@@ -78,13 +78,13 @@ class Gates:
         return f"http://{self._host}:{server.getsockname()[1]}"
 
     def hold_next(self, *, answers: bool = False) -> None:
-        """The next insert into `messages` is held: on its way there, or its answer."""
+        """Hold the next insert into `messages`, or its answer."""
         with self._lock:
             self._wanted, self._answers, self._caught = True, answers, None
             self._is_caught.clear()
 
     def hold_registry(self) -> None:
-        """From now on nothing that the broker asks of the registry goes on."""
+        """From now on hold all requests of the broker to the registry."""
         self._lets_registry.clear()
 
     def release_registry(self) -> None:
@@ -98,7 +98,7 @@ class Gates:
 
     def close(self) -> None:
         for server in self._servers:
-            # One that is only closed goes on to accept while a thread waits in it.
+            # A socket that is only closed still accepts while a thread waits in accept().
             server.shutdown(socket.SHUT_RDWR)
             server.close()
         self._lets_registry.set()

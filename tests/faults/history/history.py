@@ -1,9 +1,9 @@
 """What clients did to a topic and what they saw, as a list of events that survives the run.
 
-An event is written when its client knows it, so the order of the list is the order in time. What
-has a beginning and an end carries both (`from_ns`, `at_ns`), or is two events where the end may
-never come (`Sent`, and then `Acknowledged`, `Refused` or `Unknown`). A history is kept as JSON
-lines, one event each, so that a failed run can be looked at and checked again.
+An event is written when its client knows it, so the order of the list is the order in time. An
+event that takes time has its beginning and its end (`from_ns`, `at_ns`). Where the end may never
+come there are two events (`Sent`, and then `Acknowledged`, `Refused` or `Unknown`). A history is
+stored as JSON lines, one event each, so that a failed run can be examined and checked again.
 
 A record is known by its id, `PRODUCER/NUMBER`, which is its value in the log. A producer that is
 replaced gets a new name, and numbers grow within a name.
@@ -95,7 +95,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class ReaderFailed:
-    """A consumer was told an error that it does not overcome by itself."""
+    """A consumer got an error from which it does not recover by itself."""
 
     at_ns: int
     reader: str
@@ -136,7 +136,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class WholeLog:
-    """Every record that is there when all is over, by one `source`, partition by partition."""
+    """Every record in the log at the end, by one `source`, partition by partition."""
 
     at_ns: int
     source: str
@@ -145,7 +145,7 @@ class WholeLog:
 
 @dataclass(frozen=True, slots=True)
 class WholeGroup:
-    """Where a group stands when all is over, by one `source`."""
+    """The committed offsets of a group at the end, by one `source`."""
 
     at_ns: int
     source: str
@@ -155,7 +155,7 @@ class WholeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Something that has to happen once the faults are over did not, within its time."""
+    """Something that must happen after the faults did not happen within its time limit."""
 
     at_ns: int
     worker: str
@@ -164,7 +164,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to the cluster; for people, the checker does not look at it."""
+    """A fault of the cluster; for people, the checker ignores it."""
 
     at_ns: int
     what: str
@@ -221,7 +221,7 @@ def from_json(line: str) -> Event:
 
 
 class History:
-    """Takes events from many threads, keeps them, and writes them to a file as they come."""
+    """Collects events from many threads in memory, and writes each to a file at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,8 +1,8 @@
-"""What is done to the brokers while clients work: a schedule that follows from a seed alone.
+"""The faults of a cluster while clients work: a schedule that depends only on a seed.
 
-A fault is injected, lasts, and is healed; between two faults is some peace, and the last one is
-healed before `play` returns. What a fault is made of belongs to the cluster that suffers it: here
-it is a name and two functions. Two faults at once are a fault as well (`both`)."""
+A fault is injected, lasts for a time, and is healed; there is a pause between two faults, and the
+last one is healed before `play` returns. Here a fault is a name and two functions; the cluster says
+how each fault is made. Two faults at once are a fault as well (`both`)."""
 
 import random
 import threading
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`heal` is called also where `inject` raised, or was never called."""
+    """`heal` is also called if `inject` raised or was never called."""
 
     name: str
     inject: Callable[[], None]
@@ -70,7 +70,7 @@ def schedule(
 def play(
     steps: Sequence[Step], tell: Callable[[str], None], ended: threading.Event | None = None
 ) -> None:
-    """`tell` hears of each fault and of each end of one. Set `ended` to stop before the next."""
+    """`tell` is called when a fault begins and when it ends. Set `ended` to stop early."""
     ended = ended or threading.Event()
     for step in steps:
         if ended.wait(step.peace_s):

@@ -1,7 +1,7 @@
-"""One history from beginning to end: clients at work, faults, an end to the faults, a look at all.
+"""One history from beginning to end: start clients, inject faults, heal them, read everything.
 
-`Workload` starts the clients of `workers.py`, brings them to an end once the faults are over, and
-reads what there is then, through Kafka and through SQL. What may be wrong is for `checker.py`."""
+`Workload` starts the clients of `workers.py`, stops them after the faults, and then reads the log
+through Kafka and through SQL. `checker.py` checks the history."""
 
 import time
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ SENDERS = 4
 MEMBERS = 2
 GROUP = "history"
 SETTLE_LIMIT_S = 60.0
-"""By then, after the last fault, all has to be as if there had been none."""
+"""How long after the last fault the cluster may take to recover completely."""
 
 
 class Sql(Protocol):
@@ -70,7 +70,7 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 class Workload:
-    """Clients over one topic. Use it as: start, do harm and heal, finish, findings."""
+    """Clients of one topic. Use: start, inject and heal faults, finish, findings."""
 
     def __init__(self, place: Place, path: Path, seed: int, *, per_second: int = 400) -> None:
         self._place = place
@@ -109,11 +109,11 @@ class Workload:
             time.sleep(0.05)
 
     def stop_sending(self) -> None:
-        """Returns when all that was sent has its outcome."""
+        """Returns when every record that was sent has its outcome."""
         _close(self._senders, SETTLE_LIMIT_S)
 
     def finish(self, sql: Sql) -> list[Finding]:
-        """Once the faults are over: everything comes to its end; what is wrong with it."""
+        """After the faults: let all clients finish, and return the findings."""
         self.stop_sending()
         ends = read_ends(self._place, self._history, SETTLE_LIMIT_S)
         self._reader.stop_at(ends or {}, SETTLE_LIMIT_S)
@@ -132,7 +132,7 @@ class Workload:
         return self._history.events()
 
     def close(self) -> None:
-        """After a failure too: no client goes on, and the file is whole."""
+        """Stop all clients and complete the file, after a failure too."""
         for worker in self._workers:
             worker.stop()
         self._history.close()

@@ -1,8 +1,8 @@
-"""What may happen to one owner, step by step; each ends with what is wrong with its history.
+"""What may happen to one owner, step by step; each scenario returns the findings of its history.
 
-Broker 1 reaches the engines through gates (`gate.py`), which hold back an insert of it, its answer,
-or all that it asks of the registry. The same scenarios show that a broker is right, and that one
-which was broken on purpose is found out."""
+Broker 1 reaches the engines through gates (`gate.py`), which delay an insert, its answer, or all
+requests to the registry. The same scenarios show that the broker is correct, and that the checker
+detects brokers that were broken on purpose."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ class Stage:
 
     @property
     def owner(self) -> Broker:
-        """The one that is behind the gates."""
+        """The broker behind the gates."""
         return self.cluster.brokers[0]
 
     @property
@@ -65,7 +65,7 @@ class Stage:
         until(lambda: self.owner.node_id in self.leaders(), "led by the first broker, in part")
 
     def await_succession(self) -> None:
-        """Others lead everything, and acknowledge."""
+        """Wait until other brokers lead all partitions and acknowledge records."""
 
         def taken_over() -> bool:
             leaders = self.leaders()
@@ -115,7 +115,7 @@ def an_insert_while_asleep(stage: Stage) -> list[Finding]:
 
 
 def a_late_answer(stage: Stage) -> list[Finding]:
-    """The insert is stored, and its owner hears of it when it wakes after its lease."""
+    """The insert is stored, and its owner gets the answer when it wakes after its lease."""
     held = stage.hold_insert(answer=True)
     stage.owner.pause()
     held.await_answer()
@@ -127,7 +127,7 @@ def a_late_answer(stage: Stage) -> list[Finding]:
 
 
 def a_lost_answer(stage: Stage) -> list[Finding]:
-    """The insert is stored, its owner is not told in time, and tries again."""
+    """The insert is stored, its owner gets no answer in time, and retries."""
     held = stage.hold_insert(answer=True)
     held.await_answer()
     stage.await_progress()
@@ -140,7 +140,7 @@ def a_lost_answer(stage: Stage) -> list[Finding]:
 def a_lost_insert(stage: Stage) -> list[Finding]:
     """Its owner dies, and nothing of the insert has arrived."""
     held = stage.hold_insert()
-    # What is acknowledged too early is on its way to the clients by now.
+    # An acknowledgement that is sent too early has left the broker by now.
     stage.await_progress()
     stage.owner.kill()
     held.drop()
@@ -150,7 +150,7 @@ def a_lost_insert(stage: Stage) -> list[Finding]:
 
 
 def an_owner_without_registry(stage: Stage) -> list[Finding]:
-    """It cannot renew its session, but could insert and answer."""
+    """The owner cannot renew its session, but could insert and answer."""
     stage.gates.hold_registry()
     stage.await_succession()
     stage.await_progress()

@@ -1,8 +1,8 @@
-"""The checker finds out brokers that were broken on purpose.
+"""The checker detects brokers that were broken on purpose.
 
-Each test runs brokers from a copy of the code with one change, through the scenario that the broken
-rule is there for. The change must fit exactly once, so that it cannot quietly stop to break
-anything; `test_zombie.py` plays the same scenarios with the code as it is."""
+Each test runs brokers from a copy of the code with one change that breaks a rule, through the
+scenario of that rule. The text to change must occur exactly once, so that a change cannot silently
+have no effect; `test_zombie.py` plays the same scenarios with the code as it is."""
 
 import shutil
 from dataclasses import dataclass

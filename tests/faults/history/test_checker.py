@@ -1,6 +1,6 @@
-"""The checker: silent about a good history, loud about each thing that may not be.
+"""The checker finds nothing in a correct history, and detects each violation.
 
-Every history here is the good one, changed in one place."""
+Every history here is the correct one, changed in one place."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing

@@ -1,7 +1,7 @@
-"""An owner that wakes after its lease with an insert in flight, and others that hear too late.
+"""An owner that wakes after its lease with an insert in flight, and similar scenarios.
 
-Nothing of theirs may land, or be acknowledged, that their successor did not know of. The zombie
-itself runs every day, its relatives with `pytest -m slow`."""
+No insert of such an owner may be stored or acknowledged that its successor did not see. The first
+scenario runs every day, the others with `pytest -m slow`."""
 
 from collections.abc import Iterator
 from pathlib import Path

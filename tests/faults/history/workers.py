@@ -1,11 +1,11 @@
-"""The clients of a history: each does one thing over and over, in a thread, and writes it down.
+"""The clients of a history: each repeats one operation in a thread, and records it.
 
-All of them are confluent-kafka: librdkafka keeps its promises under faults, retries by itself, and
-says what it does not know. Time-outs are short, so that a broker that is paused or cut off is left
-behind soon; a record never times out, so that it is tried until the faults are over.
+All of them use confluent-kafka: librdkafka keeps its guarantees under faults, retries by itself,
+and reports unknown outcomes. Time-outs are short, so that clients soon leave a broker that is
+paused or cut off; a record never times out, so that it is retried until the faults are over.
 
-A worker that raises has found a defect of the harness, and `Worker.close` raises it again. What the
-brokers do wrong goes into the history instead."""
+An exception in a worker is a bug in the tests, and `Worker.close` raises it again. Errors of the
+brokers are recorded in the history instead."""
 
 import itertools
 import random
@@ -104,7 +104,7 @@ def _ignore(error: KafkaError) -> None:
 
 
 class Worker(ABC):
-    """`stop` tells it to come to its end, `close` waits for that."""
+    """`stop` makes the worker end, `close` waits for that."""
 
     def __init__(self, name: str, place: Place, history: History, seed: int) -> None:
         self.name = name
@@ -140,7 +140,7 @@ class Worker(ABC):
 
 
 class Sender(Worker):
-    """An idempotent producer; every few seconds it is left, with what is under way, for another."""
+    """An idempotent producer; every few seconds a new one replaces it, with records in flight."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Sender(Worker):
                 "message.timeout.ms": 0,
                 "request.timeout.ms": 2000,
                 "linger.ms": 1,
-                "batch.num.messages": 10,  # many requests: some are always on their way
+                "batch.num.messages": 10,  # many requests: some are always in flight
                 "queue.buffering.max.messages": 500,
                 "error_cb": self._hear,
             }
@@ -227,7 +227,7 @@ class Sender(Worker):
             pending.add(id_)
 
     def _drain(self, producer: Producer, pending: set[str]) -> None:
-        """All that was sent comes to an outcome once the faults are over."""
+        """Wait until every record has an outcome, after the faults."""
         deadline = time.monotonic() + self._drain_limit_s
         while pending and not self._failures:
             if time.monotonic() > deadline:
@@ -248,7 +248,7 @@ class Sender(Worker):
 
 
 class Reader(Worker):
-    """Reads every partition from its beginning, and goes on until it has reached `until`."""
+    """Reads every partition from its beginning until it has reached `until`."""
 
     def __init__(self, name: str, place: Place, history: History, seed: int) -> None:
         super().__init__(name, place, history, seed)

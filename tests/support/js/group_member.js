@@ -23,8 +23,8 @@ const pairs = assignment =>
   Object.entries(assignment).flatMap(([topic, partitions]) => partitions.map(partition => [topic, partition]))
 
 function reportAssigned(member, assignment) {
-  if (member.leaving) return // it may join once more on its way out, and gets no records then
-  reportGone(member, 'lost') // no event of kafkajs tells that it is no longer a member
+  if (member.leaving) return // it may join again while it leaves, and gets no records then
+  reportGone(member, 'lost') // kafkajs has no event for a member that was removed
   member.owned = pairs(assignment)
   report(member, 'assigned', { partitions: member.owned, generation: null })
 }
@@ -98,7 +98,7 @@ async function work(member, command, { batch, resolveOffset, commitOffsetsIfNece
   if (command.commit !== 'auto') await commit()
 }
 
-// Only what runs can be stopped: a disconnect while kafkajs still starts would leave a consumer behind.
+// Only a running consumer can be stopped: a disconnect while kafkajs still starts would leave it running.
 async function leave(member) {
   await member.running
   member.leaving = true

@@ -219,7 +219,7 @@ public final class Helper {
     private static KafkaConsumer<byte[], byte[]> consumer(Properties properties) {
         properties.put("enable.auto.commit", "false");
         properties.put("auto.offset.reset", "none");
-        properties.put("fetch.max.wait.ms", "50"); // close() waits for the fetch that is on its way
+        properties.put("fetch.max.wait.ms", "50"); // close() waits for the fetch in flight
         return new KafkaConsumer<>(properties, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 

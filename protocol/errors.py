@@ -3,7 +3,8 @@
 A handler raises one of these where the fact is known; it becomes a response in one place
 (`broker/api/` for a partition or topic, `broker/connection.py` for a whole request).
 Codes and names are Kafka's (https://kafka.apache.org/protocol#protocol_error_codes); only those
-that this broker answers with are listed.
+that this broker answers with are listed. Kafka's name of an error stands beside its code. To find
+where the broker raises an error, search for its class: `git grep NotLeaderOrFollower`.
 """
 
 from __future__ import annotations
@@ -24,201 +25,201 @@ class KafkaError(Exception):
 class UnknownServerError(KafkaError):
     """A failure that has no code of its own; the broker's log has the cause."""
 
-    code = -1
+    code = -1  # UNKNOWN_SERVER_ERROR
 
 
 class OffsetOutOfRange(KafkaError):
-    code = 1
+    code = 1  # OFFSET_OUT_OF_RANGE
 
 
 class CorruptMessage(KafkaError):
     """A record batch whose framing, size or CRC is wrong."""
 
-    code = 2
+    code = 2  # CORRUPT_MESSAGE
 
 
 class UnknownTopicOrPartition(KafkaError):
-    code = 3
+    code = 3  # UNKNOWN_TOPIC_OR_PARTITION
 
 
 class LeaderNotAvailable(KafkaError):
-    code = 5
+    code = 5  # LEADER_NOT_AVAILABLE
 
 
 class NotLeaderOrFollower(KafkaError):
-    code = 6
+    code = 6  # NOT_LEADER_OR_FOLLOWER
 
 
 class RequestTimedOut(KafkaError):
     """The request may have been carried out, or may still be."""
 
-    code = 7
+    code = 7  # REQUEST_TIMED_OUT
 
 
 class MessageTooLarge(KafkaError):
-    code = 10
+    code = 10  # MESSAGE_TOO_LARGE
 
 
 class OffsetMetadataTooLarge(KafkaError):
-    code = 12
+    code = 12  # OFFSET_METADATA_TOO_LARGE
 
 
 class CoordinatorLoadInProgress(KafkaError):
     """The coordinator is not ready yet: the client retries."""
 
-    code = 14
+    code = 14  # COORDINATOR_LOAD_IN_PROGRESS
 
 
 class CoordinatorNotAvailable(KafkaError):
-    code = 15
+    code = 15  # COORDINATOR_NOT_AVAILABLE
 
 
 class NotCoordinator(KafkaError):
-    code = 16
+    code = 16  # NOT_COORDINATOR
 
 
 class InvalidTopic(KafkaError):
-    code = 17
+    code = 17  # INVALID_TOPIC_EXCEPTION
 
 
 class InvalidRequiredAcks(KafkaError):
-    code = 21
+    code = 21  # INVALID_REQUIRED_ACKS
 
 
 class IllegalGeneration(KafkaError):
-    code = 22
+    code = 22  # ILLEGAL_GENERATION
 
 
 class InconsistentGroupProtocol(KafkaError):
-    code = 23
+    code = 23  # INCONSISTENT_GROUP_PROTOCOL
 
 
 class InvalidGroupId(KafkaError):
-    code = 24
+    code = 24  # INVALID_GROUP_ID
 
 
 class UnknownMemberId(KafkaError):
-    code = 25
+    code = 25  # UNKNOWN_MEMBER_ID
 
 
 class InvalidSessionTimeout(KafkaError):
-    code = 26
+    code = 26  # INVALID_SESSION_TIMEOUT
 
 
 class RebalanceInProgress(KafkaError):
-    code = 27
+    code = 27  # REBALANCE_IN_PROGRESS
 
 
 class InvalidTimestamp(KafkaError):
-    code = 32
+    code = 32  # INVALID_TIMESTAMP
 
 
 class UnsupportedVersion(KafkaError):
-    code = 35
+    code = 35  # UNSUPPORTED_VERSION
 
 
 class TopicAlreadyExists(KafkaError):
-    code = 36
+    code = 36  # TOPIC_ALREADY_EXISTS
 
 
 class InvalidPartitions(KafkaError):
-    code = 37
+    code = 37  # INVALID_PARTITIONS
 
 
 class InvalidReplicationFactor(KafkaError):
-    code = 38
+    code = 38  # INVALID_REPLICATION_FACTOR
 
 
 class InvalidReplicaAssignment(KafkaError):
-    code = 39
+    code = 39  # INVALID_REPLICA_ASSIGNMENT
 
 
 class InvalidConfig(KafkaError):
-    code = 40
+    code = 40  # INVALID_CONFIG
 
 
 class InvalidRequest(KafkaError):
-    code = 42
+    code = 42  # INVALID_REQUEST
 
 
 class UnsupportedForMessageFormat(KafkaError):
     """A record batch older than format v2, which Kafka 4 no longer accepts (KIP-724)."""
 
-    code = 43
+    code = 43  # UNSUPPORTED_FOR_MESSAGE_FORMAT
 
 
 class PolicyViolation(KafkaError):
-    code = 44
+    code = 44  # POLICY_VIOLATION
 
 
 class OutOfOrderSequenceNumber(KafkaError):
-    code = 45
+    code = 45  # OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class InvalidProducerEpoch(KafkaError):
-    code = 47
+    code = 47  # INVALID_PRODUCER_EPOCH
 
 
 class KafkaStorageError(KafkaError):
     """The engine refused an insert (because the disk is full, say); nothing of it was stored."""
 
-    code = 56
+    code = 56  # KAFKA_STORAGE_ERROR
 
 
 class NonEmptyGroup(KafkaError):
-    code = 68
+    code = 68  # NON_EMPTY_GROUP
 
 
 class GroupIdNotFound(KafkaError):
-    code = 69
+    code = 69  # GROUP_ID_NOT_FOUND
 
 
 class FetchSessionIdNotFound(KafkaError):
-    code = 70
+    code = 70  # FETCH_SESSION_ID_NOT_FOUND
 
 
 class InvalidFetchSessionEpoch(KafkaError):
-    code = 71
+    code = 71  # INVALID_FETCH_SESSION_EPOCH
 
 
 class FencedLeaderEpoch(KafkaError):
-    code = 74
+    code = 74  # FENCED_LEADER_EPOCH
 
 
 class UnknownLeaderEpoch(KafkaError):
-    code = 75
+    code = 75  # UNKNOWN_LEADER_EPOCH
 
 
 class UnsupportedCompressionType(KafkaError):
-    code = 76
+    code = 76  # UNSUPPORTED_COMPRESSION_TYPE
 
 
 class MemberIdRequired(KafkaError):
-    code = 79
+    code = 79  # MEMBER_ID_REQUIRED
 
 
 class GroupMaxSizeReached(KafkaError):
     """The group is full, or the memory for all groups is (`groups_max_bytes`)."""
 
-    code = 81
+    code = 81  # GROUP_MAX_SIZE_REACHED
 
 
 class FencedInstanceId(KafkaError):
     """Another member has joined with the same group instance id (KIP-345)."""
 
-    code = 82
+    code = 82  # FENCED_INSTANCE_ID
 
 
 class GroupSubscribedToTopic(KafkaError):
     """Offsets of a topic that an active member still reads cannot be deleted."""
 
-    code = 86
+    code = 86  # GROUP_SUBSCRIBED_TO_TOPIC
 
 
 class InvalidRecord(KafkaError):
     """A record batch with a valid header and CRC, but with invalid records."""
 
-    code = 87
+    code = 87  # INVALID_RECORD
 
 
 class RecordsWithoutKey(InvalidRecord):
@@ -238,20 +239,20 @@ class RecordsWithoutKey(InvalidRecord):
 
 
 class UnknownTopicId(KafkaError):
-    code = 100
+    code = 100  # UNKNOWN_TOPIC_ID
 
 
 class FetchSessionTopicIdError(KafkaError):
-    code = 106
+    code = 106  # FETCH_SESSION_TOPIC_ID_ERROR
 
 
 class TransactionalIdAuthorizationFailed(KafkaError):
-    code = 53
+    code = 53  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 class UnsupportedEndpointType(KafkaError):
-    code = 115
+    code = 115  # UNSUPPORTED_ENDPOINT_TYPE
 
 
 class MismatchedEndpointType(KafkaError):
-    code = 114
+    code = 114  # MISMATCHED_ENDPOINT_TYPE

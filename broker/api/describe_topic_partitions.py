@@ -13,8 +13,8 @@ from kafka.protocol.admin import DescribeTopicPartitionsRequest, DescribeTopicPa
 
 from broker import topic_names
 from broker.api.context import Api, RequestContext
+from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.operations import TOPIC_OPERATIONS
-from broker.api.partition_leaders import described_partitions, described_topic
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition

@@ -21,9 +21,9 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from broker import topic_names
 from broker.api.context import Api, RequestContext
+from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.new_topics import PARTITIONS_PER_REQUEST, create_topic
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.partition_leaders import described_partitions, described_topic
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic

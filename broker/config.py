@@ -225,7 +225,7 @@ class Settings(BaseSettings):
     sql_anonymous: Literal["loopback", "always", "never"] = _setting(
         "loopback",
         "loopback/always/never",
-        "Who may read by SQL without credentials: clients on this machine, all, or nobody",
+        "Who may read through SQL without credentials: clients on this machine, all, or nobody",
     )
     sql_max_queries: int = _setting(8, "queries", "SQL queries that run at once", ge=1, le=1000)
     sql_max_memory_bytes: int = _bytes(4 * _GIB, "Memory that one SQL query may use", ge=16 * _MIB)
@@ -419,7 +419,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file says. Raises ConfigError."""
+    """The content of a TOML file. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

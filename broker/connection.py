@@ -7,7 +7,7 @@ insert each.
 
 A connection is not read while its requests wait their turn, while the client does not read its
 responses, and while it holds more than its share of an exhausted budget (`InFlight`). So each
-connection takes bounded memory whatever its client sends, and a slow client delays no other."""
+connection uses bounded memory whatever its client sends, and a slow client delays no other."""
 
 from __future__ import annotations
 

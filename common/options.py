@@ -22,7 +22,7 @@ def environment_option(
 def server_option(
     name: str, metavar: str, default: str, variable: str, read: Callable[..., Any], purpose: str
 ) -> Callable[[CommandT], CommandT]:
-    """The address of who is asked, as `read`, a click callback, returns it."""
+    """The address of the server, as `read`, a click callback, returns it."""
     return environment_option(
         name, variable, purpose, metavar=metavar, default=default, callback=read, show_default=True
     )

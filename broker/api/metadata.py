@@ -71,7 +71,7 @@ async def _asked_topics(
         for item in asked
     ):
         await catalog.look_again()
-    # If any topic is asked for by id, Kafka ignores those that are asked for by name.
+    # If any topic is requested by id, Kafka ignores those that are requested by name.
     ids = dict.fromkeys(item.topic_id for item in asked if _is_given(item.topic_id))
     if ids:
         by_id = {topic_id: catalog.by_id(topic_id) for topic_id in ids}
@@ -122,7 +122,7 @@ async def _create(ctx: RequestContext, name: str) -> Topic:
     try:
         return await create_topic(ctx, name, ctx.broker.settings.num_partitions, {})
     except TopicAlreadyExists:
-        # Another client has asked for it meanwhile.
+        # Another request has created it meanwhile.
         return _find(ctx, name)
 
 

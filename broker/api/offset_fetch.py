@@ -6,7 +6,7 @@
     v10 topics by id (KIP-848)
 
 A partition without a committed offset has offset -1 and no error, whether or not the group and the
-topic exist. A partition that is asked for twice is answered once. Transactions are not served yet,
+topic exist. A partition that is requested twice is answered once. Transactions are not served yet,
 so every offset is stable. An empty group id is a group like any other, as in Kafka.
 
 Errors of a group: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS (also if the answer is full: the

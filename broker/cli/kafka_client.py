@@ -157,7 +157,7 @@ def raise_for(error_code: int, message: str | None, subject: str) -> None:
 
 
 def explained(error: type[Any]) -> str:
-    """The name of an error of Kafka, and what Kafka says about it."""
+    """The name of a Kafka error, and Kafka's description of it."""
     return f"{error.message}: {error.description}"
 
 

@@ -334,7 +334,7 @@ async def _of_slots(
     if len(slots) != config.slots:
         found.append(
             f"the cluster has {len(slots)} slots, but the configuration has slots = "
-            f"{config.slots}: the number is fixed when a cluster is made"
+            f"{config.slots}: the number is fixed when a cluster is created"
         )
     known = {shard.name for shard in config.shards}
     unknown = sorted({name for slot in slots for name in slot.shards} - known)

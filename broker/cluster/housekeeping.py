@@ -3,7 +3,7 @@
 The owner of a shard's first slot is the shard's housekeeping broker. It writes topics into
 `topic_versions` where another broker could not, counts the log into `partition_minutes`
 (broker/log/rollup.py), and deletes rows below the start of their log (broker/log/sweep.py). Where a
-log starts is decided by the owner of its slot. The owner of slot 0 deletes what is left of deleted
+log starts is decided by the owner of its slot. The owner of slot 0 deletes the rows of deleted
 topics, once every broker has seen that they are deleted.
 
 Two brokers may do this at the same time for a moment, while slots change hands: it does no harm to

@@ -107,7 +107,7 @@ class RegistryView:
         if len(slot_map.slots) != len(self._first_map.slots):
             raise WrongSlots(
                 f"the cluster has {len(slot_map.slots)} slots, but the configuration has slots = "
-                f"{len(self._first_map.slots)}: the number is fixed when a cluster is made"
+                f"{len(self._first_map.slots)}: the number is fixed when a cluster is created"
             )
         self.slot_map = slot_map
         self._map_at = found

@@ -17,11 +17,11 @@ from storage.registry import KeeperRegistry
 from storage.shards import AnyServer
 
 MIGRATION_TIMEOUT_MS = 60_000
-"""How long one statement may take: a new replica fetches its parts while its table is made."""
+"""How long one statement may take: a new replica fetches its parts while its table is created."""
 
 
 def layout(config: ClusterConfig) -> ClusterLayout:
-    """How the tables of this cluster are made."""
+    """How the tables of this cluster are created."""
     return ClusterLayout(config.name, config.replicated, config.distributed)
 
 

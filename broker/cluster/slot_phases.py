@@ -10,7 +10,7 @@ What must hold, and what tests/unit/test_slot_phases.py checks of the tables:
 * One task at a time works on a slot.
 * An epoch that was given up is never served again: only a higher epoch leads out of GIVEN_UP.
 * A slot is released, or claimed again, only after it was given up: nothing of it is in flight.
-* A slot that the map takes from this broker before that ends the session.
+* If the map gives a slot to another broker before that, the session ends.
 * A slot with an owner is claimed only when that owner is fenced.
 """
 

@@ -32,7 +32,7 @@ class OpenLogs(ABC):
 
     @abstractmethod
     def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
-        """Open the logs of partitions that were just made, where this broker leads them."""
+        """Open the logs of partitions that were just created, if this broker leads them."""
 
     @abstractmethod
     async def open_missing(self, topics: Collection[Topic]) -> bool:

@@ -2,7 +2,7 @@
 
 What readers see (`log_start_offset`, `high_watermark`, the tail) changes on the event loop only,
 when a block is stored. What the lane prepares (`next_offset`, `producers`) belongs to the lane of
-the partition and is ahead of that; a rejected block takes its changes back (`Staging`).
+the partition and is ahead of that; the changes of a rejected block are undone (`Staging`).
 """
 
 from __future__ import annotations

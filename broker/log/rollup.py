@@ -44,7 +44,7 @@ class AppendTimes(Protocol):
     async def no_row_before(self, time_ms: int) -> None:
         """Returns when no row can get an append_time below `time_ms` any more.
 
-        A later call with a lower time takes back what an earlier one promised. Raises `NotYet`
+        A later call with a lower time replaces the promise of an earlier one. Raises `NotYet`
         where other brokers have not promised it.
         """
 

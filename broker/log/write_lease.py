@@ -72,7 +72,7 @@ class EndlessLease:
         return _EVERY_DAY
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """By its first row: nobody else writes to this engine."""
+        """Looks for its first row: nobody else writes to this engine."""
         found = await engine.rows(
             f"SELECT count() FROM messages WHERE {IS_PARTITION} AND offset = {{offset:Int64}}",
             log_parameters(block.partition) | {"offset": block.offset},

@@ -288,7 +288,7 @@ def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Clu
     asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
     assert standing.run("check").output.splitlines() == [
         "the cluster has 16 slots, but the configuration has slots = 8: "
-        "the number is fixed when a cluster is made",
+        "the number is fixed when a cluster is created",
         "slots of the cluster are on shard gone, which is not in the configuration",
     ]
 

@@ -117,7 +117,7 @@ def test_serve_refuses_a_data_directory_that_cannot_be_made(tmp_path: Path) -> N
 
 
 def last_line(result: subprocess.CompletedProcess[str]) -> str:
-    """The complaint below the progress lines."""
+    """The error message below the progress lines."""
     assert "Traceback" not in result.stderr
     line = result.stderr.splitlines()[-1]
     assert line.startswith("Error: ")

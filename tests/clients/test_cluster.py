@@ -53,7 +53,7 @@ RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
 
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
-    """A topic of which every broker knows, and leads a part."""
+    """A topic that every broker knows, and of which each leads a part."""
     await_settled(cluster)
     with Wire(cluster.brokers[0]) as wire:
         made = messages.create_topic(wire, topic, PARTITIONS)

@@ -286,7 +286,7 @@ def places_by_shard(target: Target) -> tuple[list[int], list[int]]:
 
 
 def group_on(shard: int, prefix: str) -> str:
-    """A name of a group that lives on this shard."""
+    """A name of a group whose rows are on this shard."""
     names = (f"{prefix}-{n}" for n in count())
     return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
 
@@ -371,7 +371,7 @@ def test_a_group_on_one_shard_does_not_notice_that_the_other_is_away(
 
 
 def topic_on(cluster: Cluster, shard: int, prefix: str) -> str:
-    """A new topic whose only partition lives on this shard."""
+    """A new topic whose only partition is on this shard."""
     with Wire(cluster.brokers[0]) as wire:
         for n in count():
             made = messages.create_topic(wire, f"{prefix}-{n}")

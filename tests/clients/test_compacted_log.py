@@ -31,7 +31,7 @@ def compacted(run_broker: RunBroker) -> Iterator[BrokerProcess]:
 
 
 def remove(broker: BrokerProcess, topic: str, ranges: list[tuple[int, int]]) -> None:
-    """As the job does: it writes what is to go, and the broker removes it."""
+    """Remove as the job does: it writes a batch, and the broker removes the records."""
     broker.sql(
         "INSERT INTO compaction_removals (run_id, batch_id, topic_id, partition, ranges)"
         " SELECT generateUUIDv4(), generateUUIDv4(), topic_id, 0,"

@@ -47,7 +47,7 @@ class Tools:
         return printed
 
     def complaint(self, main_class: str, *arguments: str) -> str:
-        """What a tool says of an error; its exit code is 0 all the same."""
+        """The error that a tool prints; its exit code is still 0."""
         printed, errors = self._run(main_class, *arguments)
         assert "Exception" in errors, printed
         return errors

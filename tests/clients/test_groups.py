@@ -53,7 +53,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProces
 
 @pytest.fixture
 def partitions(broker: BrokerProcess, topic: str) -> list[Partition]:
-    """Those of a new topic."""
+    """The partitions of a new topic."""
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
     return partitions_of(topic, PARTITIONS)
 
@@ -70,7 +70,7 @@ class Step:
 
 @dataclass
 class Scaling:
-    """A group whose members come and go while records flow."""
+    """A group whose members join and leave while producers write."""
 
     group: Group
     flow: Flow

@@ -41,7 +41,7 @@ def log_file(tmp_path: Path) -> Path:
 
 
 def sessions() -> list[str]:
-    """What the README tells to paste."""
+    """The sessions of the README."""
     return SESSION.findall((PROJECT / "README.md").read_text(encoding="utf-8"))
 
 

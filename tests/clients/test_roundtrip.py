@@ -49,7 +49,7 @@ def topic_of(writer: str, codec: str) -> str:
 
 
 def sent_by(client: Client) -> list[Record]:
-    """What the client sends of the sample, as it should be in the log."""
+    """The records of the sample that the client can send, as they should be in the log."""
     sendable = [client.as_sent(record) for record in SAMPLE if client.can_send(record)]
     return [record.at(offset) for offset, record in enumerate(sendable)]
 

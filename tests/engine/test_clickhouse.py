@@ -318,7 +318,7 @@ NO_ANSWERS = {
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[str]:
-    """The address of somebody who gives one answer to whatever is asked."""
+    """The address of a server that gives one answer to every request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -76,7 +76,7 @@ async def reloaded(
     live: Mapping[str, UUID] | None = None,
     node_id: int = NODE_ID,
 ) -> CommittedOffsets:
-    """As after a restart."""
+    """The offsets as after a restart."""
     again = CommittedOffsets(engine, lane, node_id, clock)
     await again.load({"t": ID, "other": OTHER_ID} if live is None else live)
     return again
@@ -91,7 +91,7 @@ def numbers(offsets: CommittedOffsets, group_id: str = "g") -> dict[TopicPartiti
 
 
 async def latest(engine: ScriptedEngine) -> list[list[object]]:
-    """What SQL says is current."""
+    """The current offsets, by SQL."""
     return await engine.rows(
         "SELECT group_id, topic, partition, offset FROM latest_offsets WHERE NOT deleted"
         " ORDER BY group_id, topic, partition"
@@ -410,7 +410,7 @@ async def test_a_group_without_offsets_has_none_that_end(offsets: CommittedOffse
 
 
 async def age(engine: ScriptedEngine, days: int) -> None:
-    """Make all rows of the history older, as if the clock had gone on."""
+    """Make all rows of the history older, as if time had passed."""
     await engine.execute("CREATE TABLE aged AS consumer_offsets ENGINE = Memory")
     columns = (
         "group_id, topic, topic_id, partition, offset, leader_epoch, metadata, member_id,"

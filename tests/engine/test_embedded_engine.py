@@ -247,7 +247,7 @@ async def test_more_streams_than_readers_take_turns(engine: EmbeddedEngine) -> N
 
 @pytest.fixture
 async def busy(engine: EmbeddedEngine) -> EmbeddedEngine:
-    """An engine whose callers went away at any moment of a query or a stream."""
+    """An engine whose callers were cancelled at any moment of a query or a stream."""
 
     async def stream() -> None:
         sql = "SELECT number, sleepEachRow(0.0001) FROM numbers(300)"

@@ -55,14 +55,14 @@ async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> Shared
 
 @pytest.fixture
 async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
-    """Another broker's."""
+    """The cache of another broker."""
     return SharedCache(scripted, lane, OTHER_NODE_ID, SoleBroker(), clock)
 
 
 async def reloaded(
     engine: ScriptedEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
 ) -> SharedCache:
-    """As after a restart."""
+    """The cache as after a restart."""
     again = SharedCache(engine, lane, node_id, SoleBroker(), clock)
     await again.load()
     return again

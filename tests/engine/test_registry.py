@@ -266,7 +266,7 @@ async def test_every_change_of_many_who_count_together_counts_once(
 
 
 class FaultyServer:
-    """A server between which and the registry something goes wrong, call by call."""
+    """A server whose calls to the registry fail in a given way, call by call."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -79,7 +79,7 @@ class CompactedTopics:
     async def decide(
         self, topic_id: UUID, *ranges: Range, partition: int = 0, batch_id: UUID | None = None
     ) -> UUID:
-        """As the job writes it, or somebody with the SQL password."""
+        """Write a batch as the job does, or a user with the SQL password."""
         batch_id = batch_id or uuid4()
         text = ",".join(f"({first},{last})" for first, last in ranges)
         await self.engine.execute(
@@ -91,7 +91,7 @@ class CompactedTopics:
         return batch_id
 
     async def noted(self) -> dict[UUID, tuple[int, str]]:
-        """Of each batch that is dealt with: how many rows went, or why none did."""
+        """For each applied or refused batch: the number of rows removed, or the reason."""
         rows = await self.engine.rows(
             "SELECT batch_id, removed, refused FROM compaction_batches WHERE state != 'pending'"
         )

@@ -30,7 +30,7 @@ LONG_AGO = NOON - 10_000 * HOUR
 
 
 class RetainedLogs:
-    """Partitions that are led here, their rows, and a clock that is set by hand."""
+    """Partitions that this broker leads, their rows, and a clock that the test sets."""
 
     def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
         self.engine = engine

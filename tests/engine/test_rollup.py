@@ -43,7 +43,7 @@ def rollup(log: Log) -> Rollup:
 
 
 async def minutes(log: Log) -> list[EngineRow]:
-    """What is counted: topic, minute of the day, records, bytes, first and last offset."""
+    """The counted minutes: topic, minute of day, records, bytes, first and last offset."""
     return await log.engine.rows(
         "SELECT topic, formatDateTime(minute, '%H:%i'), records, bytes, min_offset, max_offset"
         " FROM partition_minutes WHERE topic != '' ORDER BY minute, topic, partition"

@@ -81,7 +81,7 @@ async def shard(proxies: list[TcpProxy]) -> AsyncIterator[Shard]:
 
 @pytest.fixture
 async def direct(process: EngineProcess) -> AsyncIterator[ClickHouseServer]:
-    """Past the proxies."""
+    """The server without the proxies."""
     there = server(process.urls[0])
     yield there
     await there.close()
@@ -337,7 +337,7 @@ async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:
 
 
 class Scripted(ClickHouseServer):
-    """Writes down what it is asked, and fails with the codes that it is given."""
+    """Records its calls, and fails with the codes that it is given."""
 
     def __init__(self, name: str, asked: list[str]) -> None:
         super().__init__(f"http://{name}", ConnectionSettings(user="", password=""))

@@ -71,7 +71,7 @@ class SweptLog:
         await store_minute(self.engine, "", UUID(int=0), until_ms - 60_000, partition=-1)
 
     async def swept(self, rounds: int = 2) -> None:
-        """Rounds until nothing is left to be done in the background of the engine."""
+        """Sweep until the engine has nothing left to do in the background."""
         for _ in range(rounds):
             await self.sweep.round()
             await until_async(self.is_idle)
@@ -82,7 +82,7 @@ class SweptLog:
         ]
 
     async def left(self) -> list[list[object]]:
-        """Topic, partition, first and last offset, rows: of what people see."""
+        """Visible rows: topic, partition, first and last offset, number of rows."""
         return await self.engine.rows(
             "SELECT topic, partition, min(offset), max(offset), count() FROM messages"
             " GROUP BY topic, topic_id, partition ORDER BY topic, topic_id, partition"

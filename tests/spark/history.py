@@ -48,7 +48,7 @@ class History:
         return self.broker
 
     def change(self, *statements: str) -> None:
-        """Runs statements on the broker's data, with every right, while it is stopped."""
+        """Runs statements with all rights on the data of the stopped broker."""
         self.broker.stop()
         self.engine.start()
         for statement in statements:
@@ -136,7 +136,7 @@ class Ended:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What --format json said."""
+        """The report of --format json."""
         told: dict[str, Any] = json.loads(self.stdout)
         return told
 

@@ -55,7 +55,7 @@ def options(broker: BrokerProcess, *more: str) -> list[str]:
 
 
 def compact(broker: BrokerProcess, *more: str) -> dict[str, Any]:
-    """Run the job here; its report."""
+    """Run the job in this process; returns its report."""
     done = CliRunner().invoke(compaction.command, [*options(broker, *more), "--format", "json"])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code == 0, done.output

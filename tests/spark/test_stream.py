@@ -61,11 +61,11 @@ class Sink:
         self._checkpoint = directory
 
     def run(self, frame: DataFrame) -> StreamingQuery:
-        """A query that runs on."""
+        """A query that keeps running."""
         return self._writer(frame).start()
 
     def run_out(self, frame: DataFrame) -> None:
-        """Until all that is there now is read."""
+        """Run until all current records are read."""
         query = self._writer(frame).trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(LIMIT_S)

@@ -125,7 +125,7 @@ def test_after_a_restart_a_duplicate_is_what_lies_within_a_range(
 def test_a_refusal_names_producer_and_sequences() -> None:
     with pytest.raises(OutOfOrderSequenceNumber, match="producer 7 sent sequence 60, expected 50"):
         find_duplicate(FIVE, batch(60, 1))
-    with pytest.raises(InvalidProducerEpoch, match="with epoch 0, the partition has seen epoch 1"):
+    with pytest.raises(InvalidProducerEpoch, match="uses epoch 0, the partition has seen epoch 1"):
         find_duplicate(SECOND_EPOCH, batch(60, 1))
 
 

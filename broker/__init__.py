@@ -1,0 +1,12 @@
+"""The Kafka server: one broker process, alone or one of a cluster.
+
+* server.py starts and stops it; single.py builds it on the embedded engine, cluster/node.py on
+  shards; wiring.py has the parts that both build alike; node.py is what request handlers reach.
+* listener.py: the port; connection.py: one client; in_flight.py: the memory of requests.
+* config.py: the settings; effective_configs.py: the configs that apply to a topic.
+* topics.py: the topics; topic_names.py: Kafka's rules for their names.
+* leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
+  NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
+* api/: a file for each Kafka API. log/: the log of a partition. cluster/: what several brokers
+  need. cli/: the command `brokerhouse`.
+"""

@@ -1,0 +1,7 @@
+"""What every room may use.
+
+* clock.py: milliseconds. tasks.py: periodic work, waits with a limit, pauses that grow.
+* logging.py: log lines. console.py: tables and text for a terminal.
+* options.py: options of commands. address.py: HOST:PORT. environment.py: names of variables.
+* zstd.py: Python's zstd.
+"""

@@ -1,0 +1,11 @@
+"""Consumer groups and their committed offsets.
+
+* Requests: coordinator.py answers them; messages.py has the values; admission.py: who may join.
+* One group, without IO: groups.py, driven by the table in group_states.py; rebalance.py;
+  group_members.py.
+* hosted_groups.py: the groups that this broker coordinates, with their timers.
+* membership.py: the cache of the groups of all brokers; cache_worker.py keeps it up to date.
+* Stored: tables.py (columns), group_rows.py (groups and members), heartbeats.py, offsets.py,
+  offset_expiry.py.
+* duties.py: what a broker may do for the groups of one shard.
+"""

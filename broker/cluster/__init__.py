@@ -1,0 +1,10 @@
+"""What several brokers in front of one ClickHouse cluster need.
+
+* node.py builds the broker; config.py and servers.py: the cluster that it stores in.
+* The registry: registry_view.py (reads it, writes the slot map, declares sessions dead),
+  session.py (this broker's session), topic_registry.py (topics).
+* Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
+* Acting on them: ownership.py, reconcile.py, slots.py, slot_logs.py, served_slots.py.
+* shard_host.py: what runs on one shard; topics.py, groups.py and leadership.py: what handlers see.
+* housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
+"""

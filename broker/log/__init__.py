@@ -1,0 +1,13 @@
+"""The log of a partition, from a record batch to its rows and back.
+
+* Writing: appender.py (group commit), lane.py (one insert at a time), block.py (the rows of one
+  insert), write_lease.py (the right to write), fence.py (ends a writer that may still be alive).
+* Producers: producers.py (which batch may come next), producer_recovery.py (read from the rows),
+  refused.py (batches that must be sent first).
+* State: partition.py (one partition), topic.py, open_logs.py (those that this broker leads),
+  ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
+* Reading: tail_cache.py (the newest batches), reader.py (cold reads), row_sources.py (which engine
+  has the rows), partition_sql.py (conditions on one partition).
+* Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start).
+* rollup.py counts records per minute.
+"""

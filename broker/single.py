@@ -1,4 +1,12 @@
-"""A single broker: one process with the embedded engine, which leads every partition."""
+"""A single broker: one process with the embedded engine, which leads every partition.
+
+broker/server.py calls `open_engine`, then `open_single` (tables, the cluster's id), `open` (what is
+stored is read, the lanes start) and, once clients may connect, `begin` (work in the background).
+`SingleNode` builds its parts in one direction: registry, appender, roll-up, lane of small rows,
+groups, topics, log starts, retention and sweep, the `Broker` that handlers reach, removals, SQL.
+
+`cluster_id` makes the id of the cluster at the first start, also for broker/cluster/node.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Parts that a single broker and a broker of a cluster build from the settings in the same way."""
+"""Parts that a single broker and a broker of a cluster build from the settings in the same way.
+
+broker/single.py builds them once, broker/cluster/shard_host.py for each shard: the limits of the
+appender (broker/log/), and the coordinator of the groups on one engine (coordinator/).
+"""
 
 from __future__ import annotations
 

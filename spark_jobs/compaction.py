@@ -1,10 +1,10 @@
 """The job `compaction`: of each key the latest record stays, where cleanup.policy has `compact`.
 
 The job decides and the broker removes. Spark's workers write what to remove into
-`compaction_removals`, in bounded batches; the leader of each partition applies them
-(broker/log/removals.py), and the job waits for that. The job may be killed at any point and run
-again: a batch is applied whether the job still runs or not, and what is not written yet is decided
-again.
+`compaction_removals`, in bounded batches (compaction_batches.py writes them); the leader of each
+partition applies them (broker/log/removals.py), and the job waits for that. The job may be killed
+at any point and run again: a batch is applied whether the job still runs or not, and what is not
+written yet is decided again.
 
 What must hold, per partition, between the start of the log and a bound:
 * The bound is the end of the log when the run began, or the first record younger than

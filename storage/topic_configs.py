@@ -5,6 +5,9 @@ sent. Every other config has the default given here, or the one that a broker's 
 (broker/effective_configs.py). `check` runs before an override is stored, so a stored override
 always parses.
 
+It is in storage because the broker and the Spark jobs both read stored configs
+(spark_jobs/compaction_targets.py), and Spark jobs import nothing of the broker.
+
 `has_effect` says whether this broker's behaviour depends on a config. The other configs are
 checked and stored, because tools set them and read them back. Their documentation says that they
 have no effect.

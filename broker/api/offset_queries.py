@@ -1,4 +1,9 @@
-"""Reads an offset of a partition from ClickHouse, for ListOffsets and OffsetForLeaderEpoch."""
+"""Reads an offset of a partition from ClickHouse, for ListOffsets and OffsetForLeaderEpoch.
+
+The queries are in sql/queries/: offset_of_timestamp.sql and largest_timestamp.sql for ListOffsets,
+leader_epoch_end.sql for OffsetForLeaderEpoch. Every engine that may have rows of the partition is
+asked (broker/log/row_sources.py).
+"""
 
 from __future__ import annotations
 

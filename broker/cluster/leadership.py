@@ -1,4 +1,12 @@
-"""Which brokers exist and what each leads, by the slot map and the sessions in the registry."""
+"""Which brokers exist and what each leads, by the slot map and the sessions in the registry.
+
+Metadata and FindCoordinator answer from `SlotLeadership`; a single broker has `SingleBroker`
+(broker/leadership.py). `SlotLeadership` reads what registry_view.py has seen, and changes nothing.
+The owner of a slot leads its partitions and coordinates its groups. While a slot has no owner, or
+its owner cannot reach the shard, clients get LEADER_NOT_AVAILABLE or COORDINATOR_NOT_AVAILABLE.
+
+Whether this broker may serve a partition is decided elsewhere: broker/led_partitions.py.
+"""
 
 from __future__ import annotations
 

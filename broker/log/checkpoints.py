@@ -2,6 +2,11 @@
 
 A checkpoint is a log start offset and a floor of the next offset. If a partition has several, the
 largest of each counts, so storing one twice, or an older one late, changes nothing.
+
+Checkpoints are written by log_starts.py (a log start moved), removals.py (before compaction removes
+rows) and broker/cluster/slot_logs.py (a slot was moved to another shard); read with
+`read_checkpoints`, which open_logs.py, slot_logs.py, retention.py and sweep.py call. sweep.py
+deletes those of deleted topics.
 """
 
 from __future__ import annotations

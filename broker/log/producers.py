@@ -8,6 +8,10 @@ is fenced.
 
 After a restart the batches are read back from the rows (`recovered`). Neighbouring batches have
 become one range there, so a batch is a duplicate if it lies inside a range.
+
+`find_duplicate` raises INVALID_PRODUCER_EPOCH and OUT_OF_ORDER_SEQUENCE_NUMBER for a producer that
+the partition knows. broker/log/block.py raises the latter for one that it does not know. Behind a
+batch that was refused for now, broker/api/produce.py answers that error (broker/log/refused.py).
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ async def test_an_insert_into_silence_is_unknown_after_the_time_out(
     for data in (some_rows(1), bytes(100_000_000)):
         with pytest.raises(InsertOutcomeUnknown, match="no answer in time"):
             await insert(server, table, data, "a-2")
-    assert time.monotonic() - asked_at < 2 * 10, "less than the time-out that it has unless told"
+    assert time.monotonic() - asked_at < 10, "less than the time-out that it has unless told"
 
 
 async def test_what_is_given_up_on_its_way_is_not_sent_on(

@@ -1,7 +1,8 @@
 """The worker of the shared cache: it keeps groups and offsets up to date in the background.
 
-Every half second it reads what other brokers have stored. Every few seconds it writes the
-heartbeats that this broker has heard, and every hour it drops rows that are deleted."""
+Every few seconds it reads what other brokers have stored, and writes the heartbeats that this
+broker has heard. A broker that is asked about a group of another one reads sooner: see `read_anew`.
+Every hour rows that are deleted are dropped."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from storage.engine import EngineError
 log = logging.getLogger(__name__)
 
 _CLEAN_UP_EVERY_S = 3600.0
+_RECENT_S = 0.5
+_READ_LIMIT_S = 1.0
 
 
 class CacheWorker:
@@ -30,7 +33,7 @@ class CacheWorker:
         cache: SharedCache,
         offsets: CommittedOffsets,
         *,
-        poll_s: float = 0.5,
+        poll_s: float = 5.0,
         heartbeats_s: float = 5.0,
     ) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -40,6 +43,8 @@ class CacheWorker:
         self._heartbeats = _Interval(heartbeats_s)
         self._clean_up = _Interval(_CLEAN_UP_EVERY_S)
         self._closing = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._read_s = -_RECENT_S
         self._outage = Outage(
             log, "groups are not up to date; retrying", "groups are up to date again"
         )
@@ -53,6 +58,24 @@ class CacheWorker:
         self._closing.set()
         if self.task is not None:
             await self.task
+
+    async def read_anew(self) -> None:
+        """Read what other brokers had stored half a second ago, unless that has been read already.
+
+        If that fails or takes long, what was read before has to do.
+        """
+        try:
+            async with asyncio.timeout(_READ_LIMIT_S):
+                await self._read()
+        except (TimeoutError, EngineError) as error:
+            self._outage.failed(error)
+
+    async def _read(self) -> None:
+        async with self._reading:
+            began_s = time.monotonic()
+            if began_s - self._read_s >= _RECENT_S:
+                await self._cache.refresh()
+                self._read_s = began_s
 
     async def _run(self) -> None:
         self._heartbeats.restart()
@@ -70,8 +93,11 @@ class CacheWorker:
             log.error("the last heartbeats could not be written: %s", error)
 
     async def _round(self) -> None:
-        if await self._cache.refresh():
-            await self._offsets.refresh()
+        async with self._reading:
+            began_s = time.monotonic()
+            if await self._cache.refresh():
+                await self._offsets.refresh()
+            self._read_s = began_s
         if self._heartbeats.is_over():
             await self._cache.heartbeats.write()
         if self._clean_up.is_over():

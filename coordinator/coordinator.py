@@ -117,6 +117,10 @@ class GroupCoordinator:
         """This coordinator: a broker that runs alone coordinates every group."""
         return self
 
+    async def read_anew(self, _group_ids: Collection[str] = ()) -> None:
+        """Read what other brokers have stored: `CacheWorker.read_anew`."""
+        await self._cache_worker.read_anew()
+
     def record(self, group_id: str) -> GroupRecord | None:
         """A group of any broker, as it is stored."""
         return self.cache.get(group_id)

@@ -7,6 +7,8 @@ A shard asks its replicas in the order of preference. What must hold:
   read, so before the first read after a write elsewhere the replica fetches what it lacks
   (SYSTEM SYNC REPLICA ... LIGHTWEIGHT). A replica that cannot do so is not read.
 * A replica that fails is not used for a pause that grows, and is used again once it answers a ping.
+* A replica is pinged only when nothing else has shown for a while that it answers. While all is
+  well, the one that is asked first may be silent for a second, the others for longer.
 
 Writes ask for `quorum` replicas. When fewer are alive, `quorum_min` are enough, as Kafka's in-sync
 replicas shrink to min.insync.replicas: a block that was acknowledged meanwhile is on that many.
@@ -47,6 +49,10 @@ SYNCED_TABLES = (
     "topic_versions",
 )
 _PING_S = 0.5
+_PING_FIRST_S = 1.0
+"""For how long the replica that is asked first may be silent before it is pinged."""
+_PING_SPARE_S = 5.0
+"""The same for the others, which nobody asks while the first one answers."""
 _HEDGE_S = 0.25
 """How long a server may be silent before the next is asked as well."""
 _PAUSE_FIRST_S = 0.5
@@ -91,6 +97,7 @@ class _Replica:
         self.server = server
         self.failed = False
         self.rest_until = 0.0
+        self.heard_at = 0.0
         self.silent_since: float | None = None
         self.unanswered_pings = 0
         self.writes = 0  # blocks and statements that may have reached it
@@ -98,8 +105,13 @@ class _Replica:
         self.catching_up = asyncio.Lock()
         self._backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
 
+    @property
+    def has_trouble(self) -> bool:
+        return self.failed or self.silent_since is not None
+
     def answered(self) -> None:
         """It answered, if only with an error."""
+        self.heard_at = time.monotonic()
         self.silent_since = None
         self.unanswered_pings = 0
 
@@ -378,17 +390,23 @@ class Shard:
             log.warning("shard %s is back", self.name)
 
     async def _ping_all(self) -> None:
+        await asyncio.gather(*map(self._ping, self._to_ping()))
+        if not self.away and all(map(self._is_silent, self._replicas)):
+            self.away = True
+            log.error("shard %s is away: no replica answers", self.name)
+
+    def _to_ping(self) -> list[_Replica]:
         now = time.monotonic()
+        if not any(replica.has_trouble for replica in self._replicas):
+            first, *spare = self._replicas
+            quiet = [] if now - first.heard_at < _PING_FIRST_S else [first]
+            return quiet + [one for one in spare if now - one.heard_at >= _PING_SPARE_S]
         all_failed = all(replica.failed for replica in self._replicas)
-        due = [
+        return [
             replica
             for replica in self._replicas
             if not replica.failed or all_failed or replica.rest_until <= now
         ]
-        await asyncio.gather(*map(self._ping, due))
-        if not self.away and all(map(self._is_silent, self._replicas)):
-            self.away = True
-            log.error("shard %s is away: no replica answers", self.name)
 
     async def _ping(self, replica: _Replica) -> None:
         asked_at = time.monotonic()

@@ -4,7 +4,8 @@
     v5 flexible; v6 a group that does not exist is an error (KIP-1043); before, its state is Dead
 
 The subscriptions of members are shown while the group is stable. A group that is named twice is
-described once. Any broker answers, from the cache that all brokers share.
+described once. Any broker answers, from the cache that all brokers share; before that it reads what
+the coordinators of others have stored, if it has not done so for half a second.
 
 Errors of a group: GROUP_ID_NOT_FOUND (version 6), COORDINATOR_LOAD_IN_PROGRESS (the answer is full;
 the client repeats the request for this group).
@@ -35,6 +36,7 @@ async def describe_groups(
     operations = GROUP_OPERATIONS if asked_operations else NOT_ASKED
     room = ctx.broker.in_flight.response_room
     described = []
+    await ctx.broker.groups.read_anew(request.groups)
     for group_id in dict.fromkeys(request.groups):
         group = ctx.broker.groups.record(group_id)
         if group is None:

@@ -7,11 +7,13 @@ coordinator may answer raises `NotCoordinator` where another broker owns the slo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import GroupRecord
+from protocol.errors import KafkaError
 
 
 class GroupOwner(Protocol):
@@ -33,6 +35,18 @@ class ShardedGroups:
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
         return self._owner.coordinator_of(group_id)
+
+    async def read_anew(self, group_ids: Collection[str]) -> None:
+        """Read what other brokers have stored, if any of these groups is theirs."""
+        if not all(map(self._is_ours, group_ids)):
+            await asyncio.gather(*(one.read_anew() for one in self._owner.coordinators()))
+
+    def _is_ours(self, group_id: str) -> bool:
+        try:
+            self._owner.coordinator_of(group_id)
+        except KafkaError:
+            return False
+        return True
 
     def record(self, group_id: str) -> GroupRecord | None:
         """A group of any broker, as stored."""

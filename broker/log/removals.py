@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 2.0
 _LATE_MS = 600_000  # how much later than its created_at a row may become visible
+_SETTLE_EVERY_S = 60.0
 _BATCHES_AT_ONCE = 16
 _RANGES_MAX = 50_000  # of one batch; the job writes fewer
 _NUMBERS_MAX = 28_000  # of one DELETE: 8 bytes each at most, and a query may have 256 KiB
@@ -237,6 +239,7 @@ class Removals(Periodic):
         self._row_sources = row_sources
         self._reader = reader
         self._settled_ms: dict[str, int] = {}
+        self._settled_s: dict[str, float] = {}
 
     async def round(self) -> None:
         """Apply all batches that are pending on the shards."""
@@ -247,12 +250,16 @@ class Removals(Periodic):
                 log.warning("compaction of %s is postponed: %s", shard.name or "the log", error)
 
     async def _round(self, shard: RemovalShard) -> None:
-        asked_ms: int = (await shard.engine.rows(_NOW))[0][0]
+        now_s = time.monotonic()
+        settles = now_s - self._settled_s.get(shard.name, -_SETTLE_EVERY_S) >= _SETTLE_EVERY_S
+        asked_ms: int = (await shard.engine.rows(_NOW))[0][0] if settles else 0
         since = {"since_ms": self._settled_ms.get(shard.name, 0)}
         rows = await shard.engine.rows(query("pending_removals"), since)
         if not rows:
-            # Older batches need not be looked at again: the history may be long.
-            self._settled_ms[shard.name] = asked_ms - _LATE_MS
+            if settles:
+                # Older batches need not be looked at again: the history may be long.
+                self._settled_ms[shard.name] = asked_ms - _LATE_MS
+                self._settled_s[shard.name] = now_s
             return
         led: list[tuple[_RemovalBatch, PartitionLog]] = []
         for row in rows:

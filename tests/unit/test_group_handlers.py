@@ -6,7 +6,7 @@ How each version of a request is passed on, and cases that no client can cause.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,6 +62,9 @@ class Coordinator:
 
     def coordinator_of(self, _group_id: str) -> Coordinator:
         return self
+
+    async def read_anew(self, _group_ids: Collection[str]) -> None:
+        """All groups are here."""
 
     def record(self, group_id: str) -> GroupRecord | None:
         return self.records_of.get(group_id)

@@ -1,20 +1,4 @@
-"""Types of `_encode_batches.pyx`. `encode_batches.py` says what each function means."""
+"""Types of `_encode_batches.pyx`: those of `encode_batches.py`, which says what they mean."""
 
-from typing import final
-
-@final
-class EncodedBatch:
-    def __init__(
-        self, base_offset: int, last_offset: int, max_timestamp: int, data: bytes
-    ) -> None: ...
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def max_timestamp(self) -> int: ...
-    @property
-    def data(self) -> bytes: ...
-    def __hash__(self) -> int: ...
-
-def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]: ...
+from protocol.encode_batches import EncodedBatch as EncodedBatch
+from protocol.encode_batches import encode_batches as encode_batches

@@ -8,6 +8,7 @@ is untrusted: every read is checked against the end of what was received.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cython.dataclasses cimport dataclass
 from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from protocol._bytes cimport (
@@ -119,58 +120,9 @@ def crc32c(data, *, bint hardware=True):
     return crc
 
 
-_FIELDS = (
-    "start",
-    "end",
-    "base_offset",
-    "leader_epoch",
-    "magic",
-    "crc",
-    "attributes",
-    "last_offset_delta",
-    "base_timestamp",
-    "max_timestamp",
-    "producer_id",
-    "producer_epoch",
-    "base_sequence",
-    "count",
-)
-
-
+@dataclass(frozen=True)
 cdef class BatchHeader:
     """The fixed part of one record batch: see `protocol.batches.BatchHeader`."""
-
-    def __cinit__(
-        self,
-        Py_ssize_t start,
-        Py_ssize_t end,
-        int64_t base_offset,
-        int32_t leader_epoch,
-        int8_t magic,
-        uint32_t crc,
-        int16_t attributes,
-        int32_t last_offset_delta,
-        int64_t base_timestamp,
-        int64_t max_timestamp,
-        int64_t producer_id,
-        int16_t producer_epoch,
-        int32_t base_sequence,
-        int32_t count,
-    ):
-        self.start = start
-        self.end = end
-        self.base_offset = base_offset
-        self.leader_epoch = leader_epoch
-        self.magic = magic
-        self.crc = crc
-        self.attributes = attributes
-        self.last_offset_delta = last_offset_delta
-        self.base_timestamp = base_timestamp
-        self.max_timestamp = max_timestamp
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.base_sequence = base_sequence
-        self.count = count
 
     @property
     def codec(self):
@@ -195,21 +147,6 @@ cdef class BatchHeader:
         return (
             <uint32_t>self.base_sequence + <uint32_t>self.last_offset_delta
         ) & <uint32_t>INT32_MAX
-
-    def _values(self):
-        return tuple([getattr(self, name) for name in _FIELDS])
-
-    def __eq__(self, other):
-        if not isinstance(other, BatchHeader):
-            return NotImplemented
-        return self._values() == (<BatchHeader>other)._values()
-
-    def __hash__(self):
-        return hash(self._values())
-
-    def __repr__(self):
-        fields = ", ".join([f"{name}={getattr(self, name)}" for name in _FIELDS])
-        return f"BatchHeader({fields})"
 
 
 def parse_headers(records):

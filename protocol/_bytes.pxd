@@ -183,25 +183,22 @@ cdef inline int read_varuint(
     return _read_varuint(cursor, end, 63, 0x01, out)
 
 
-cdef inline int read_varint(
-    const uint8_t **cursor, const uint8_t *end, int32_t *out
-) noexcept nogil:
-    """A zigzag varint of at most 5 bytes and 32 bits."""
-    cdef uint64_t value = 0
-    if not _read_varuint(cursor, end, 28, 0x0F, &value):
-        return 0
-    out[0] = <int32_t>((value >> 1) ^ (0 - (value & 1)))
-    return 1
+ctypedef fused zigzagged:
+    int32_t
+    int64_t
 
 
-cdef inline int read_varlong(
-    const uint8_t **cursor, const uint8_t *end, int64_t *out
+cdef inline int read_zigzag(
+    const uint8_t **cursor, const uint8_t *end, zigzagged *out
 ) noexcept nogil:
-    """A zigzag varint of at most 10 bytes and 64 bits."""
+    """A zigzag varint: of at most 5 bytes and 32 bits, or of at most 10 bytes and 64 bits."""
     cdef uint64_t value = 0
-    if not _read_varuint(cursor, end, 63, 0x01, &value):
+    if zigzagged is int32_t:
+        if not _read_varuint(cursor, end, 28, 0x0F, &value):
+            return 0
+    elif not read_varuint(cursor, end, &value):
         return 0
-    out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+    out[0] = <zigzagged>((value >> 1) ^ (0 - (value & 1)))
     return 1
 
 

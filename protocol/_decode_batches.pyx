@@ -28,8 +28,7 @@ from protocol._bytes cimport (
     put_byte,
     put_int64,
     put_string,
-    read_varint,
-    read_varlong,
+    read_zigzag,
     reserve,
     write_bytes,
     write_varuint,
@@ -121,7 +120,7 @@ cdef inline RecordFault _read_nullable(
 ) noexcept nogil:
     """Appends a key or value, which is null where its length is -1."""
     cdef int32_t n = 0
-    if not read_varint(cursor, stop, &n):
+    if not read_zigzag(cursor, stop, &n):
         return BAD_VARINT
     if n < -1 or n > stop - cursor[0]:
         return misfit
@@ -158,7 +157,7 @@ cdef RecordFault _read_records(
         return NO_MEMORY
     for i in range(count):
         record[0] = i
-        if not read_varint(&p, end, &n):
+        if not read_zigzag(&p, end, &n):
             return BAD_VARINT
         if n < 0 or n > end - p:
             return BAD_LENGTH
@@ -166,13 +165,13 @@ cdef RecordFault _read_records(
         if n == 0:
             return NO_ATTRIBUTES
         p += 1  # a record's attributes mean nothing in v2
-        if not read_varlong(&p, stop, &delta):
+        if not read_zigzag(&p, stop, &delta):
             return BAD_VARINT
         if one_timestamp:
             delta = 0
         if not put_int64(&c.timestamp, <int64_t>(<uint64_t>base_timestamp + <uint64_t>delta)):
             return NO_MEMORY
-        if not read_varint(&p, stop, &n):
+        if not read_zigzag(&p, stop, &n):
             return BAD_VARINT
         if n != i:
             return BAD_OFFSET
@@ -182,12 +181,12 @@ cdef RecordFault _read_records(
         fault = _read_nullable(&p, stop, &c.value_null, &c.value, BAD_VALUE)
         if fault != OK:
             return fault
-        if not read_varint(&p, stop, &headers):
+        if not read_zigzag(&p, stop, &headers):
             return BAD_VARINT
         if headers < 0 or headers > stop - p:
             return BAD_HEADER_COUNT
         for h in range(headers):
-            if not read_varint(&p, stop, &n):
+            if not read_zigzag(&p, stop, &n):
                 return BAD_VARINT
             if n < 0 or n > stop - p:
                 return BAD_HEADER_KEY

@@ -7,6 +7,7 @@ reads each row once, in C and without the GIL, and copies its fields from the co
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cython.dataclasses cimport dataclass
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
@@ -159,6 +160,16 @@ cdef int _skip_strings(const uint8_t **cursor, const uint8_t *end, uint64_t coun
     return 1
 
 
+cdef inline BlockFault _skip_nullable(
+    const uint8_t **cursor, const uint8_t *end, uint64_t count, const uint8_t **strings
+) noexcept nogil:
+    """Skips a Nullable(String): a byte for each row, then the strings, which begin at `strings`."""
+    if not _skip(cursor, end, count):
+        return BLOCK_CUT
+    strings[0] = cursor[0]
+    return OK if _skip_strings(cursor, end, count) else BLOCK_STRING
+
+
 cdef inline uint64_t _next_length(const uint8_t **cursor) noexcept nogil:
     """The length of a String that `_skip_strings` has already checked."""
     cdef const uint8_t *p = cursor[0]
@@ -195,6 +206,7 @@ cdef BlockFault _locate(
     cdef uint64_t i
     cdef size_t head_size
     cdef int column
+    cdef BlockFault fault
     if not (read_varuint(&p, end, &width) and read_varuint(&p, end, &rows)):
         return BLOCK_CUT
     if width != READ_WIDTH:
@@ -220,14 +232,9 @@ cdef BlockFault _locate(
             if not _skip(&p, end, rows):
                 return BLOCK_CUT
         elif column == 3 or column == 4:  # key, value
-            if not _skip(&p, end, rows):
-                return BLOCK_CUT
-            if column == 3:
-                c.key = p
-            else:
-                c.value = p
-            if not _skip_strings(&p, end, rows):
-                return BLOCK_STRING
+            fault = _skip_nullable(&p, end, rows, &c.key if column == 3 else &c.value)
+            if fault != OK:
+                return fault
         elif column == 5:  # headers
             if not _skip(&p, end, rows * 8):
                 return BLOCK_CUT
@@ -243,11 +250,9 @@ cdef BlockFault _locate(
             if not _skip_strings(&p, end, previous):
                 return BLOCK_STRING
             c.header_value_null = p
-            if not _skip(&p, end, previous):
-                return BLOCK_CUT
-            c.header_value = p
-            if not _skip_strings(&p, end, previous):
-                return BLOCK_STRING
+            fault = _skip_nullable(&p, end, previous, &c.header_value)
+            if fault != OK:
+                return fault
         elif column == 7:  # producer_epoch
             if not _skip(&p, end, rows * 2):
                 return BLOCK_CUT
@@ -475,6 +480,7 @@ cdef BlockFault _encode(Encoder *e, const uint8_t *base, const uint8_t *end) noe
 # --- what Python sees ---
 
 
+@dataclass(frozen=True)
 cdef class EncodedBatch:
     """One record batch made from rows: see `protocol.encode_batches.EncodedBatch`."""
 
@@ -482,35 +488,6 @@ cdef class EncodedBatch:
     cdef readonly int64_t last_offset
     cdef readonly int64_t max_timestamp
     cdef readonly bytes data
-
-    def __cinit__(
-        self,
-        int64_t base_offset,
-        int64_t last_offset,
-        int64_t max_timestamp,
-        bytes data not None,
-    ):
-        self.base_offset = base_offset
-        self.last_offset = last_offset
-        self.max_timestamp = max_timestamp
-        self.data = data
-
-    def _fields(self):
-        return (self.base_offset, self.last_offset, self.max_timestamp, self.data)
-
-    def __eq__(self, other):
-        if not isinstance(other, EncodedBatch):
-            return NotImplemented
-        return self._fields() == (<EncodedBatch>other)._fields()
-
-    def __hash__(self):
-        return hash(self._fields())
-
-    def __repr__(self):
-        return (
-            f"EncodedBatch(base_offset={self.base_offset}, last_offset={self.last_offset}, "
-            f"max_timestamp={self.max_timestamp}, data={self.data!r})"
-        )
 
 
 cdef _raise_block_fault(BlockFault fault, Encoder *e, bytes block):

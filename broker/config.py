@@ -35,7 +35,7 @@ from pydantic_settings import (
 
 from common.address import Address, parse_address
 from common.environment import ENV_PREFIX
-from sql.http.settings import SqlSettings
+from sql.http.settings import SqlLimits, SqlSettings
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file when there is no flag `--config`."""
@@ -291,9 +291,7 @@ class Settings(BaseSettings):
         secret = self.sql_password
         return SqlSettings(
             data_dir=self.data_dir,
-            max_queries=self.sql_max_queries,
-            max_threads=self.sql_max_threads,
-            max_memory_bytes=self.sql_max_memory_bytes,
+            limits=SqlLimits(self.sql_max_queries, self.sql_max_threads, self.sql_max_memory_bytes),
             anonymous=self.sql_anonymous,
             user=self.sql_user,
             password=None if secret is None else secret.get_secret_value(),

@@ -85,7 +85,7 @@ def _open(server: EngineServerSettings) -> EmbeddedEngine:
     place = ClusterPlace(server.keepers, server.shard, server.replica) if server.keepers else None
     try:
         return EmbeddedEngine(
-            server.sql.data_dir, 0, server.fsync, server.sql.max_memory_bytes, place
+            server.sql.data_dir, 0, server.fsync, server.sql.limits.max_memory_bytes, place
         )
     except DataDirectoryError as error:
         raise EngineStartError(str(error)) from error

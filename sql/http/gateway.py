@@ -18,7 +18,6 @@ from sql.http.handles import (
     FencedHandles,
     Handles,
     OpenStatement,
-    SqlLimits,
     StatementContext,
     close_the_file_system,
     give_back,
@@ -27,6 +26,7 @@ from sql.http.handles import (
 from sql.http.pool import Permit, StatementPool
 from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
+from sql.http.settings import SqlLimits
 from sql.http.text import InsertData
 
 

@@ -20,6 +20,7 @@ from sql.http.engine import Handle, SqlEngine, run, set_statement
 from sql.http.errors import SYNTAX_ERROR, sql_error
 from sql.http.pool import Permit
 from sql.http.sessions import SqlSession
+from sql.http.settings import SqlLimits
 from sql.http.text import identifier, is_enclosed, literal
 
 TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
@@ -29,15 +30,6 @@ NO_EXPRESSIONS = {
     "input_format_values_interpret_expressions": "0",
     "input_format_values_deduce_templates_of_expressions": "0",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SqlLimits:
-    """`max_queries`: statements that run at once; the other limits are for one statement."""
-
-    max_queries: int
-    max_threads: int
-    max_memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
-from sql.http.handles import NO_EXPRESSIONS, SqlLimits, StatementContext
+from sql.http.handles import NO_EXPRESSIONS, StatementContext
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import Permit
 from sql.http.request import (
@@ -54,8 +54,7 @@ _HELP = (
 
 def make_app(engine: SqlEngine, settings: SqlSettings) -> web.Application:
     """The SQL interface for people, as an aiohttp application."""
-    limits = SqlLimits(settings.max_queries, settings.max_threads, settings.max_memory_bytes)
-    gateway = people_gateway(engine, limits)
+    gateway = people_gateway(engine, settings.limits)
     return application(HttpInterface(gateway, PeopleLogin(settings), settings.data_dir))
 
 

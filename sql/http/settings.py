@@ -9,13 +9,20 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SqlSettings:
-    """The settings `sql_*` of docs/configuration.md, without their prefix."""
+    """The settings `sql_*` of docs/configuration.md."""
 
     data_dir: Path
     """Where a result that is too long for memory waits (`wait_end_of_query`)."""
-    max_queries: int
-    max_threads: int
-    max_memory_bytes: int
+    limits: SqlLimits
     anonymous: Literal["loopback", "always", "never"]
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlLimits:
+    """`max_queries`: statements that run at once; the other limits are for one statement."""
+
+    max_queries: int
+    max_threads: int
+    max_memory_bytes: int

@@ -8,11 +8,12 @@ who it is by the password that is set; where none is set, it has to be a program
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from aiohttp import web
 
 from sql.http.body import Body
-from sql.http.handles import SqlLimits, StatementContext
+from sql.http.handles import StatementContext
 from sql.http.interface import HttpInterface
 from sql.http.login import OwnerLogin
 from sql.http.pool import Permit
@@ -29,7 +30,7 @@ class EngineInterface(HttpInterface):
     """Serves one engine, on any number of listeners."""
 
     def __init__(self, engine: WatchedEngine, settings: SqlSettings) -> None:
-        limits = SqlLimits(STATEMENTS_AT_ONCE, settings.max_threads, settings.max_memory_bytes)
+        limits = replace(settings.limits, max_queries=STATEMENTS_AT_ONCE)
         self._trusted = TrustedGateway(engine, limits)
         super().__init__(self._trusted, OwnerLogin(settings), settings.data_dir)
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()

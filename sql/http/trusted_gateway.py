@@ -18,12 +18,12 @@ from sql.http.errors import SqlError, sql_error
 from sql.http.gateway import SqlGateway
 from sql.http.handles import (
     ExternalTable,
-    SqlLimits,
     StatementContext,
     give_back,
     load_table,
     prepare,
 )
+from sql.http.settings import SqlLimits
 from sql.http.text import InsertData, identifier, tokens
 from storage.embedded import INSERT_SETTINGS
 

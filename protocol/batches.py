@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from protocol.errors import CorruptMessage, UnsupportedForMessageFormat
@@ -25,10 +26,15 @@ _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 ATTRIBUTES_AT: Final = 21
 
-_CODEC_MASK: Final = 0x07
-LOG_APPEND_TIME: Final = 0x08
-TRANSACTIONAL: Final = 0x10
-CONTROL: Final = 0x20
+
+class Attribute(IntEnum):
+    """The bits of a batch's attributes."""
+
+    CODEC = 0x07
+    LOG_APPEND_TIME = 0x08
+    TRANSACTIONAL = 0x10
+    CONTROL = 0x20
+
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
@@ -56,20 +62,20 @@ class BatchHeader:
     @property
     def codec(self) -> int:
         """Compression codec of the records: see `protocol/compression.py`."""
-        return self.attributes & _CODEC_MASK
+        return self.attributes & Attribute.CODEC
 
     @property
     def timestamp_type(self) -> int:
         """0 CreateTime, 1 LogAppendTime: every record then has `max_timestamp` (KIP-32)."""
-        return 1 if self.attributes & LOG_APPEND_TIME else 0
+        return 1 if self.attributes & Attribute.LOG_APPEND_TIME else 0
 
     @property
     def transactional(self) -> bool:
-        return bool(self.attributes & TRANSACTIONAL)
+        return bool(self.attributes & Attribute.TRANSACTIONAL)
 
     @property
     def control(self) -> bool:
-        return bool(self.attributes & CONTROL)
+        return bool(self.attributes & Attribute.CONTROL)
 
     @property
     def last_sequence(self) -> int:
@@ -139,7 +145,7 @@ def stamp_batch(
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, LENGTH_END, leader_epoch)
     if log_append_time_ms is not None:
-        struct.pack_into(">h", batch, ATTRIBUTES_AT, header.attributes | LOG_APPEND_TIME)
+        struct.pack_into(">h", batch, ATTRIBUTES_AT, header.attributes | Attribute.LOG_APPEND_TIME)
         struct.pack_into(">q", batch, 35, log_append_time_ms)
         struct.pack_into(">I", batch, _CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return bytes(batch)

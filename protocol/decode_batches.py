@@ -21,11 +21,9 @@ from itertools import accumulate
 from typing import ClassVar, Final
 
 from protocol.batches import (
-    CONTROL,
     INT32_MAX,
     INT64_MAX,
-    LOG_APPEND_TIME,
-    TRANSACTIONAL,
+    Attribute,
     BatchHeader,
 )
 from protocol.columns import COLUMNS, MessageRow, column_head
@@ -100,8 +98,8 @@ class BlockBuilder:
         one_timestamp = log_append_time_ms
         if one_timestamp is not None:
             _fit(one_timestamp, 64)
-            attributes |= LOG_APPEND_TIME
-        elif attributes & LOG_APPEND_TIME:
+            attributes |= Attribute.LOG_APPEND_TIME
+        elif attributes & Attribute.LOG_APPEND_TIME:
             one_timestamp = header.max_timestamp
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")
@@ -128,15 +126,15 @@ class BlockBuilder:
             row = MessageRow(
                 offset=base_offset + index,
                 timestamp_ms=wrap(timestamp, 64) if one_timestamp is None else one_timestamp,
-                timestamp_type=1 if attributes & LOG_APPEND_TIME else 0,
+                timestamp_type=1 if attributes & Attribute.LOG_APPEND_TIME else 0,
                 key=record.key,
                 value=record.value,
                 headers=record.headers,
                 producer_id=header.producer_id,
                 producer_epoch=header.producer_epoch,
                 sequence=(header.base_sequence + index) & INT32_MAX if sequenced else -1,
-                transactional=bool(attributes & TRANSACTIONAL),
-                control=bool(attributes & CONTROL),
+                transactional=bool(attributes & Attribute.TRANSACTIONAL),
+                control=bool(attributes & Attribute.CONTROL),
                 leader_epoch=leader_epoch,
             )
             added.append((partition_key, row))

@@ -17,11 +17,9 @@ from protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
-    CONTROL,
     INT32_MAX,
     LENGTH_END,
-    LOG_APPEND_TIME,
-    TRANSACTIONAL,
+    Attribute,
     crc32c,
 )
 from protocol.columns import READ_COLUMNS, MessageRow, column_head
@@ -100,9 +98,9 @@ def _continues(first: MessageRow, row: MessageRow) -> bool:
 
 def _attributes(row: MessageRow) -> int:
     return (
-        (LOG_APPEND_TIME if row.timestamp_type else 0)
-        | (TRANSACTIONAL if row.transactional else 0)
-        | (CONTROL if row.control else 0)
+        (Attribute.LOG_APPEND_TIME if row.timestamp_type else 0)
+        | (Attribute.TRANSACTIONAL if row.transactional else 0)
+        | (Attribute.CONTROL if row.control else 0)
     )
 
 

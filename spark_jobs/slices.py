@@ -135,11 +135,11 @@ class LogSnapshot:
         """Slices of about the same number of rows, however the rows are spread over offsets."""
         options = self._options
         parts = [
-            _ShardRange(one, shard, min(one.until, one.offsets.ends[shard]))
+            part
             for one in ranges
-            for shard in range(len(self._shards))
             if filters.partition(one.topic, one.partition)
-            and one.start < min(one.until, one.offsets.ends[shard])
+            for part in (_ShardRange(one, shard) for shard in range(len(self._shards)))
+            if one.start < part.until
         ]
         offsets = sum(part.until - part.range.start for part in parts)
         cores = os.cpu_count() or 1
@@ -251,7 +251,10 @@ class _ShardRange:
 
     range: OffsetRange
     shard: int
-    until: int
+
+    @property
+    def until(self) -> int:
+        return min(self.range.until, self.range.offsets.ends[self.shard])
 
 
 def _resolved(offset: int, known: PartitionOffsets) -> int:

@@ -12,6 +12,7 @@ from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from broker.leadership import BrokerEndpoint
 from protocol.errors import KafkaError, MismatchedEndpointType, UnsupportedEndpointType
 
 _BROKERS = 1
@@ -31,17 +32,14 @@ async def describe_cluster(
         endpoint_type=_BROKERS,
         cluster_id=ctx.broker.cluster_id,
         controller_id=leadership.controller_id,
-        brokers=[
-            DescribeClusterResponse.DescribeClusterBroker(
-                broker_id=node.node_id,
-                host=node.host,
-                port=node.port,
-                rack=node.rack,
-                is_fenced=False,
-            )
-            for node in ([] if error else leadership.brokers())
-        ],
+        brokers=[] if error else [_broker(node) for node in leadership.brokers()],
         authorized_operations=CLUSTER_OPERATIONS if asked else NOT_ASKED,
+    )
+
+
+def _broker(node: BrokerEndpoint) -> DescribeClusterResponse.DescribeClusterBroker:
+    return DescribeClusterResponse.DescribeClusterBroker(
+        broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack, is_fenced=False
     )
 
 

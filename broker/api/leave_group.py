@@ -26,20 +26,9 @@ async def leave_group(ctx: RequestContext, request: LeaveGroupRequest) -> LeaveG
     leaving = [
         LeavingMember(member.member_id, member.group_instance_id) for member in request.members
     ]
-    return LeaveGroupResponse(
-        throttle_time_ms=0,
-        error_code=0,
-        members=[
-            LeaveGroupResponse.MemberResponse(
-                member_id=member.member_id,
-                group_instance_id=member.group_instance_id,
-                error_code=0 if error is None else error.code,
-            )
-            for member, error in zip(
-                leaving, await _leave(ctx, request.group_id, leaving), strict=True
-            )
-        ],
-    )
+    errors = await _leave(ctx, request.group_id, leaving)
+    members = [_answer(member, error) for member, error in zip(leaving, errors, strict=True)]
+    return LeaveGroupResponse(throttle_time_ms=0, error_code=0, members=members)
 
 
 async def _leave(
@@ -49,6 +38,14 @@ async def _leave(
         return await ctx.broker.groups.coordinator_of(group_id).leave(group_id, members)
     except UnknownMemberId as error:  # the group does not exist, so it has none of these members
         return [error] * len(members)
+
+
+def _answer(member: LeavingMember, error: KafkaError | None) -> LeaveGroupResponse.MemberResponse:
+    return LeaveGroupResponse.MemberResponse(
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        error_code=0 if error is None else error.code,
+    )
 
 
 API = Api(LeaveGroupRequest, LeaveGroupResponse, versions=(0, 5), handler=leave_group)

@@ -22,16 +22,17 @@ from protocol.errors import KafkaError
 async def offset_for_leader_epoch(
     ctx: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    result = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     return OffsetForLeaderEpochResponse(
-        throttle_time_ms=0,
-        topics=[
-            result(
-                topic=topic.topic,
-                partitions=[await _epoch_end(ctx, topic.topic, one) for one in topic.partitions],
-            )
-            for topic in request.topics
-        ],
+        throttle_time_ms=0, topics=[await _epoch_ends(ctx, topic) for topic in request.topics]
+    )
+
+
+async def _epoch_ends(
+    ctx: RequestContext, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult:
+    return OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
+        topic=asked.topic,
+        partitions=[await _epoch_end(ctx, asked.topic, one) for one in asked.partitions],
     )
 
 

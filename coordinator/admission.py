@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from common.clock import Moment
 from coordinator.group_members import GroupMember
 from coordinator.group_states import GroupEvent, GroupState
-from coordinator.messages import UNKNOWN_MEMBER_ID, JoinRequest, MemberIdGiven, Waiter
+from coordinator.messages import UNKNOWN_MEMBER_ID, JoinRequest, MemberIdGiven, MemberRecord, Waiter
 from coordinator.rebalance import Joining, Rebalance
 from protocol.errors import FencedInstanceId, GroupMaxSizeReached, InvalidSessionTimeout
 
@@ -95,7 +95,7 @@ class Admission:
     def _join_again(self, joining: Joining, now: Moment) -> None:
         member = joining.member
         member.heard_at(now.monotonic_ms)
-        if member.protocols != joining.request.protocols:
+        if member.record.protocols != joining.request.protocols:
             self._rebalance.park_join(joining, now)
             self._rebalance.fire(GroupEvent.MEMBER_SUBSCRIBED, now)
         elif member.member_id == self._members.leader:
@@ -120,13 +120,16 @@ class Admission:
             self._rebalance.protocol_type = request.protocol_type
         self._members.add(
             GroupMember(
-                member_id,
-                request.group_instance_id,
-                request.client,
-                request.session_timeout_ms,
-                request.rebalance_timeout_ms,
-                request.protocols,
-                now.wall_ms,
+                MemberRecord(
+                    member_id,
+                    request.group_instance_id,
+                    request.client,
+                    request.session_timeout_ms,
+                    request.rebalance_timeout_ms,
+                    request.protocols,
+                    assignment=b"",
+                    join_time_ms=now.wall_ms,
+                ),
                 now.monotonic_ms + _NEW_MEMBER_JOIN_TIMEOUT_MS,
                 joining=waiter,
                 is_new=True,
@@ -141,7 +144,7 @@ class Admission:
     ) -> None:
         """A static member that sends no id is a new process that replaces the old one (KIP-345)."""
         self._rebalance.answer_waiting(
-            old, FencedInstanceId(f"another member is {old.group_instance_id} now")
+            old, FencedInstanceId(f"another member is {old.record.group_instance_id} now")
         )
         member = old.replaced_by(member_id, now.monotonic_ms, request)
         self._rebalance.replace(old, member)

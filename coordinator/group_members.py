@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from coordinator.messages import (
-    Client,
     GroupRecord,
     JoinedMember,
     JoinRequest,
@@ -29,37 +28,19 @@ _MEMBER_BYTES, _PROTOCOL_BYTES, _PENDING_BYTES = 1024, 128, 256
 
 @dataclass(slots=True)
 class GroupMember:
-    """One member, with its requests that wait for an answer."""
+    """One member: what is stored of it, and its requests that wait for an answer."""
 
-    member_id: str
-    group_instance_id: str | None
-    client: Client
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-    join_time_ms: int
+    record: MemberRecord
+    """The same object until the member changes."""
     expires_ms: int
-    assignment: bytes = b""
     joining: Waiter | None = None
     syncing: Waiter | None = None
     is_new: bool = False
     """The member waits for its first generation, and cannot send heartbeats."""
-    _record: MemberRecord | None = field(default=None, repr=False)
 
-    @classmethod
-    def restored(cls, record: MemberRecord, now_ms: int) -> GroupMember:
-        return cls(
-            record.member_id,
-            record.group_instance_id,
-            record.client,
-            record.session_timeout_ms,
-            record.rebalance_timeout_ms,
-            record.protocols,
-            record.join_time_ms,
-            now_ms + record.session_timeout_ms,
-            record.assignment,
-            _record=record,
-        )
+    @property
+    def member_id(self) -> str:
+        return self.record.member_id
 
     @property
     def waits(self) -> bool:
@@ -68,49 +49,31 @@ class GroupMember:
 
     @property
     def size_bytes(self) -> int:
-        names = len(self.member_id) + len(self.group_instance_id or "") + len(self.client.client_id)
-        return _MEMBER_BYTES + names + len(self.assignment) + protocols_bytes(self.protocols)
+        record = self.record
+        names = len(record.member_id) + len(record.group_instance_id or "")
+        names += len(record.client.client_id)
+        return _MEMBER_BYTES + names + len(record.assignment) + protocols_bytes(record.protocols)
 
     def metadata(self, protocol_name: str) -> bytes:
-        return metadata_of(self.protocols, protocol_name)
+        return metadata_of(self.record.protocols, protocol_name)
 
     def heard_at(self, now_ms: int) -> None:
         """The member has sent something: its session begins anew."""
         if not self.is_new:
-            self.expires_ms = now_ms + self.session_timeout_ms
+            self.expires_ms = now_ms + self.record.session_timeout_ms
 
     def assign(self, assignment: bytes) -> None:
-        if assignment != self.assignment:
-            self.assignment, self._record = assignment, None
+        if assignment != self.record.assignment:
+            self.record = replace(self.record, assignment=assignment)
 
     def replaced_by(self, member_id: str, now_ms: int, request: JoinRequest) -> GroupMember:
         """A new process of the static member: it keeps the place and the assignment."""
         return replace(
             self,
-            member_id=member_id,
+            record=replace(self.record, member_id=member_id),
             expires_ms=now_ms + request.session_timeout_ms,
             is_new=False,
-            _record=None,
         )
-
-    def record(self) -> MemberRecord:
-        """The member as it is stored: the same object until the member changes."""
-        if self._record is None:
-            self._record = MemberRecord(
-                self.member_id,
-                self.group_instance_id,
-                self.client,
-                self.session_timeout_ms,
-                self.rebalance_timeout_ms,
-                self.protocols,
-                self.assignment,
-                self.join_time_ms,
-            )
-        return self._record
-
-    def forget_record(self) -> None:
-        """The member has changed, so `record` makes a new one."""
-        self._record = None
 
 
 class Members:
@@ -127,7 +90,7 @@ class Members:
     def restore(self, record: GroupRecord, now_ms: int) -> None:
         """A record that was repaired after a crash between two tables may name no leader."""
         for stored in sorted(record.members, key=lambda member: member.join_time_ms):
-            self._insert(GroupMember.restored(stored, now_ms))
+            self._insert(GroupMember(stored, now_ms + stored.session_timeout_ms))
         self.leader = record.leader if record.leader in self._by_id else next(iter(self._by_id), "")
 
     # Finding members
@@ -173,7 +136,7 @@ class Members:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        return max((member.rebalance_timeout_ms for member in self), default=0)
+        return max((member.record.rebalance_timeout_ms for member in self), default=0)
 
     @property
     def size_bytes(self) -> int:
@@ -183,7 +146,7 @@ class Members:
     def as_joined(self, protocol_name: str) -> tuple[JoinedMember, ...]:
         """Every member, as the leader sees it in its answer to JoinGroup."""
         return tuple(
-            JoinedMember(one.member_id, one.group_instance_id, one.metadata(protocol_name))
+            JoinedMember(one.member_id, one.record.group_instance_id, one.metadata(protocol_name))
             for one in self
         )
 
@@ -196,29 +159,31 @@ class Members:
     def remove(self, member: GroupMember) -> None:
         """Remove the member. If it was the leader, the member that joined next leads."""
         del self._by_id[member.member_id]
-        self._count_protocols(member.protocols, -1)
-        if member.group_instance_id is not None:
-            del self._static[member.group_instance_id]
+        self._count_protocols(member.record.protocols, -1)
+        if member.record.group_instance_id is not None:
+            del self._static[member.record.group_instance_id]
         if self.leader == member.member_id:
             self.leader = next(iter(self._by_id), "")
 
     def replace(self, old: GroupMember, new: GroupMember) -> None:
         """Replace the old process of a static member by the new one."""
-        assert new.group_instance_id is not None
+        assert new.record.group_instance_id is not None
         self._by_id = {one.member_id: one for one in (new if m is old else m for m in self)}
-        self._static[new.group_instance_id] = new.member_id
+        self._static[new.record.group_instance_id] = new.member_id
         if self.leader == old.member_id:
             self.leader = new.member_id
 
     def update(self, member: GroupMember, request: JoinRequest) -> None:
         """Store what the member sent in its JoinGroup."""
-        self._count_protocols(member.protocols, -1)
-        member.protocols = request.protocols
-        self._count_protocols(member.protocols, 1)
-        member.session_timeout_ms = request.session_timeout_ms
-        member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        member.client = request.client
-        member.forget_record()
+        self._count_protocols(member.record.protocols, -1)
+        member.record = replace(
+            member.record,
+            client=request.client,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            protocols=request.protocols,
+        )
+        self._count_protocols(member.record.protocols, 1)
 
     def elect_leader(self) -> bool:
         """Keep the leader if it has joined, else elect the earliest that has; False if none has."""
@@ -245,10 +210,11 @@ class Members:
     def selected_protocol(self) -> str:
         """Of the common protocols the one that most members prefer; at a tie, the leader's."""
         votes = Counter(
-            next(name for name, _ in member.protocols if self._is_common(name)) for member in self
+            next(name for name, _ in member.record.protocols if self._is_common(name))
+            for member in self
         )
         leader = self._by_id.get(self.leader) or next(iter(self))
-        order = [name for name, _ in leader.protocols]
+        order = [name for name, _ in leader.record.protocols]
         return max(votes, key=lambda name: (votes[name], -order.index(name)))
 
     def _is_common(self, protocol_name: str) -> bool:
@@ -262,9 +228,9 @@ class Members:
 
     def _insert(self, member: GroupMember) -> None:
         self._by_id[member.member_id] = member
-        self._count_protocols(member.protocols, 1)
-        if member.group_instance_id is not None:
-            self._static[member.group_instance_id] = member.member_id
+        self._count_protocols(member.record.protocols, 1)
+        if member.record.group_instance_id is not None:
+            self._static[member.record.group_instance_id] = member.member_id
 
 
 def protocols_bytes(protocols: Protocols) -> int:

@@ -159,7 +159,7 @@ class Group:
             rebalance.protocol_type,
             rebalance.protocol_name,
             self._members.leader,
-            tuple(member.record() for member in self._members),
+            tuple(member.record for member in self._members),
         )
 
     def take_answers(self) -> list[Answer]:

@@ -210,7 +210,11 @@ class Rebalance:
     def _end_join_wait(self, now: Moment) -> None:
         """Begin the next generation, of those who have joined. Static members may come later."""
         self.remove(
-            [one for one in self.members if one.joining is None and one.group_instance_id is None]
+            [
+                one
+                for one in self.members
+                if one.joining is None and one.record.group_instance_id is None
+            ]
         )
         if self.members and not self.members.elect_leader():
             # Only static members are left, and none has joined: their sessions decide.
@@ -299,7 +303,8 @@ class Rebalance:
 
     def _answer_sync(self, member: GroupMember, now: Moment) -> None:
         self.answer(
-            member.syncing, SyncAnswer(self.protocol_type, self.protocol_name, member.assignment)
+            member.syncing,
+            SyncAnswer(self.protocol_type, self.protocol_name, member.record.assignment),
         )
         member.syncing = None
         member.heard_at(now.monotonic_ms)

@@ -65,10 +65,10 @@ def set_statement(settings: Mapping[str, str]) -> bytes:
 class Summary:
     """What the engine counted."""
 
-    read_rows: int = 0
-    read_bytes: int = 0
-    written_rows: int = 0
-    written_bytes: int = 0
+    read_rows: int
+    read_bytes: int
+    written_rows: int
+    written_bytes: int
 
     @classmethod
     def of(cls, result: Result) -> Summary:

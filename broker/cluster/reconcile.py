@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -128,18 +128,16 @@ class Fences:
         self._fences = {key: one for key, one in self._fences.items() if key[0] in sessions}
 
 
+@dataclass(slots=True, eq=False)
 class SessionSlots:
     """The slots of one session of this broker."""
 
-    def __init__(
-        self, tenure: Tenure, view: RegistryView, owner: SlotOwner, fences: Fences
-    ) -> None:
-        self._tenure = tenure
-        self._view = view
-        self._owner = owner
-        self._fences = fences
-        self._held: dict[int, _Held] = {}
-        self._handed_over: set[int] = set()
+    _tenure: Tenure
+    _view: RegistryView
+    _owner: SlotOwner
+    _fences: Fences
+    _held: dict[int, _Held] = field(default_factory=dict, init=False)
+    _handed_over: set[int] = field(default_factory=set, init=False)
 
     @property
     def held(self) -> Collection[int]:

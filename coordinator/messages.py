@@ -122,7 +122,7 @@ class OffsetCommit(NamedTuple):
     offset: int
     leader_epoch: int
     metadata: str
-    expire_time_ms: int | None = None
+    expire_time_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

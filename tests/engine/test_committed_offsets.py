@@ -55,7 +55,7 @@ async def offsets(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> Comm
 
 
 def commit(offset: int, partition: int = 0, topic: str = "t", topic_id: UUID = ID) -> OffsetCommit:
-    return OffsetCommit(topic, topic_id, partition, offset, 5, f"at {offset}")
+    return OffsetCommit(topic, topic_id, partition, offset, 5, f"at {offset}", None)
 
 
 def committed(given: OffsetCommit, clock: Clock) -> CommittedOffset:

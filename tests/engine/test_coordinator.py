@@ -109,7 +109,7 @@ def syncing(joined: JoinAnswer, assignments: dict[str, bytes] | None = None) -> 
 
 
 def commit_of(offset: int, partition: int = 0) -> OffsetCommit:
-    return OffsetCommit(TOPIC, TOPIC_ID, partition, offset, 0, "")
+    return OffsetCommit(TOPIC, TOPIC_ID, partition, offset, 0, "", None)
 
 
 async def one_member(groups: GroupCoordinator, group_id: str = "group") -> JoinAnswer:
@@ -510,7 +510,7 @@ class TestOffsets:
     ) -> None:
         async with running(scripted, clock) as groups:
             joined = await one_member(groups)
-            other = OffsetCommit("other", TOPIC_ID, 0, 1, 0, "")
+            other = OffsetCommit("other", TOPIC_ID, 0, 1, 0, "", None)
             await groups.commit(
                 "group",
                 member(joined),

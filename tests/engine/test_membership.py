@@ -522,7 +522,7 @@ async def test_the_worker_reads_writes_and_outlives_refusals(
         scripted.failing_rows.append("consumer_group_versions")
         await other.store(group(other, clock, member("a")))
         others = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
-        commit = OffsetCommit("t", TOPIC_ID, 0, 17, -1, "")
+        commit = OffsetCommit("t", TOPIC_ID, 0, 17, -1, "", None)
         await others.commit("g", COMMITTER, [commit])
 
         async def seen() -> bool:
@@ -607,7 +607,7 @@ async def change(cache, offsets, group_id):
         await cache.store(
             group(cache, clock, leader, member("b"), group_id=group_id, generation=generation)
         )
-        commit = OffsetCommit("t", TOPIC_ID, 0, generation, -1, "")
+        commit = OffsetCommit("t", TOPIC_ID, 0, generation, -1, "", None)
         await offsets.commit(group_id, COMMITTER, [commit])
         print(group_id, generation, flush=True)
 

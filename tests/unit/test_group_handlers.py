@@ -326,7 +326,7 @@ async def test_what_a_commit_means_in_each_version(
         (
             "g",
             Committer("m", instance, 4, Client("wire", "/192.0.2.7")),
-            [OffsetCommit("events", TOPIC_ID, p, p // 3 + 10, epoch, "note") for p in (0, 3)],
+            [OffsetCommit("events", TOPIC_ID, p, p // 3 + 10, epoch, "note", None) for p in (0, 3)],
             errors.GroupIdNotFound if version >= 9 else errors.IllegalGeneration,
         )
     ]

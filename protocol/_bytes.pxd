@@ -196,7 +196,7 @@ cdef inline int read_zigzag(
     if zigzagged is int32_t:
         if not _read_varuint(cursor, end, 28, 0x0F, &value):
             return 0
-    elif not read_varuint(cursor, end, &value):
+    elif not _read_varuint(cursor, end, 63, 0x01, &value):
         return 0
     out[0] = <zigzagged>((value >> 1) ^ (0 - (value & 1)))
     return 1

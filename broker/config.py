@@ -73,6 +73,11 @@ def _setting(default: Any, unit: str, description: str, **limits: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"unit": unit}, **limits)
 
 
+def _count(default: int, unit: str, description: str, **limits: int) -> Any:
+    """How many of something: at least one."""
+    return _setting(default, unit, description, ge=1, **limits)
+
+
 def _bytes(default: int, description: str, **limits: int) -> Any:
     return _setting(default, "bytes", description, **limits)
 
@@ -111,12 +116,8 @@ class Settings(BaseSettings):
     auto_create_topics: bool = _setting(
         True, "true/false", "Create a topic when a client first asks for it"
     )
-    num_partitions: int = _setting(
-        1,
-        "partitions",
-        "Partitions of a new topic, unless its creator gives a number",
-        ge=1,
-        le=10_000,
+    num_partitions: int = _count(
+        1, "partitions", "Partitions of a new topic, unless its creator gives a number", le=10_000
     )
     message_max_bytes: int = _bytes(
         1_048_588,
@@ -135,18 +136,14 @@ class Settings(BaseSettings):
         "Unanswered requests of all connections together; at the limit no more are read",
         ge=1024,
     )
-    max_connections: int = _setting(
-        10_000, "connections", "Kafka connections open at once; further ones are closed", ge=1
+    max_connections: int = _count(
+        10_000, "connections", "Kafka connections open at once; further ones are closed"
     )
     connections_max_idle_ms: int = _ms(
         600_000, "A connection without a request for this long is closed", ge=1000
     )
-    lanes: int = _setting(
-        2,
-        "lanes",
-        "Inserts that run in parallel; a partition always uses the same lane",
-        ge=1,
-        le=64,
+    lanes: int = _count(
+        2, "lanes", "Inserts that run in parallel; a partition always uses the same lane", le=64
     )
     linger_ms: int = _ms(
         0, "Wait this long for more records before an insert starts", ge=0, le=60_000
@@ -154,8 +151,8 @@ class Settings(BaseSettings):
     block_max_bytes: int = _bytes(
         16 * _MIB, "No further batch is added to an insert of this size", ge=1024
     )
-    block_max_rows: int = _setting(
-        65_536, "records", "No further batch is added to an insert of this many records", ge=1
+    block_max_rows: int = _count(
+        65_536, "records", "No further batch is added to an insert of this many records"
     )
     decompressed_max_bytes: int = _bytes(
         128 * _MIB, "Largest record batch once decompressed", ge=1024, le=_INT32_MAX
@@ -187,9 +184,7 @@ class Settings(BaseSettings):
     group_initial_rebalance_delay_ms: int = _ms(
         3_000, "An empty group waits this long for more members before it starts", ge=0
     )
-    group_max_size: int = _setting(
-        1000, "members", "Largest number of members in one consumer group", ge=1
-    )
+    group_max_size: int = _count(1000, "members", "Largest number of members in one consumer group")
     groups_max_bytes: int = _bytes(
         256 * _MIB,
         "Subscriptions and assignments of all groups; at the limit no new member is accepted",
@@ -227,11 +222,9 @@ class Settings(BaseSettings):
         "loopback/always/never",
         "Who may read through SQL without credentials: clients on this machine, all, or nobody",
     )
-    sql_max_queries: int = _setting(8, "queries", "SQL queries that run at once", ge=1, le=1000)
+    sql_max_queries: int = _count(8, "queries", "SQL queries that run at once", le=1000)
     sql_max_memory_bytes: int = _bytes(4 * _GIB, "Memory that one SQL query may use", ge=16 * _MIB)
-    sql_max_threads: int = _setting(
-        1, "threads", "Threads that one SQL query may use", ge=1, le=1024
-    )
+    sql_max_threads: int = _count(1, "threads", "Threads that one SQL query may use", le=1024)
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "debug/info/warning/error", "Lowest severity of the log lines that are written"
     )

@@ -43,6 +43,9 @@ class Registry(Protocol):
         Raises `EngineError` also if the outcome cannot be found out: then read the key again.
         """
 
+    async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
+        """As `compare_and_set`, sent once. Whether it has succeeded is for the caller to read."""
+
     async def delete(self, key: str, expected: Versioned) -> bool:
         """Delete `key` if it is still as `expected`. True when the key does not exist any more."""
 
@@ -79,6 +82,9 @@ class TableRegistry:
                 {"key": key, "version": expected.version + 1 if expected else 1, "value": value},
             )
             return True
+
+    async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
+        await self.compare_and_set(key, expected, value)
 
     async def delete(self, key: str, expected: Versioned) -> bool:
         async with self._lock:
@@ -136,6 +142,21 @@ class KeeperRegistry:
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
         mark = secrets.token_hex(_MARK_CHARS // 2)
+        statement, params = self._setting(key, expected, value, mark)
+        return await self._change(
+            key, expected, statement, params,
+            has_happened=lambda found: found is not None and mark in found.marks,
+        )  # fmt: skip
+
+    async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
+        mark = secrets.token_hex(_MARK_CHARS // 2)
+        async with self._limit():
+            await self._engine.execute(*self._setting(key, expected, value, mark))
+
+    def _setting(
+        self, key: str, expected: Versioned | None, value: str, mark: str
+    ) -> tuple[str, Mapping[str, Parameter]]:
+        """A statement that sets `key` if it is as `expected`, and its parameters."""
         if expected is None:
             statement = (
                 f"INSERT INTO {self._table} (key, value) {_KEEPER_SETTINGS}"
@@ -148,10 +169,7 @@ class KeeperRegistry:
                 f" WHERE {_AS_EXPECTED} {_KEEPER_SETTINGS}"
             )
         params = {"mark": mark, "no_marks": _NO_MARKS, "value": value, **_where(key, expected)}
-        return await self._change(
-            key, expected, statement, params,
-            has_happened=lambda found: found is not None and mark in found.marks,
-        )  # fmt: skip
+        return statement, params
 
     async def delete(self, key: str, expected: Versioned) -> bool:
         return await self._change(

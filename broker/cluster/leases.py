@@ -169,6 +169,11 @@ class Watch:
         seen = self._seen.get(session_id)
         return seen is not None and now_ms - seen.since_ms >= seen.ttl_ms * DRIFT
 
+    def unchanged_ms(self, session_id: int, now_ms: int) -> int:
+        """For how long the row has been as it is."""
+        seen = self._seen.get(session_id)
+        return 0 if seen is None else now_ms - seen.since_ms
+
     def forget_all_but(self, session_ids: Collection[int]) -> None:
         self._seen = {key: seen for key, seen in self._seen.items() if key in session_ids}
 

@@ -27,7 +27,7 @@ from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
-from broker.cluster.topic_registry import TopicRegistry
+from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint
@@ -129,7 +129,7 @@ class ClusterNode:
             settings.retention_check_interval_ms,
         ).periodic
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
-        self._watching = topic_watch(self._topics)
+        self._watching = topic_watch(self._topics, lambda: version_number(view.value(VERSION_KEY)))
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read the topics and start what needs no session. Raises `EngineError`."""

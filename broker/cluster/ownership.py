@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from broker.cluster.leases import BrokerSession, Plan, SessionState, plan
 from broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
@@ -31,6 +32,8 @@ from storage.slot_map import SlotMap
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 6
+_QUIET_POLL_S = 0.75
+"""How often the registry is read while nothing changes hands."""
 
 
 class Ownership:
@@ -49,6 +52,7 @@ class Ownership:
         self._ending: set[asyncio.Task[None]] = set()
         self._renew_now = asyncio.Event()
         self._leaving = False
+        self._known_to_leave_ms: int | None = None
         self._has_left = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -206,8 +210,11 @@ class Ownership:
     async def _poll(self) -> None:
         while True:
             self._view.looking()
+            pause_s = self._poll_s
             try:
                 await self._look()
+                if self._is_quiet():
+                    pause_s = max(pause_s, _QUIET_POLL_S)
             except SessionOver as over:
                 self._end(str(over))
             except EngineError as error:
@@ -216,12 +223,15 @@ class Ownership:
                 log.error("no slot can change hands: the registry has %s", error)
             else:
                 self._view.outage.worked()
-            await self._view.next_look(self._poll_s)
+            await self._view.next_look(pause_s)
+
+    def _is_quiet(self) -> bool:
+        return self._session.tenure is not None and not self._leaving and self._view.is_quiet()
 
     # One look at the registry, and what follows
 
     async def _look(self) -> None:
-        await self._view.refresh()
+        await self._view.follow()
         self._session.check_not_declared_dead()
         self._fences.forget_gone()
         tenure, slots = self._session.tenure, self._slots
@@ -236,7 +246,7 @@ class Ownership:
 
     def _decided(self) -> Plan:
         assert self._view.slot_map is not None
-        return plan(
+        decided = plan(
             self.session_id,
             self._view.slot_map,
             self._view.sessions,
@@ -244,6 +254,21 @@ class Ownership:
             self._owner.reachable_shards(),
             [] if self._slots is None else self._slots.releasing,
         )
+        return decided if self._others_expect_slots() else replace(decided, release=())
+
+    def _others_expect_slots(self) -> bool:
+        """Whether the others have seen that this broker leaves: now they look for free slots often.
+
+        Until then it keeps its slots, which would be without an owner for longer.
+        """
+        tenure = self._session.tenure
+        if tenure is None or not tenure.others_know_that_it_leaves:
+            return True
+        now_ms = self._view.now_ms()
+        if self._known_to_leave_ms is None:
+            self._known_to_leave_ms = now_ms
+        alone = all(one.state is not SessionState.LIVE for one in self._view.sessions.values())
+        return alone or now_ms - self._known_to_leave_ms > _QUIET_POLL_S * 1000
 
     async def _begin(self) -> None:
         if self._leaving or self._ending:

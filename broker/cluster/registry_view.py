@@ -3,6 +3,9 @@
 The registry decides, never the outcome of a call: an answer may be lost, and a write may take
 effect later. So the registry is read again after every write. A server may be behind another one,
 so a version that is older than the last one seen is ignored.
+
+All of it is read by one statement. A renewal has to read, too, so what it has read is kept for the
+next look (`follow`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from broker.cluster.leases import BrokerSession, SessionState, Watch
@@ -28,6 +32,9 @@ SESSION_PREFIX = "session/"
 _CALLS_PER_LEASE = 5
 """A call to the registry counts as failed when it has taken this part of a lease."""
 
+_QUIET_AFTER_MS = 5_000
+"""For how long nothing may have changed hands before the registry is read less often."""
+
 _T = TypeVar("_T")
 
 
@@ -38,6 +45,19 @@ class WrongSlots(Exception):
 def boot_ms() -> int:
     """A clock that also runs while the machine sleeps, as the leases of others do."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """All of the registry. `number`: of readings, in the order in which they began.
+
+    `at_ms`: when the answer had arrived. `requests`: how many reads had been requested before.
+    """
+
+    number: int
+    requests: int
+    rows: Mapping[str, Versioned]
+    at_ms: int
 
 
 class RegistryView:
@@ -65,6 +85,12 @@ class RegistryView:
         self._unsettled: Versioned | None = None
         """The version that the last write expected. While current, the write may take effect."""
         self._look = asyncio.Event()
+        self._changed_ms = 0
+        self._values: Mapping[str, Versioned] = {}
+        self._readings = 0
+        self._requests = 0
+        self._seen_reading = 0
+        self._kept: _Snapshot | None = None
 
     # Calls
 
@@ -84,6 +110,16 @@ class RegistryView:
             log.debug("the outcome of writing %s is not known, reading it: %s", key, error)
         return await self.ask(self.registry.get(key))
 
+    async def renew(self, key: str, expected: Versioned, value: str) -> Versioned | None:
+        """As `put`, once. All that is read is kept for the next look. Raises `EngineError`."""
+        try:
+            await self.ask(self.registry.attempt(key, expected, value))
+        except EngineError as error:
+            log.debug("the outcome of writing %s is not known, reading it: %s", key, error)
+        self._kept = await self._read()
+        self._look.set()
+        return self._kept.rows.get(key)
+
     # Reading
 
     async def refresh(self) -> None:
@@ -91,14 +127,42 @@ class RegistryView:
 
         Raises `EngineError`, `MalformedState` and `WrongSlots`.
         """
-        found = await self.ask(self.registry.get(SLOTS_KEY))
-        if found is None:
+        self._see(await self._read())
+        if self.slot_map is None:
             found = await self.put(SLOTS_KEY, None, self._first_map.to_text())
-        rows = await self.ask(self.registry.list(SESSION_PREFIX))
-        now_ms = self.now_ms()
-        if found is not None:
-            self._see_map(found)
-        self._see_sessions(rows, now_ms)
+            if found is not None:
+                self._see_map(found)
+
+    async def follow(self) -> None:
+        """`refresh`, unless a renewal has read since a read was requested for the last time."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept.requests < self._requests or self.slot_map is None:
+            await self.refresh()
+        elif kept.number > self._seen_reading:
+            self._see(kept)
+
+    async def _read(self) -> _Snapshot:
+        self._readings += 1
+        number, requests = self._readings, self._requests
+        rows = await self.ask(self.registry.list(""))
+        return _Snapshot(number, requests, rows, self.now_ms())
+
+    def _see(self, reading: _Snapshot) -> None:
+        before = self._state_of_affairs()
+        self._seen_reading = reading.number
+        self._values = reading.rows
+        if SLOTS_KEY in reading.rows:
+            self._see_map(reading.rows[SLOTS_KEY])
+        of_sessions = {
+            key: row for key, row in reading.rows.items() if key.startswith(SESSION_PREFIX)
+        }
+        self._see_sessions(of_sessions, reading.at_ms)
+        if self._state_of_affairs() != before:
+            self._changed_ms = reading.at_ms
+
+    def value(self, key: str) -> Versioned | None:
+        """Any key of the registry, as last read."""
+        return self._values.get(key)
 
     def _see_map(self, found: Versioned) -> None:
         if self._map_at is not None and found.version <= self._map_at.version:
@@ -143,6 +207,23 @@ class RegistryView:
         self._own = session
         if session is not None:
             self.sessions = {**self.sessions, session.session_id: session}
+
+    def is_quiet(self) -> bool:
+        """Whether all slots have owners, whose sessions are renewed, and nothing changes hands."""
+        now_ms = self.now_ms()
+        return (
+            now_ms - self._changed_ms >= _QUIET_AFTER_MS
+            and self.owners() <= self.sessions.keys()
+            and all(
+                session.state is SessionState.LIVE
+                and self._watch.unchanged_ms(session_id, now_ms) < session.ttl_ms / 2
+                for session_id, session in self.sessions.items()
+            )
+        )
+
+    def _state_of_affairs(self) -> object:
+        sessions = {key: (one.state, one.away) for key, one in self.sessions.items()}
+        return self.slot_map, sessions
 
     def owners(self) -> set[int]:
         """Sessions that own a slot; `NOBODY` is among them where a slot is free."""
@@ -196,11 +277,12 @@ class RegistryView:
 
     def look_now(self) -> None:
         """Read the registry again at once."""
+        self._requests += 1
         self._look.set()
 
     def look_soon(self) -> None:
         """Not quite at once, so that several brokers that write do not do so in step."""
-        asyncio.get_running_loop().call_later(random.uniform(0, 0.02), self._look.set)
+        asyncio.get_running_loop().call_later(random.uniform(0, 0.02), self.look_now)
 
     def looking(self) -> None:
         """A read begins: only requests for a read from now on cause another one."""

@@ -219,7 +219,7 @@ class OwnSession:
         tenure.attempt = tenure.attempt.renewed(state, reporter.report())
         text = tenure.attempt.to_text()
         tenure.sent_ms[text] = self._view.now_ms()
-        found = await self._view.put(session_key(tenure.session_id), tenure.at, text)
+        found = await self._view.renew(session_key(tenure.session_id), tenure.at, text)
         if tenure.is_over or found is None or found.version <= tenure.at.version:
             return  # not accepted yet; without a row the lease decides
         if found.value not in tenure.sent_ms:

@@ -58,13 +58,13 @@ class TopicRegistry:
         self._settings = settings
 
     async def version(self) -> int:
-        return _number(await self._state.get(VERSION_KEY))
+        return version_number(await self._state.get(VERSION_KEY))
 
     async def announce(self) -> int:
         """Tell the other brokers to read the topics again; returns the new version."""
         while True:
             version = await self._state.get(VERSION_KEY)
-            number = _number(version) + 1
+            number = version_number(version) + 1
             if await self._state.compare_and_set(VERSION_KEY, version, str(number)):
                 return number
 
@@ -135,7 +135,8 @@ class TopicRegistry:
         )
 
 
-def _number(version: Versioned | None) -> int:
+def version_number(version: Versioned | None) -> int:
+    """The number under `VERSION_KEY`. Raises `EngineError`."""
     try:
         return 0 if version is None else int(version.value)
     except ValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 from uuid import UUID
@@ -124,11 +124,16 @@ class SharedCatalog(TopicCatalog):
 
     # What others have changed
 
+    def is_behind(self, version: int) -> bool:
+        """Whether there is something to read if the topics have this version now."""
+        # With a lower version, the server that answered is behind.
+        due = time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
+        return version > self._looked_at or due or self._unopened
+
     async def _look(self) -> None:
         version = await self._registry.version()
-        due = time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
-        if version <= self._looked_at and not due and not self._unopened:
-            return  # a lower version: the server that answered is behind
+        if not self.is_behind(version):
+            return
         await self._apply(await self._registry.read())
         self._looked_s = time.monotonic()
         self._looked_at = max(self._looked_at, version)
@@ -226,15 +231,19 @@ class SharedCatalog(TopicCatalog):
         """The housekeeping broker does it, when all brokers have seen the deletion."""
 
 
-def topic_watch(catalog: SharedCatalog) -> Periodic:
-    """The task that looks for changes of other brokers, four times a second."""
+def topic_watch(catalog: SharedCatalog, latest: Callable[[], int]) -> Periodic:
+    """The task that reads what other brokers have changed.
+
+    `latest`: the version of the topics, as far as this broker knows without asking.
+    """
     outage = Outage(
         log, "topics cannot be read from the registry, retrying", "topics can be read again"
     )
 
     async def look() -> None:
         try:
-            await catalog.refresh()
+            if catalog.is_behind(latest()):
+                await catalog.refresh()
         except EngineError as error:
             outage.failed(error)
         else:

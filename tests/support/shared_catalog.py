@@ -40,6 +40,9 @@ class MemoryRegistry:
         self.values[key] = Versioned(value, 0 if expected is None else expected.version + 1)
         return True
 
+    async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
+        await self.compare_and_set(key, expected, value)
+
     async def delete(self, key: str, expected: Versioned) -> bool:
         self._answer()
         if self.values.get(key) not in (None, expected):

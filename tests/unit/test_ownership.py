@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import selectors
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,21 +98,25 @@ class Door:
         self.writes_late_s: Callable[[str], float | None] = lambda key: None
         self.writes_slots_within_s = 0.0
         self.gate = _set_event()
+        self.calls: Counter[str] = Counter()
         self._chance = chance
 
     async def get(self, key: str) -> Versioned | None:
+        self.calls["get"] += 1
         await self._way()
         found = self.store.values.get(key)
         await self._way()
         return found
 
     async def list(self, prefix: str) -> dict[str, Versioned]:
+        self.calls["list"] += 1
         await self._way()
         found = {key: one for key, one in self.store.values.items() if key.startswith(prefix)}
         await self._way()
         return found
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
+        self.calls["compare_and_set"] += 1
         await self._way()
         late_s = self.writes_late_s(key)
         if late_s is not None:
@@ -125,6 +130,10 @@ class Door:
         if self.loses_answers_of(key):
             raise EngineError("connection lost after the write")
         return written
+
+    async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
+        self.calls["attempt"] += 1
+        await self.compare_and_set(key, expected, value)
 
     async def delete(self, key: str, expected: Versioned) -> bool:
         await self._way()
@@ -698,6 +707,40 @@ def test_ten_minutes_of_a_quiet_cluster_logs_nothing_and_moves_nothing(
             await asyncio.sleep(600)
             assert cluster.store.slot_map() == slots
             assert [one for one in caplog.records if one.name.startswith("broker.cluster")] == []
+
+    simulate(scenario)
+
+
+def test_a_quiet_cluster_asks_the_registry_little() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        brokers = await cluster.start(1, 2, 3)
+        await until_async(lambda: cluster.all_served(*brokers))
+        await asyncio.sleep(30)
+        for broker in brokers:
+            broker.door.calls.clear()
+        await asyncio.sleep(60)
+        for broker in brokers:
+            # A renewal every 1.5 s, which reads, and one more read in between.
+            assert broker.door.calls["attempt"] <= 42
+            assert broker.door.calls["list"] <= 90
+            assert broker.door.calls["get"] == 0
+
+    simulate(scenario)
+
+
+def test_who_leaves_a_quiet_cluster_leaves_no_slot_unserved_for_long() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        one, two = await cluster.start(1, 2)
+        await until_async(lambda: cluster.all_served(one, two))
+        await asyncio.sleep(30)
+        leaving = asyncio.create_task(one.ownership.leave())
+        unserved_s = dict.fromkeys(range(SLOTS), 0.0)
+        while not leaving.done():
+            await asyncio.sleep(0.01)
+            for number in unserved_s.keys() - one.server.serving.keys() - two.server.serving.keys():
+                unserved_s[number] += 0.01
+        assert cluster.all_served(two)
+        assert max(unserved_s.values()) < 0.4
 
     simulate(scenario)
 

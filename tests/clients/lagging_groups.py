@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.structs import OffsetAndMetadata
+from confluent_kafka import Consumer, TopicPartition
+from kafka import KafkaProducer
 
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
+from tests.support.group_consumer import consuming
 
 RECORDS = 100
 COMMITTED = {"done": 100, "elsewhere": 5, "gone": 10, "hanging": 60}
@@ -21,19 +22,20 @@ COMMITTED = {"done": 100, "elsewhere": 5, "gone": 10, "hanging": 60}
 
 def commit(broker: BrokerProcess, group: str, offset: int) -> None:
     """Commit for `orders` as a consumer outside of group management does; the group is Empty."""
-    with closing(consumer(broker, group)) as outside:
-        outside.assign([TopicPartition("orders", 0)])
-        outside.commit({TopicPartition("orders", 0): OffsetAndMetadata(offset, "", -1)})
-
-
-def consumer(broker: BrokerProcess, group: str) -> KafkaConsumer:
-    return KafkaConsumer(
-        bootstrap_servers=broker.kafka,
-        group_id=group,
-        client_id=f"{group}-client",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
+    outside = Consumer(
+        {
+            "bootstrap.servers": broker.kafka,
+            "group.id": group,
+            "client.id": f"{group}-client",
+            "enable.auto.commit": False,
+        }
     )
+    try:
+        place = TopicPartition("orders", 0, offset)
+        for done in outside.commit(offsets=[place], asynchronous=False):
+            assert done.error is None, done.error
+    finally:
+        outside.close()
 
 
 @contextmanager
@@ -49,8 +51,7 @@ def lagging_groups(broker: BrokerProcess) -> Iterator[None]:
         for group, offset in COMMITTED.items():
             commit(broker, group, offset)
         for group, topic in (("hanging", "orders"), ("elsewhere", "other")):
-            member = members.enter_context(closing(consumer(broker, group)))
-            member.subscribe([topic])
-            while not member.assignment():
-                member.poll(timeout_ms=100)
+            identity = {"client.id": f"{group}-client"}
+            member = members.enter_context(consuming(broker, group, topic, **identity))
+            member.values_to_the_end()  # so it has joined
         yield

@@ -62,7 +62,7 @@ class Cluster:
             slots = 8
             replicated = false
             distributed = false
-            connect_timeout_ms = 500
+            connect_timeout_ms = 30000  # servers that are away here refuse at once
             [[cluster.shards]]
             name = "one"
             slots = "0-3"

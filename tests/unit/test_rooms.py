@@ -5,6 +5,7 @@ docs/how-it-works.md says what lives in each room.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,14 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
 def imported(name: str) -> Iterator[str]:
     """What a module imports of the project, wherever in the file the import stands."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    for node in ast.walk(parsed(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -85,8 +91,8 @@ CONSTRUCTOR_MAX_ARGUMENTS = 7
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for name in MODULES:
+        for node in ast.walk(parsed(name)):
             if isinstance(node, ast.ClassDef):
                 yield name, node
 

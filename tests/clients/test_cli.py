@@ -1,4 +1,7 @@
-"""The command line as a person uses it: real processes, and a real broker where one is needed."""
+"""The command line as a person uses it, with a real broker where one is needed.
+
+Each family of commands runs as a real process in at least one test.
+"""
 
 import json
 import os
@@ -18,7 +21,15 @@ from kafka import KafkaProducer
 
 from broker import config
 from tests.support.broker_process import BrokerProcess
-from tests.support.command_line import COMMAND, LIMIT_S, complaint, environment, output, run
+from tests.support.command_line import (
+    COMMAND,
+    LIMIT_S,
+    complaint,
+    environment,
+    in_a_process,
+    output,
+    run,
+)
 from tests.support.server_process import PROJECT
 
 
@@ -61,7 +72,7 @@ def produce(broker: BrokerProcess) -> Iterator[Callable[..., None]]:
 
 
 def test_config_prints_every_setting_with_default_unit_and_meaning() -> None:
-    lines = output("config").splitlines()[1:]
+    lines = output("config", how=in_a_process).splitlines()[1:]
     rows = list(config.rows(config.load(environ={})))
     for line, row in zip(lines, rows, strict=True):
         expected = [row.name, row.value, row.default, row.unit, row.description, row.source]
@@ -103,7 +114,7 @@ def test_serve_has_a_flag_for_every_setting_but_secrets() -> None:
 
 
 def test_serve_refuses_a_wrong_setting_in_one_sentence() -> None:
-    assert complaint(2, "serve", "--kafka", "9092") == (
+    assert complaint(2, "serve", "--kafka", "9092", how=in_a_process) == (
         "kafka = '9092' (flag --kafka) cannot be used: "
         "write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092"
     )
@@ -128,7 +139,7 @@ def test_serve_refuses_a_data_directory_in_use_and_the_owner_does_not_notice(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
     owner = own_broker()
-    result = run(
+    result = in_a_process(
         "serve", "--data-dir", str(owner.data_dir), "--kafka", "127.0.0.1:0",
         "--http", "127.0.0.1:0",
     )  # fmt: skip
@@ -143,7 +154,7 @@ def test_serve_refuses_a_port_in_use(listener: str, tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         listeners = {"kafka": "127.0.0.1:0", "http": "127.0.0.1:0", listener: address}
         flags = [f"--{name}={value}" for name, value in listeners.items()]
-        result = run("serve", "--data-dir", str(tmp_path / "data"), *flags)
+        result = in_a_process("serve", "--data-dir", str(tmp_path / "data"), *flags)
     assert (result.returncode, result.stdout) == (1, "")
     assert address in last_line(result)
 
@@ -155,9 +166,8 @@ def test_serve_takes_its_settings_from_a_file(
     path.write_text("num_partitions = 5\n")
     # The variable BROKERHOUSE_CONFIG is what `--config` is.
     own = own_broker(config=str(path))
-    assert output("topics", "create", "a", "--bootstrap", own.kafka) == (
-        "created a with 5 partitions\n"
-    )
+    created = output("topics", "create", "a", "--bootstrap", own.kafka, how=in_a_process)
+    assert created == "created a with 5 partitions\n"
 
 
 # topics
@@ -216,7 +226,8 @@ def test_what_the_broker_refuses_is_told(broker: BrokerProcess, topic: str) -> N
 
 @pytest.mark.parametrize("command", [["topics", "list"], ["tail", "any"]])
 def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: int) -> None:
-    text = complaint(1, *command, "--bootstrap", f"127.0.0.1:{closed_port}")
+    to = ("--bootstrap", f"127.0.0.1:{closed_port}")
+    text = complaint(1, *command, *to, how=in_a_process)
     assert text.startswith(f"no broker at 127.0.0.1:{closed_port} (Connection refused): ")
 
 
@@ -368,7 +379,7 @@ def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_prints_tab_separated_lines_where_no_terminal_is(broker: BrokerProcess) -> None:
     query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
-    printed = output("sql", query, "--http", broker.http_url)
+    printed = output("sql", query, "--http", broker.http_url, how=in_a_process)
     assert printed == "n\ttext\tnothing\n0\tit\\'s\t\\N\n1\tit\\'s\t\\N\n"
 
 
@@ -410,7 +421,8 @@ def test_a_format_in_the_query_itself_wins(broker: BrokerProcess) -> None:
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_reads_the_query_from_standard_input(broker: BrokerProcess) -> None:
-    printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1")
+    printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1",
+                     how=in_a_process)  # fmt: skip
     assert printed == "1\n"
 
 
@@ -474,7 +486,7 @@ def test_a_sql_server_that_is_not_there_is_named(closed_port: int) -> None:
 
 
 def test_the_command_says_its_version() -> None:
-    assert output("--version").startswith("brokerhouse, version ")
+    assert output("--version", how=in_a_process).startswith("brokerhouse, version ")
 
 
 @pytest.mark.parametrize(
@@ -487,6 +499,10 @@ def test_the_command_says_its_version() -> None:
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
-    result = run(*arguments)
+    assert run(*arguments).returncode == 2
+
+
+def test_a_wrong_command_line_shows_no_traceback() -> None:
+    result = in_a_process("nosuch")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr

@@ -8,7 +8,7 @@ from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
 from broker.cli.main import main
 from tests.support.broker_process import BrokerProcess
-from tests.support.command_line import LIMIT_S, complaint, output, run
+from tests.support.command_line import LIMIT_S, complaint, in_a_process, output
 from tests.support.group_commands import COMMITTED, RECORDS, fields, node, read_next
 from tests.support.group_consumer import consuming
 
@@ -163,7 +163,7 @@ def test_groups_without_members_are_deleted_and_each_of_the_others_is_told(
     busy = f"{stopped_group}.busy"
     with consuming(broker, busy, filled) as consumer:
         consumer.values_to_the_end()
-        result = run("groups", "delete", busy, stopped_group, "nobody", *to)
+        result = in_a_process("groups", "delete", busy, stopped_group, "nobody", *to)
     assert result.returncode == 1
     assert result.stdout == f"deleted {stopped_group}\n"
     assert result.stderr.splitlines() == [

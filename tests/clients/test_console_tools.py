@@ -5,6 +5,7 @@ The classes are those that Kafka's shell scripts start: kafka-topics.sh is Topic
 
 import re
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.adapters import ConfluentKafka, Kcat
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import output
 from tests.support.group_consumer import consuming
+from tests.support.helper_process import HelperProcess
 from tests.support.records import Record, rows
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
@@ -34,17 +36,19 @@ LIMIT_S = 60.0
 
 
 class Tools:
-    """Runs the tools against one broker."""
+    """Runs the tools against one broker: in one JVM, or `alone` in a JVM of its own."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
+    def __init__(self, broker: BrokerProcess, jvm: HelperProcess) -> None:
         self._broker = broker
+        self._jvm = jvm
 
-    def __call__(self, main_class: str, *arguments: str, typed: bytes = b"") -> str:
+    def __call__(self, main_class: str, *arguments: str) -> str:
         """What the tool prints; fails when it fails."""
-        printed, errors = self._run(main_class, *arguments, typed=typed)
-        assert "ERROR" not in errors, errors
-        assert "Exception" not in errors, errors
-        return printed
+        return _without_errors(*self._run(main_class, *arguments))
+
+    def alone(self, main_class: str, *arguments: str, typed: bytes = b"") -> str:
+        command = [*tools.java_command(), main_class, *self._to_the_broker(arguments)]
+        return _without_errors(*tools.run(command, limit_s=LIMIT_S, typed=typed))
 
     def complaint(self, main_class: str, *arguments: str) -> str:
         """The error that a tool prints; its exit code is still 0."""
@@ -52,15 +56,32 @@ class Tools:
         assert "Exception" in errors, printed
         return errors
 
-    def _run(self, main_class: str, *arguments: str, typed: bytes = b"") -> tuple[str, str]:
-        command = [*tools.java_command(), main_class, *arguments]
-        command += ["--bootstrap-server", self._broker.kafka]
-        return tools.run(command, limit_s=LIMIT_S, typed=typed)
+    def _run(self, main_class: str, *arguments: str) -> tuple[str, str]:
+        ended = self._jvm.ask("run", tool=main_class, arguments=self._to_the_broker(arguments))
+        assert ended["code"] == 0, ended
+        return ended["stdout"], ended["stderr"]
+
+    def _to_the_broker(self, arguments: Sequence[str]) -> list[str]:
+        return [*arguments, "--bootstrap-server", self._broker.kafka]
 
 
-@pytest.fixture(scope="session")
-def run(broker: BrokerProcess) -> Tools:
-    return Tools(broker)
+def _without_errors(printed: str, errors: str) -> str:
+    assert "ERROR" not in errors, errors
+    assert "Exception" not in errors, errors
+    return printed
+
+
+@pytest.fixture(scope="module")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
+    log = tmp_path_factory.mktemp("tools") / "java.log"
+    process = HelperProcess([*tools.java_command(), "Tools"], log)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def run(broker: BrokerProcess, jvm: HelperProcess) -> Tools:
+    return Tools(broker, jvm)
 
 
 @pytest.mark.each_change
@@ -115,7 +136,7 @@ def test_kafka_configs_changes_and_shows_a_topics_configuration(
 def test_console_producer_and_console_consumer_carry_keys_and_headers(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
-    run(
+    run.alone(
         CONSOLE_PRODUCER,
         *("--topic", topic, "--compression-codec", "zstd"),
         *("--reader-property", "parse.key=true", "--reader-property", "parse.headers=true"),
@@ -129,7 +150,7 @@ def test_console_producer_and_console_consumer_carry_keys_and_headers(
         (b"second", None, (("h", b"x"),)),
         (b"third", b"three", (("h", b"y"),)),
     ]
-    shown = run(
+    shown = run.alone(
         CONSOLE_CONSUMER,
         *("--topic", topic, "--partition", "0", "--offset", "1", "--max-messages", "2"),
         *("--formatter-property", "print.timestamp=true"),

@@ -45,10 +45,17 @@ def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProcesses]:
+def member_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProcesses]:
     members = MemberProcesses(tmp_path_factory.mktemp("members"))
     yield members
     members.close()
+
+
+@pytest.fixture
+def processes(member_processes: MemberProcesses) -> Iterator[MemberProcesses]:
+    """The same processes for all tests; members end with their test."""
+    yield member_processes
+    member_processes.end_members()
 
 
 @pytest.fixture

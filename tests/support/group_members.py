@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,6 +95,7 @@ class MemberProcesses:
         self._logs = logs
         self._shared: dict[str, MemberProcess] = {}
         self._alone: list[MemberProcess] = []
+        self._groups: list[Group] = []
 
     def shared(self, client: str) -> MemberProcess:
         if client not in self._shared:
@@ -105,6 +106,17 @@ class MemberProcesses:
         process = MemberProcess(client, self._logs / f"{client}.log")
         self._alone.append(process)
         return process
+
+    def began(self, group: "Group") -> None:
+        self._groups.append(group)
+
+    def end_members(self) -> None:
+        """Tell all members to leave, and do not wait: who stays goes on asking the broker."""
+        for group in self._groups:
+            group.tell_all_to_leave()
+        for process in self._alone:
+            process.close()
+        self._groups, self._alone = [], []
 
     def close(self) -> None:
         for process in [*self._shared.values(), *self._alone]:
@@ -130,6 +142,7 @@ class Group:
         self.partitions = set(partitions)
         self._processes = processes
         self._members: dict[str, MemberProcess] = {}
+        processes.began(self)
         self._settings = {
             "kafka": address,
             "group": name,
@@ -170,6 +183,11 @@ class Group:
     def tell_to_leave(self, member: str) -> None:
         """Tell the member to leave; does not wait until it has."""
         self._members.pop(member).tell("leave", member)
+
+    def tell_all_to_leave(self) -> None:
+        for member in list(self._members):
+            with suppress(BrokenPipeError):  # its process has ended
+                self.tell_to_leave(member)
 
     def leave(self, member: str) -> None:
         self.tell_to_leave(member)

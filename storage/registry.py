@@ -133,9 +133,10 @@ class KeeperRegistry:
 
     async def list(self, prefix: str) -> dict[str, Versioned]:
         async with self._limit():
+            # Without a condition if all are wanted: that is read often, and this costs 0.7 ms.
+            where = "WHERE startsWith(key, {prefix:String})" if prefix else ""
             rows = await self._engine.rows(
-                f"SELECT key, value, _version FROM {self._table}"
-                f" WHERE startsWith(key, {{prefix:String}}) ORDER BY key {_KEEPER_SETTINGS}",
+                f"SELECT key, value, _version FROM {self._table} {where} {_KEEPER_SETTINGS}",
                 {"prefix": prefix},
             )
         return {key: _stored(rest).content for key, *rest in rows}

@@ -78,6 +78,9 @@ class Handles(Protocol):
     def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
         """A new handle that can do what this role may, and no more; `tables` are in it."""
 
+    def ready(self, context: StatementContext) -> Handle:
+        """A handle with the database and the settings of this statement."""
+
     def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         """How to run this statement. SqlError if it does not parse or this role may not run it."""
 
@@ -115,6 +118,9 @@ class FencedHandles:
             raise
         return handle
 
+    def ready(self, context: StatementContext) -> Handle:
+        return prepared(self.new(context.role, context.tables), context)
+
     def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         return judge(handle, sql, params, role)
 
@@ -122,11 +128,14 @@ class FencedHandles:
 def prepare(handles: Handles, context: StatementContext) -> Handle:
     """A handle for this statement: new or its session's, with its database and settings."""
     session = context.session
-    if session is not None and session.handle is not None:
-        handle = session.handle
-        session.restore = _undo(handle, context)
-    else:
-        handle = handles.new(context.role, context.tables)
+    if session is None or session.handle is None:
+        return handles.ready(context)
+    session.restore = _undo(session.handle, context)
+    return prepared(session.handle, context)
+
+
+def prepared(handle: Handle, context: StatementContext) -> Handle:
+    """The handle, with the database and the settings of this statement."""
     try:
         if context.database is not None:
             run(handle, b"USE " + identifier(context.database), "Null")

@@ -1,7 +1,8 @@
-"""When the engine's disk fails in the middle of an insert, the broker gets no answer."""
+"""`brokerhouse engine` over HTTP: a statement does not see others; a disk that fails ends it."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,42 @@ async def test_an_insert_that_may_have_lost_a_write_is_not_answered_and_ends_the
         await client.post(url, data=INSERT)
     with pytest.raises(StorageFault):
         await interface.fault
+
+
+async def _answer(client: aiohttp.ClientSession, url: str, sql: str, **settings: str) -> str:
+    async with client.post(url, data=sql, params=settings) as answer:
+        return await answer.text()
+
+
+async def test_a_statement_has_its_own_settings_and_no_others(
+    url: str, client: aiohttp.ClientSession
+) -> None:
+    ask = partial(_answer, client, url, "SELECT getSetting('max_block_size')")
+    usual = await ask()
+    assert await ask(max_block_size="17") == "17\n"
+    assert await ask() == usual
+    assert await ask(max_block_size="18") == "18\n"
+    await _answer(client, url, "SET max_block_size = 19")
+    assert await ask() == usual
+    await _answer(client, url, "USE system")
+    assert await _answer(client, url, "SELECT currentDatabase()") == "default\n"
+
+
+async def test_only_reads_give_way(
+    disk: FailingDisk, url: str, client: aiohttp.ClientSession
+) -> None:
+    nice = "SELECT toString(getSetting('os_thread_priority')) AS nice"
+    for _ in range(2):
+        assert await _answer(client, url, nice) == f"{disk.read_nice}\n"
+        await _answer(client, url, f"CREATE TABLE made ENGINE = Log AS {nice}")
+        assert await _answer(client, url, "SELECT * FROM made") == "0\n"
+        await _answer(client, url, "DROP TABLE made")
+
+
+async def test_a_statement_that_fails_midway_leaves_nothing_to_the_next(
+    url: str, client: aiohttp.ClientSession
+) -> None:
+    fails = "SELECT throwIf(number = 300000) FROM numbers(400000) SETTINGS max_block_size = 100"
+    for _ in range(3):
+        assert "throwIf" in await _answer(client, url, fails, wait_end_of_query="1")
+        assert await _answer(client, url, "SELECT 1", wait_end_of_query="1") == "1\n"

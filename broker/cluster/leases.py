@@ -6,7 +6,8 @@ tests/unit/test_lease_model.py checks:
 
 * A broker serves only while its `SessionLease` is valid: counted from before its renewal was sent.
 * Other brokers may declare a session dead only when its row has been `silent` for longer than that
-  by their own clock: `DRIFT` is how much faster one clock may run than another.
+  by their own clock: `DRIFT` is how much faster one clock may run than another. (NTP changes the
+  rate of a clock by 1 in 2,000 at most.)
 * A slot changes hands only after its old owner has released it, or is dead and fenced on the shard
   that it may still write to (`Slot.writes_to`). The epoch grows with every owner, and an epoch that
   was given up is never served again.
@@ -23,7 +24,7 @@ from hashlib import blake2b
 from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
 from storage.slot_map import NOBODY, Slot, SlotMap
 
-DRIFT = Fraction(5, 4)
+DRIFT = Fraction(21, 20)
 """A session may be declared dead when its row is unchanged for this many times its time-to-live."""
 
 

@@ -51,6 +51,10 @@ _SPAN_MAX = 9_999_999  # from the first to the last offset of a piece: numbers o
 _PIECES_MAX = 100
 _POLL_FIRST_S, _POLL_MAX_S = 0.05, 1.0
 
+_ANY = (
+    "SELECT 1 FROM compaction_removals"
+    " WHERE created_at >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC') LIMIT 1"
+)
 _RANGES = (
     "SELECT ranges.first, ranges.last FROM compaction_removals"
     " WHERE batch_id = {batch_id:UUID} AND length(ranges) <= {max:UInt32}"
@@ -254,7 +258,10 @@ class Removals(Periodic):
         settles = now_s - self._settled_s.get(shard.name, -_SETTLE_EVERY_S) >= _SETTLE_EVERY_S
         asked_ms: int = (await shard.engine.rows(_NOW))[0][0] if settles else 0
         since = {"since_ms": self._settled_ms.get(shard.name, 0)}
-        rows = await shard.engine.rows(query("pending_removals"), since)
+        # There are seldom any, and to see that costs a third of the other query.
+        rows = await shard.engine.rows(_ANY, since)
+        if rows:
+            rows = await shard.engine.rows(query("pending_removals"), since)
         if not rows:
             if settles:
                 # Older batches need not be looked at again: the history may be long.

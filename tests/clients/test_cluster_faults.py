@@ -126,7 +126,7 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
         )
         flow.await_more()
 
-    assert took_s < 1.25 * cluster.session_timeout_s + SLACK_S
+    assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
 
 
 def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(

@@ -32,8 +32,10 @@ from storage.slot_map import SlotMap
 log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE = 6
-_QUIET_POLL_S = 0.75
-"""How often the registry is read while nothing changes hands."""
+_QUIET_POLL_S = 1.6
+"""The registry is read at least so often while nothing changes hands: the renewals do it."""
+_SURELY_NOT_QUIET_MS = 2_000
+"""After a change that this broker saw so lately, no other broker has become quiet again."""
 
 
 class Ownership:
@@ -53,6 +55,7 @@ class Ownership:
         self._renew_now = asyncio.Event()
         self._leaving = False
         self._known_to_leave_ms: int | None = None
+        self._others_look_often = False
         self._has_left = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -109,6 +112,7 @@ class Ownership:
         if self._main is None or self._main.done():
             return
         self._leaving = True
+        self._others_look_often = self._view.has_changed_within(_SURELY_NOT_QUIET_MS)
         if self._slots is None:
             self._has_left.set()
         else:
@@ -268,7 +272,11 @@ class Ownership:
         if self._known_to_leave_ms is None:
             self._known_to_leave_ms = now_ms
         alone = all(one.state is not SessionState.LIVE for one in self._view.sessions.values())
-        return alone or now_ms - self._known_to_leave_ms > _QUIET_POLL_S * 1000
+        return (
+            alone
+            or self._others_look_often
+            or now_ms - self._known_to_leave_ms > _QUIET_POLL_S * 1000
+        )
 
     async def _begin(self) -> None:
         if self._leaving or self._ending:

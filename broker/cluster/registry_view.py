@@ -208,11 +208,15 @@ class RegistryView:
         if session is not None:
             self.sessions = {**self.sessions, session.session_id: session}
 
+    def has_changed_within(self, limit_ms: int) -> bool:
+        """Whether a slot or the state of a session was seen to change so lately."""
+        return self.now_ms() - self._changed_ms < limit_ms
+
     def is_quiet(self) -> bool:
         """Whether all slots have owners, whose sessions are renewed, and nothing changes hands."""
         now_ms = self.now_ms()
         return (
-            now_ms - self._changed_ms >= _QUIET_AFTER_MS
+            not self.has_changed_within(_QUIET_AFTER_MS)
             and self.owners() <= self.sessions.keys()
             and all(
                 session.state is SessionState.LIVE

@@ -18,11 +18,13 @@ What must hold for that:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import starmap
 from uuid import UUID
 
 from common.clock import DAY_MS
@@ -81,10 +83,18 @@ async def fence(
         catch_up()
         return await _is_visible(engine, key, times_ms)
 
-    times_ms = [(day + n) * DAY_MS for n in range(SESSION_DAYS)]
-    for lane, resolved in enumerate(lane_counts):
+    async def fence_lane(lane: int, resolved: int) -> None:
         first = await _fence_first_free(partial(fenced, lane), resolved)
         log.info("session %d, lane %d: fenced from block %d on", session_id, lane, first)
+
+    times_ms = [(day + n) * DAY_MS for n in range(SESSION_DAYS)]
+    # All at once: the slots of the session have no owner meanwhile.
+    ends = await asyncio.gather(
+        *starmap(fence_lane, enumerate(lane_counts)), return_exceptions=True
+    )
+    for end in ends:
+        if end is not None:
+            raise end
     # Only now: until a fence is complete, its rows tell others which block numbers are unused.
     await _remove(engine, session_id, _FENCE_PARTITION, times_ms)
 

@@ -34,7 +34,7 @@ from tests.support.records import Record
 
 PARTITIONS = 10
 RECORDS = [Record(b"key", b"value")] * 3
-VICTIM_TIMEOUT_MS = 3_000
+VICTIM_TIMEOUT_MS = 8_000
 """How long the group waits for a member that was killed."""
 
 

@@ -38,12 +38,12 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch
+from tests.support.waiting import LOOK_AGAIN_S
 
 SESSION = 41
 PRODUCER = 7
 AWAY_AFTER_MS = 200
 LIMIT_S = 30.0
-LOOK_AGAIN_S = 0.01
 
 
 def today() -> int:

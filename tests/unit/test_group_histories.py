@@ -10,7 +10,7 @@ Rules are checked where they could be broken: see `Told` for the answers to clie
 for the state machine, `World.settle` and `World.fall_silent` for the end of a history.
 
 A failing history is printed as its steps and their effects; paste the steps into `play([...])` to
-repeat it. `make fuzz` goes two hundred times deeper."""
+repeat it. `make fuzz` goes a hundred times deeper."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ QUIET = settings(
 )
 
 
-@settings(QUIET, max_examples=1_000)
+@settings(QUIET, max_examples=2_000)
 @given(HISTORIES, st.booleans())
 def test_whatever_happens_a_group_keeps_its_promises(
     history: list[tuple[Step, int]], silent: bool

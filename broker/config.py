@@ -172,6 +172,27 @@ class Settings(BaseSettings):
     fsync: bool = _setting(
         False, "true/false", "Flush every insert to the disk before it is acknowledged"
     )
+    journal_max_bytes: int = _bytes(
+        256 * _MIB,
+        "Acknowledged rows that may wait in the journal, and in memory; at the limit inserts wait",
+        ge=1024,
+    )
+    journal_insert_bytes: int = _bytes(
+        32 * _MIB, "So many bytes of the journal go into the table at once", ge=1
+    )
+    journal_insert_rows: int = _setting(
+        500_000, "records", "So many rows of the journal go into the table at once", ge=1
+    )
+    journal_insert_ms: int = _ms(
+        500,
+        "Rows go from the journal into the table after this time, or when they are asked for",
+        ge=0,
+    )
+    journal_skip_damage: bool = _setting(
+        False,
+        "true/false",
+        "Start although the journal is damaged, without what is damaged; for one start only",
+    )
     producer_id_expiration_ms: int = _ms(
         86_400_000, "An idempotent producer silent for this long is forgotten", ge=1000
     )

@@ -39,6 +39,9 @@ from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine
+from storage.journal import JournaledEngine, JournalLimits, open_journal
+from storage.journal_drain import DrainLimits
+from storage.journal_files import STREAMS
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import RowLane
 from storage.schema import migrate
@@ -66,30 +69,33 @@ class SingleNode:
     def __init__(
         self,
         settings: Settings,
-        engine: EmbeddedEngine,
+        engine: JournaledEngine,
         endpoint: BrokerEndpoint,
         cluster_id: str,
     ) -> None:
         registry = TableRegistry(engine)
         self.appender = Appender(
             engine,
-            TailCache(settings.tail_cache_bytes),
+            TailCache(settings.tail_cache_bytes, engine),
             settings.lanes,
             append_limits(settings),
             EndlessLease(uuid4()),
         )
         row_sources = SingleRowSource(engine)
-        self.rollup = Rollup(engine, self.appender, wall_ms)
+        self._journal = engine
+        self.rollup = Rollup(engine.patient, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(engine, settings, _TopicData(self.appender, self.groups))
         log_starts = LogStarts(SingleCheckpointLane(self.rows))
-        retention = Retention(self.topics.logs, row_sources, log_starts, wall_ms)
+        retention = Retention(
+            self.topics.logs, SingleRowSource(engine.patient), log_starts, wall_ms
+        )
         self._upkeep = upkeep(
             settings.retention_check_interval_ms,
             retention.round,
             self.topics.remove_left_over,
-            Sweep(engine, wall_ms).round,
+            Sweep(engine.patient, wall_ms).round,
         )
         self.broker = Broker(
             settings,
@@ -107,7 +113,7 @@ class SingleNode:
             ),
         )
         self.removals = Removals(
-            SingleRemovalShard(engine),
+            SingleRemovalShard(engine.patient),
             self.topics,
             self.broker.row_sources,
             self.broker.cold_reader,
@@ -134,6 +140,7 @@ class SingleNode:
     def background(self) -> Collection[asyncio.Task[None]]:
         own = (self.rollup.task, self.removals.task, self._upkeep.task)
         begun = [task for task in own if task is not None]
+        begun += self._journal.background
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:
@@ -151,27 +158,40 @@ class SingleNode:
             parts.push_async_callback(self._upkeep.close)
 
 
-async def open_engine(settings: Settings) -> EmbeddedEngine:
-    """Raises `DataDirectoryError`."""
-    return await asyncio.to_thread(
+async def open_engine(settings: Settings) -> JournaledEngine:
+    """The embedded engine behind its journal. Raises `DataDirectoryError` and `EngineError`."""
+    embedded = await asyncio.to_thread(
         EmbeddedEngine,
         Path(settings.data_dir),
-        settings.lanes + 1,  # one for small rows: groups, offsets
+        STREAMS,
         settings.fsync,
         settings.sql_max_memory_bytes,
     )
+    drain = DrainLimits(
+        settings.journal_insert_bytes, settings.journal_insert_rows, settings.journal_insert_ms
+    )
+    try:
+        return await open_journal(
+            embedded,
+            JournalLimits(settings.journal_max_bytes, drain),
+            fsync=settings.fsync,
+            skip_damage=settings.journal_skip_damage,
+        )
+    except BaseException:
+        await embedded.close()
+        raise
 
 
 async def open_single(
     settings: Settings,
-    engine: EmbeddedEngine,
+    engine: JournaledEngine,
     endpoint: BrokerEndpoint,
     progress: Callable[[str], None],
 ) -> SingleNode:
     """Raises `SchemaError` and `EngineError`."""
     progress("checking tables")
     await migrate(engine)
-    for path in await engine.damaged_parts():
+    for path in await engine.embedded.damaged_parts():
         log.error("part %s is damaged and was detached: its rows are missing", path)
     return SingleNode(settings, engine, endpoint, await cluster_id(TableRegistry(engine)))
 

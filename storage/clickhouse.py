@@ -40,6 +40,7 @@ from storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
+    NotSent,
     Parameter,
     Row,
 )
@@ -117,10 +118,6 @@ _PINGS = 4
 _COMPRESS_IN_THREAD_BYTES = 256 * 1024
 _CODE = re.compile(r"Code: (\d+)\. ")
 _TOLD = re.compile(r"Code: \d+\. .*(?= \(for url )", re.DOTALL)
-
-
-class NotSent(InsertRejected):
-    """The server could not be reached or used: nothing was sent to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,6 +163,9 @@ class EmbeddedEngine:
         with self.watched_write(handle):
             _insert(handle, into, settings, block)
 
+    async def drained(self) -> None:
+        """Every acknowledged row is in its table: without a journal they always are."""
+
     @contextmanager
     def watched_write(self, handle: Handle) -> Iterator[None]:
         """Wraps an insert; blocking. Raises `StorageFault` if one of its writes may have failed."""

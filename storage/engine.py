@@ -31,6 +31,10 @@ class InsertRejected(EngineError):
     """The block was refused and no row of it is stored."""
 
 
+class NotSent(InsertRejected):
+    """Nothing was sent to the engine, so that no row can be stored."""
+
+
 class InsertOutcomeUnknown(EngineError):
     """The block may or may not be stored. Only the same block with the same token may follow."""
 

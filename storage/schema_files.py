@@ -169,6 +169,18 @@ def _check_statement(file: SchemaFile) -> None:
             raise SchemaError(f"view {subject} does not ask each shard how far its log is counted")
 
 
+def tables_behind() -> dict[str, frozenset[str]]:
+    """For each table and view: the tables that a statement with its name reads from."""
+    found: dict[str, frozenset[str]] = {}
+    for file in schema_files():
+        if file.kind is FileKind.TABLE:
+            found[file.subject] = frozenset({file.subject})
+        elif file.kind is FileKind.VIEW:
+            names = _Template(file.statement).get_identifiers()
+            found[file.subject] = frozenset().union(*(found.get(name, ()) for name in names))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """What the placeholders stand for. The defaults are for the embedded engine: one database."""

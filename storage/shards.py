@@ -25,11 +25,12 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from common.tasks import Backoff, Periodic
-from storage.clickhouse import ClickHouseServer, NotSent
+from storage.clickhouse import ClickHouseServer
 from storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
+    NotSent,
     Parameter,
     Row,
 )

@@ -43,7 +43,7 @@ from protocol.errors import (
     RequestTimedOut,
     UnknownServerError,
 )
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected
+from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
 
 log = logging.getLogger(__name__)
 
@@ -292,6 +292,11 @@ class Lane:
                     self._number, "messages", BLOCK_COLUMNS, block.data, token
                 )
                 return
+            except NotSent:
+                if self._lease.is_fenced and await self._is_stored(block):
+                    log.warning("block %s was not sent this time, but it is stored", token)
+                    return
+                raise
             except InsertRejected:
                 if not await self._is_stored(block):
                     raise

@@ -2,14 +2,15 @@
 
 Consumers that keep up are served from here and never reach the engine. One budget in bytes covers
 all partitions; the oldest batch is dropped first. Batches that are no longer cached are read from
-the engine (broker/log/reader.py).
+the engine (broker/log/reader.py). A batch stays until its rows are in the engine, so the cache may
+be larger than its budget by what the journal holds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _ENTRY_OVERHEAD_BYTES = 250  # the objects around a batch, measured with sys.getsizeof
 
@@ -78,21 +79,43 @@ class PartitionTail:
             self._head = 0
 
 
+class LogProgress(Protocol):
+    """How far the log is stored, in numbers that only grow."""
+
+    @property
+    def appended(self) -> int:
+        """The last block that was acknowledged."""
+
+    @property
+    def in_engine(self) -> int:
+        """The last block that is in the engine, with all before it."""
+
+
+class AllInEngine:
+    """`LogProgress` where a block is acknowledged when it is in the engine."""
+
+    appended = 0
+    in_engine = 0
+
+
 class TailCache:
     """The budget that all partitions share."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, progress: LogProgress | None = None) -> None:
         self._max_bytes = max_bytes
+        self._progress = progress or AllInEngine()
         self._size = 0
-        self._order: deque[tuple[PartitionTail, int]] = deque()
+        self._order: deque[tuple[PartitionTail, int, int]] = deque()
 
     def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
-        """Append a batch to a partition's tail, and drop the oldest of all to make room."""
+        """Append a batch that is stored, and drop the oldest of all partitions to make room."""
         size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
         tail.append(batch)
-        self._order.append((tail, size))
+        # The block of this batch, or a later one.
+        self._order.append((tail, size, self._progress.appended))
         self._size += size
-        while self._size > self._max_bytes:
-            oldest, oldest_size = self._order.popleft()
+        in_engine = self._progress.in_engine
+        while self._size > self._max_bytes and self._order[0][2] <= in_engine:
+            oldest, oldest_size, _ = self._order.popleft()
             oldest.drop_first()
             self._size -= oldest_size

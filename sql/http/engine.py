@@ -20,6 +20,12 @@ class SqlEngine(Protocol):
     def handle(self, *statements: str) -> Any:
         """A new handle with every grant, on which `statements` have run."""
 
+    async def drained(self) -> None:
+        """Returns when every row that was acknowledged before is in its table.
+
+        Raises `EngineError` if the engine refuses rows.
+        """
+
 
 class Result(Protocol):
     def bytes(self) -> bytes: ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sql.http.access import Action, Role
 from sql.http.engine import Handle, SqlEngine, Summary, new_mark, run
-from sql.http.errors import SqlError, sql_error
+from sql.http.errors import SqlError, engine_error, sql_error
 from sql.http.handles import (
     FencedHandles,
     Handles,
@@ -28,6 +28,8 @@ from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits
 from sql.http.text import InsertData
+from storage.engine import EngineError
+from storage.journal import streams_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class SqlGateway:
     def __init__(self, engine: SqlEngine, limits: SqlLimits, handles: Handles) -> None:
         self.pool = StatementPool(engine, limits.max_queries)
         self.sessions = Sessions(self.pool)
+        self._engine = engine
         self._handles = handles
 
     async def start(self) -> Facts:
@@ -57,6 +60,7 @@ class SqlGateway:
 
         `permit` stays the caller's until the statement is started.
         """
+        await self._see_acknowledged(sql)
         opening = asyncio.wrap_future(self.pool.submit(self._open, context, sql))
         try:
             handle, action = await asyncio.shield(opening)
@@ -66,6 +70,15 @@ class SqlGateway:
                 await self.pool.call(give_back, handle, context)
             raise
         return OpenStatement(handle, context, action, permit)
+
+    async def _see_acknowledged(self, sql: bytes) -> None:
+        """Every record that was acknowledged until now is seen by the statement."""
+        try:
+            await self._engine.drained()
+        except EngineError as error:
+            # A statement that reads other tables may be needed to find out why.
+            if streams_of(sql.decode(errors="replace")):
+                raise engine_error(RuntimeError(str(error))) from error
 
     def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Action]:
         params = context.text_params()

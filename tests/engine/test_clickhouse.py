@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings, NotSent
-from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
+from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent, Parameter
 from storage.native_stream import BlockStream, NotNative
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy

@@ -31,6 +31,9 @@ class FailingDisk:
     def handle(self, *statements: str) -> Any:
         return self._engine.handle(*statements)
 
+    async def drained(self) -> None:
+        await self._engine.drained()
+
     @contextmanager
     def watched_write(self, handle: Any) -> Iterator[None]:
         with self._engine.watched_write(handle):

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings, NotSent
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
+    NotSent,
     Parameter,
     Row,
 )

@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def merge_blocks(blocks: Sequence[bytes]) -> bytes: ...

@@ -1,0 +1,478 @@
+"""A journal in front of the embedded engine: an insert is acknowledged when it is in a file.
+
+ClickHouse makes a part of every insert, which costs some milliseconds and is merged several times
+later. So a block is appended to the journal (storage/journal_files.py), which takes microseconds,
+and many blocks go into the engine together (storage/journal_drain.py). Everybody else sees the
+engine's contract (storage/engine.py), with one addition: before `rows` and `execute`, the tables
+that the statement reads get what the journal has for them. So a statement that starts after an
+acknowledgement finds its rows.
+
+* `read_native` does not wait. It reads ranges of the log, whose newest part the tail cache keeps
+  until it is in the engine.
+* `patient` is the same engine for work in the background, which can wait until rows are in the
+  engine of their own accord.
+* What waits is also in memory, up to `max_bytes`; beyond it, inserts wait. While the engine refuses
+  rows of the journal, inserts are refused.
+
+Nothing is lost by `kill -9`: the next start puts into the engine what is not there. Only of a round
+that had begun it is not known how much is stored. Of the log, the next start compares the rows with
+those of the table. In the small tables a row may be there twice then, which changes nothing: their
+rows have versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.engine import (
+    Engine,
+    EngineError,
+    NotSent,
+    Parameter,
+    Row,
+    StorageFault,
+)
+from storage.journal_drain import DrainLimits, DrainStream, inserts_of, merged
+from storage.journal_files import (
+    JournalBlock,
+    JournalContents,
+    JournalError,
+    JournalWriter,
+    keep_copies,
+    read_journal,
+)
+from storage.schema_files import tables_behind
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOG, ROWS = 0, 1
+"""The streams: the table `messages`, and all others."""
+LOG_TABLE = "messages"
+
+_SEGMENT_BYTES = 16 << 20
+_IN_THREAD_BYTES = 256 << 10
+"""A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
+_TOKENS_KEPT = 100_000
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLimits:
+    """`max_bytes`: of blocks that are not in the engine; `drain`: when they go there."""
+
+    max_bytes: int
+    drain: DrainLimits
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change of the journal's files that waits for the thread, and who waits for its result."""
+
+    run: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class JournalQueue:
+    """Runs changes of the files one at a time: small ones here and now, others in a thread."""
+
+    def __init__(self, writer: JournalWriter, *, durable: bool) -> None:
+        """`durable`: a change is complete when it is on the disk."""
+        self.fault: StorageFault | None = None
+        self._writer = writer
+        self._durable = durable
+        self._queue: deque[_Change] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def is_free(self, size: int) -> bool:
+        """Whether a change of this size can be run here and now."""
+        return self._task is None and not self._durable and size <= _IN_THREAD_BYTES
+
+    def run_now(self, change: Callable[[], T]) -> T:
+        """Raises `NotSent` and `StorageFault`."""
+        if self.fault is not None:
+            raise self.fault
+        try:
+            return change()
+        except OSError as error:
+            raise _not_written(error) from error
+
+    async def run(self, change: Callable[[], T], size: int = 0) -> T:
+        """Returns when the change is written; if durable, to the disk. Raises as `run_now`."""
+        if self.fault is not None:
+            raise self.fault
+        if self.is_free(size):
+            return self.run_now(change)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Change(change, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._work(), name="journal")
+        return await asyncio.shield(done)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await self._task
+        await asyncio.to_thread(self._thread.shutdown)
+        self._writer.close()
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            changes = list(self._queue)
+            self._queue.clear()
+            outcomes = await loop.run_in_executor(self._thread, self._run_all, changes)
+            for change, outcome in zip(changes, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    change.done.set_exception(outcome)
+                    change.done.exception()  # its caller may have gone
+                else:
+                    change.done.set_result(outcome)
+        self._task = None
+
+    def _run_all(self, changes: Collection[_Change]) -> list[Any]:
+        outcomes: list[Any] = []
+        for change in changes:
+            try:
+                outcomes.append(change.run())
+            except OSError as error:
+                outcomes.append(_not_written(error))
+        if self._durable:
+            try:
+                self._writer.sync()
+            except OSError as error:
+                # The kernel may have dropped what it could not write, and reports it only once.
+                self.fault = StorageFault(f"the journal cannot be flushed: {error.strerror}")
+                return [self.fault for _ in changes]
+        return outcomes
+
+
+def _not_written(error: OSError) -> NotSent:
+    return NotSent(f"the journal cannot be written: {error.strerror}")
+
+
+class _Rounds:
+    """`RoundLog` of the streams."""
+
+    def __init__(self, queue: JournalQueue, writer: JournalWriter) -> None:
+        self.streams: list[DrainStream] = []
+        self._queue = queue
+        self._writer = writer
+
+    async def begin_round(self, stream: int, first: int, last: int) -> None:
+        await self._queue.run(lambda: self._writer.begin_round(stream, first, last))
+
+    async def end_round(self, stream: int) -> None:
+        await self._queue.run(lambda: self._writer.end_round(stream))
+
+    async def recycle(self) -> None:
+        waiting = [stream.oldest for stream in self.streams if stream.oldest is not None]
+        needed_from = min(waiting, default=self._writer.last_sequence + 1)
+        if self._writer.may_recycle(needed_from):
+            await self._queue.run(lambda: self._writer.recycle(needed_from))
+
+
+class JournaledEngine:
+    """`storage.engine.Engine`: the embedded engine behind its journal."""
+
+    def __init__(
+        self, embedded: EmbeddedEngine, writer: JournalWriter, limits: JournalLimits, *, fsync: bool
+    ) -> None:
+        """`embedded` has a lane for each stream. `open_journal` makes one of these."""
+        self.embedded = embedded
+        self.patient: Engine = PatientEngine(self)
+        self._limits = limits
+        self._writer = writer
+        self._queue = JournalQueue(writer, durable=fsync)
+        self._rounds = _Rounds(self._queue, writer)
+        identity = str(writer.journal_id)
+        self._streams = [
+            DrainStream(number, embedded, self._rounds, limits.drain, identity)
+            for number in (LOG, ROWS)
+        ]
+        self._rounds.streams = self._streams
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._in_flight_bytes = 0
+        self._tokens: dict[str, None] = {}
+
+    # --- start and stop
+
+    async def recover(self, contents: JournalContents) -> None:
+        """Put what the files hold into the engine. Before anything else; raises `EngineError`."""
+        if contents.blocks:
+            log.info("%d blocks of rows in the journal go into the engine", len(contents.blocks))
+        begun = await self._finish_rounds(contents)
+        for block in contents.blocks:
+            self._remember(block.token)
+            if block.sequence > begun[block.stream]:
+                self._streams[block.stream].add(block)
+        for stream in self._streams:
+            stream.start()
+        await self.drained()
+        await self._rounds.recycle()
+
+    async def _finish_rounds(self, contents: JournalContents) -> list[int]:
+        """Insert what is missing of the rounds that had begun. For each stream, its last block."""
+        begun = []
+        for number, state in enumerate(contents.streams):
+            last = state.round_to
+            begun.append(last)
+            if not last:
+                continue
+            blocks = [
+                one for one in contents.blocks if one.stream == number and one.sequence <= last
+            ]
+            for insert in inserts_of(blocks):
+                data = await merged(insert.blocks)
+                if number == LOG:
+                    await self._insert_missing(insert.columns, data)
+                else:
+                    token = f"again-{uuid4()}"
+                    await self.embedded.insert_block(
+                        number, insert.table, insert.columns, data, token
+                    )
+            await self._rounds.end_round(number)
+        return begun
+
+    async def _insert_missing(self, columns: str, data: bytes) -> None:
+        """Insert the rows of a block of the log that the table does not have."""
+        engine = self.embedded
+        await engine.execute("DROP TABLE IF EXISTS journal_round SYNC")
+        await engine.execute(
+            f"CREATE TABLE journal_round ENGINE = Memory AS SELECT {columns} FROM {LOG_TABLE}"
+            " LIMIT 0"
+        )
+        await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
+        await engine.execute(
+            f"INSERT INTO {LOG_TABLE} ({columns}) SELECT {columns} FROM journal_round"
+            " WHERE (topic_id, partition, offset, append_time) NOT IN ("
+            f"SELECT topic_id, partition, offset, append_time FROM {LOG_TABLE}"
+            " WHERE append_time >= (SELECT min(append_time) FROM journal_round)"
+            " AND append_time <= (SELECT max(append_time) FROM journal_round))"
+        )
+        await engine.execute("DROP TABLE journal_round SYNC")
+
+    @property
+    def background(self) -> Collection[asyncio.Task[None]]:
+        """Tasks that end before `close` only because of a fault."""
+        return [stream.task for stream in self._streams if stream.task is not None]
+
+    async def close(self) -> None:
+        """Put everything into the engine, and close both."""
+        for stream in self._streams:
+            await stream.close()
+        await self._queue.close()
+        await self.embedded.close()
+
+    # --- inserts
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        """Append the block to the journal. `lane` has no meaning here.
+
+        Raises `NotSent`, and `StorageFault` after which only a restart helps.
+        """
+        if token in self._tokens:
+            return
+        task = self._in_flight.get(token)
+        if task is None:
+            stream = self._streams[LOG if table == LOG_TABLE else ROWS]
+            self._check(stream)
+            if self._has_room(len(block)) and self._queue.is_free(len(block)):
+                sequence = self._queue.run_now(
+                    lambda: self._writer.append_block(stream.number, table, columns, token, block)
+                )
+                self._appended(JournalBlock(sequence, stream.number, table, columns, token, block))
+                return
+            task = asyncio.create_task(self._append(stream, table, columns, block, token))
+            self._in_flight[token] = task
+            task.add_done_callback(lambda _: self._in_flight.pop(token))
+        await asyncio.shield(task)
+
+    async def _append(
+        self, stream: DrainStream, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        while not self._has_room(len(block)):
+            await self._wait_for_room()
+            self._check(stream)
+        self._in_flight_bytes += len(block)
+        try:
+            sequence = await self._queue.run(
+                lambda: self._writer.append_block(stream.number, table, columns, token, block),
+                len(block),
+            )
+        finally:
+            self._in_flight_bytes -= len(block)
+        self._appended(JournalBlock(sequence, stream.number, table, columns, token, block))
+
+    def _appended(self, block: JournalBlock) -> None:
+        self._remember(block.token)
+        self._streams[block.stream].add(block)
+
+    def _remember(self, token: str) -> None:
+        self._tokens[token] = None
+        if len(self._tokens) > _TOKENS_KEPT:
+            del self._tokens[next(iter(self._tokens))]
+
+    def _check(self, stream: DrainStream) -> None:
+        """Raises an error if the engine refuses the rows of the stream at the moment."""
+        if isinstance(stream.refusal, StorageFault):
+            raise stream.refusal
+        if stream.refusal is not None:
+            raise NotSent(str(stream.refusal), stream.refusal.code)
+
+    def _has_room(self, size: int) -> bool:
+        waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self._streams)
+        return waiting == 0 or waiting + size <= self._limits.max_bytes
+
+    async def _wait_for_room(self) -> None:
+        fullest = max(self._streams, key=lambda stream: stream.waiting_bytes)
+        if fullest.oldest is None:  # all is in flight to the file
+            await asyncio.wait(self._in_flight.values(), return_when=asyncio.FIRST_COMPLETED)
+            return
+        try:
+            await fullest.reached(fullest.oldest, at_once=True)
+        except EngineError as error:
+            raise NotSent(str(error), error.code) from error
+
+    # --- statements
+
+    async def drained(
+        self, streams: Collection[int] = (LOG, ROWS), *, at_once: bool = True
+    ) -> None:
+        """Wait until the engine has what these streams hold now.
+
+        `at_once`: put it there now. Otherwise it may take as long as a block may wait. Raises
+        `EngineError` if the engine refuses the rows.
+        """
+        for number in streams:
+            stream = self._streams[number]
+            if stream.waits:
+                await stream.reached(stream.appended, at_once=at_once)
+
+    async def drained_for(self, sql: str, *, at_once: bool) -> None:
+        """As `drained`, for the tables that a statement of the broker names."""
+        if any(stream.waits for stream in self._streams):
+            await self.drained(streams_of(sql), at_once=at_once)
+
+    @property
+    def appended(self) -> int:
+        """The last block of the log, as a number that only grows."""
+        return self._streams[LOG].appended
+
+    @property
+    def in_engine(self) -> int:
+        """The last block of the log that is in the engine, with all before it."""
+        return self._streams[LOG].drained
+
+    @property
+    def read_nice(self) -> int:
+        return self.embedded.read_nice
+
+    def handle(self, *statements: str) -> Any:
+        """As `EmbeddedEngine.handle`; call `drained` before statements that read tables."""
+        return self.embedded.handle(*statements)
+
+    def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Without what is only in the journal."""
+        return self.embedded.read_native(sql, params, chunk_bytes)
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        await self.drained_for(sql, at_once=True)
+        return await self.embedded.rows(sql, params)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self.drained_for(sql, at_once=True)
+        await self.embedded.execute(sql, params)
+
+
+class PatientEngine:
+    """`Engine` for work in the background: its statements do not make the journal drain earlier."""
+
+    def __init__(self, journaled: JournaledEngine) -> None:
+        self._journaled = journaled
+
+    async def insert_block(
+        self, lane: int, table: str, columns: str, block: bytes, token: str
+    ) -> None:
+        await self._journaled.insert_block(lane, table, columns, block, token)
+
+    def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        return self._journaled.read_native(sql, params, chunk_bytes)
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        await self._journaled.drained_for(sql, at_once=False)
+        return await self._journaled.embedded.rows(sql, params)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self._journaled.drained_for(sql, at_once=False)
+        await self._journaled.embedded.execute(sql, params)
+
+    async def close(self) -> None:
+        """The journal is closed by its owner."""
+
+
+@lru_cache(maxsize=1024)
+def streams_of(sql: str) -> tuple[int, ...]:
+    """The streams whose tables a statement names, itself or through views."""
+    tables: set[str] = set()
+    behind = _tables_behind()
+    for word in _WORD.findall(sql):
+        tables |= behind.get(word, frozenset())
+    found = []
+    if LOG_TABLE in tables:
+        found.append(LOG)
+    if tables - {LOG_TABLE}:
+        found.append(ROWS)
+    return tuple(found)
+
+
+@cache
+def _tables_behind() -> Mapping[str, frozenset[str]]:
+    return tables_behind()
+
+
+async def open_journal(
+    embedded: EmbeddedEngine, limits: JournalLimits, *, fsync: bool, skip_damage: bool = False
+) -> JournaledEngine:
+    """The engine behind its journal; what the files hold is in the engine then.
+
+    Raises `DataDirectoryError` if the files are damaged (and not `skip_damage`) or cannot be used,
+    and `EngineError`.
+    """
+    directory = embedded.data_dir / "journal"
+
+    def files() -> tuple[JournalContents, JournalWriter]:
+        directory.mkdir(exist_ok=True)
+        contents = read_journal(directory, skip_damage=skip_damage)
+        if skip_damage:
+            keep_copies(directory)
+        return contents, JournalWriter(directory, _SEGMENT_BYTES, contents, durable=fsync)
+
+    try:
+        contents, writer = await asyncio.to_thread(files)
+    except JournalError as error:
+        raise DataDirectoryError(str(error)) from error
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the journal in {directory} cannot be written: {error.strerror}"
+        ) from error
+    engine = JournaledEngine(embedded, writer, limits, fsync=fsync)
+    await engine.recover(contents)
+    return engine

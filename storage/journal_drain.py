@@ -1,0 +1,287 @@
+"""Puts the blocks of the journal into the engine: many small ones become one large insert.
+
+A stream is a sequence of blocks that go into the engine in the order in which they were appended:
+the log is one, all small tables together are another. Of the small tables, those in `_FIRST` get
+their rows before the others of a round, as the calls that write several tables promise
+(storage/row_lane.py).
+
+A round is what goes in together: the first blocks of a stream up to a number of bytes and rows. It
+begins when so much is waiting, when the oldest block has waited for long enough, or when somebody
+asks for the rows. A round that the engine refuses is repeated until it succeeds; meanwhile the
+journal takes no further block (`refusal`), so that producers are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+from common.tasks import Backoff, event_within
+from storage._merge_blocks import merge_blocks
+from storage.engine import Engine, EngineError, StorageFault
+from storage.journal_files import JournalBlock
+
+log = logging.getLogger(__name__)
+
+_FIRST = ("group_member_versions",)
+_RETRY_FIRST_S = 0.1
+_RETRY_MAX_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainLimits:
+    """When a round begins, and how much goes into it. A single block may be larger."""
+
+    max_bytes: int
+    max_rows: int
+    max_age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableInsert:
+    """Blocks of one table that become one insert; `number`: which of its round, from 0 on."""
+
+    number: int
+    table: str
+    columns: str
+    blocks: tuple[bytes, ...]
+
+
+class RoundLog(Protocol):
+    """Where it is noted which round has begun and which has ended."""
+
+    async def begin_round(self, stream: int, first: int, last: int) -> None: ...
+
+    async def end_round(self, stream: int) -> None: ...
+
+    async def recycle(self) -> None:
+        """Blocks were put into the engine: their files may not be needed any more."""
+
+
+class DrainStream:
+    """One stream: its blocks that are not in the engine, and the task that puts them there."""
+
+    def __init__(
+        self, number: int, engine: Engine, rounds: RoundLog, limits: DrainLimits, identity: str
+    ) -> None:
+        """`identity` makes the tokens of inserts unique."""
+        self.number = number
+        self.appended = 0
+        """The last block of the stream, by its sequence number."""
+        self.drained = 0
+        """All blocks up to this one are in the engine."""
+        self.waiting_bytes = 0
+        self.refusal: EngineError | StorageFault | None = None
+        self._engine = engine
+        self._rounds = rounds
+        self._limits = limits
+        self._identity = identity
+        self._waiting: deque[tuple[JournalBlock, int]] = deque()
+        self._waiting_rows = 0
+        self._oldest_s = 0.0
+        self._wanted = 0
+        self._due = asyncio.Event()
+        self._filled = asyncio.Event()
+        self._closing = False
+        self._callers: set[asyncio.Future[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"journal-drain-{self.number}")
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        return self._task
+
+    @property
+    def waits(self) -> bool:
+        """Whether a block is not in the engine yet."""
+        return bool(self._waiting)
+
+    @property
+    def oldest(self) -> int | None:
+        """The sequence number of the first block that is not in the engine."""
+        return self._waiting[0][0].sequence if self._waiting else None
+
+    def add(self, block: JournalBlock) -> None:
+        """The block was appended to the journal."""
+        rows = row_count(block.data)
+        if not self._waiting:
+            self._oldest_s = asyncio.get_running_loop().time()
+            self._filled.set()
+        self._waiting.append((block, rows))
+        self._waiting_rows += rows
+        self.waiting_bytes += len(block.data)
+        self.appended = block.sequence
+        if (
+            self.waiting_bytes >= self._limits.max_bytes
+            or self._waiting_rows >= self._limits.max_rows
+        ):
+            self._due.set()
+
+    async def reached(self, sequence: int, *, at_once: bool) -> None:
+        """Wait until all blocks up to this one are in the engine.
+
+        `at_once`: do not wait for more blocks. Raises `EngineError` if the engine refuses them.
+        """
+        if at_once and sequence > self._wanted:
+            self._wanted = sequence
+            self._due.set()
+        while self.drained < sequence:
+            if self.refusal is not None:
+                raise EngineError(
+                    f"acknowledged rows cannot be put into the table: {self.refusal}",
+                    getattr(self.refusal, "code", 0),
+                )
+            caller: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._callers.add(caller)
+            try:
+                await caller
+            finally:
+                self._callers.discard(caller)
+
+    async def close(self) -> None:
+        """Put everything that waits into the engine, unless it refuses."""
+        self._closing = True
+        self._due.set()
+        self._filled.set()
+        if self._task is not None:
+            await self._task
+
+    # --- the loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._filled.wait()
+            if not self._waiting:
+                if self._closing:
+                    return
+                self._filled.clear()
+                continue
+            await self._until_due()
+            blocks = self._next_round()
+            try:
+                if not await self._drain(blocks):
+                    return
+                self._forget(blocks)
+                await self._rounds.recycle()
+            except Exception as error:
+                # A bug, or a disk that may have lost a write. What waits is put into the engine at
+                # the next start.
+                log.exception("the journal is not drained any more: restart the broker")
+                self.refusal = StorageFault(f"the journal is not drained any more: {error}")
+                self._wake_callers()
+                return
+
+    async def _until_due(self) -> None:
+        self._due.clear()
+        age_s = asyncio.get_running_loop().time() - self._oldest_s
+        wait_s = self._limits.max_age_ms / 1000 - age_s
+        if wait_s <= 0 or self._is_due():
+            return
+        await event_within(self._due, wait_s)
+
+    def _is_due(self) -> bool:
+        return (
+            self._closing
+            or self._wanted > self.drained
+            or self.waiting_bytes >= self._limits.max_bytes
+            or self._waiting_rows >= self._limits.max_rows
+        )
+
+    def _next_round(self) -> list[JournalBlock]:
+        blocks: list[JournalBlock] = []
+        size = rows = 0
+        for block, block_rows in self._waiting:
+            blocks.append(block)
+            size += len(block.data)
+            rows += block_rows
+            if size >= self._limits.max_bytes or rows >= self._limits.max_rows:
+                break
+        return blocks
+
+    async def _drain(self, blocks: Sequence[JournalBlock]) -> bool:
+        """Insert a round, however often the engine refuses it. False: closed before that."""
+        first, last = blocks[0].sequence, blocks[-1].sequence
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        steps: list[Callable[[], Awaitable[None]]] = [
+            lambda: self._rounds.begin_round(self.number, first, last),
+            *(self._insertion(one, last) for one in inserts_of(blocks)),
+            lambda: self._rounds.end_round(self.number),
+        ]
+        while steps:
+            try:
+                await steps[0]()
+            except EngineError as error:
+                self.refusal = error
+                self._wake_callers()
+                if self._closing:
+                    log.error("rows stay in the journal until the next start: %s", error)
+                    return False
+                await asyncio.sleep(backoff.after(error, log, "rows stay in the journal"))
+            else:
+                self.refusal = None
+                steps.pop(0)
+        return True
+
+    def _insertion(self, insert: TableInsert, last: int) -> Callable[[], Awaitable[None]]:
+        token = f"{self._identity}-{self.number}-{last}-{insert.number}"
+
+        async def run() -> None:
+            data = await merged(insert.blocks)
+            await self._engine.insert_block(self.number, insert.table, insert.columns, data, token)
+
+        return run
+
+    def _forget(self, blocks: Iterable[JournalBlock]) -> None:
+        """These blocks are in the engine."""
+        for block in blocks:
+            _, rows = self._waiting.popleft()
+            self._waiting_rows -= rows
+            self.waiting_bytes -= len(block.data)
+            self.drained = block.sequence
+        self._oldest_s = asyncio.get_running_loop().time()
+        self._wake_callers()
+
+    def _wake_callers(self) -> None:
+        for caller in self._callers:
+            if not caller.done():
+                caller.set_result(None)
+
+
+def row_count(block: bytes) -> int:
+    """The number of rows in a Native block: the second of the varints that it begins with."""
+    at = 0
+    while block[at] & 0x80:
+        at += 1
+    at += 1
+    rows = shift = 0
+    while block[at] & 0x80:
+        rows |= (block[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return rows | block[at] << shift
+
+
+def inserts_of(blocks: Iterable[JournalBlock]) -> Iterator[TableInsert]:
+    """The inserts of a round, in order. The same blocks always give the same inserts."""
+    tables: dict[str, list[JournalBlock]] = {}
+    for block in blocks:
+        tables.setdefault(block.table, []).append(block)
+    number = 0
+    for table in sorted(tables, key=lambda name: name not in _FIRST):
+        for columns, group in groupby(tables[table], key=lambda block: block.columns):
+            yield TableInsert(number, table, columns, tuple(block.data for block in group))
+            number += 1
+
+
+async def merged(blocks: Sequence[bytes]) -> bytes:
+    """One block with the rows of all of these."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return await asyncio.to_thread(merge_blocks, blocks)

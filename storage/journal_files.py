@@ -1,0 +1,454 @@
+"""The files of the journal (storage/journal.py): segments of entries, each with a checksum.
+
+A segment is a file `NUMBER.journal` of a fixed size, allocated before it is used and recycled when
+all of it is in the engine. It begins with a head of 512 bytes:
+
+    magic, version, journal id, number of the segment, sequence number of its first entry,
+    for each stream: drained up to, round from, round up to; CRC32C of all that
+
+Entries follow, each at a multiple of 8 bytes:
+
+    u32 length of the body, u32 CRC32C of all but the length, itself and the rest of the body,
+    u64 sequence number, u32 kind, u32 length of the prefix, u32 length of the body again,
+    u32 CRC32C of the rest, body: prefix and rest
+
+There are two sums because a large block need not be copied to its head then.
+Sequence numbers go up by one, through all segments; what follows the last entry is zeros, or
+entries of the file's earlier use with lower numbers. Kinds: a block of rows; a round of a stream
+has begun (from now on some of its rows may be in the engine); the round has ended.
+
+An entry that a crash cut off is the last one, as entries are written one after the other. Nobody
+was told of it, so it is left out. An entry that is damaged while a later one is whole is not that:
+`DamagedJournal`. After a power failure without `fsync` the disk may have kept a later entry and
+lost an earlier one, which looks the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol._batches import crc32c
+
+VERSION = 1
+STREAMS = 2
+HEAD_BYTES = 512
+ENTRY_BYTES = 32
+
+_MAGIC = b"BHJOURNL"
+_HEAD = struct.Struct(f"<8sI16sQQ{3 * STREAMS}Q")
+_CRC = struct.Struct("<I")
+_LENGTH_AND_CRC = struct.Struct("<II")
+_ENTRY = struct.Struct("<IIQIIII")
+_CHECKED = struct.Struct("<QIIII")  # the last five of these
+_NAMES = struct.Struct("<IHHH")
+_ROUND = struct.Struct("<IIQQ")
+_MAX_BODY = (1 << 32) - 1
+
+Data = bytes | memoryview
+
+BLOCK, ROUND_BEGUN, ROUND_ENDED = 1, 2, 3
+
+
+class JournalError(Exception):
+    """The journal cannot be used. The message says in one sentence what to do."""
+
+
+class DamagedJournal(JournalError):
+    """Acknowledged entries of the journal are damaged or missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalBlock:
+    """One block of rows in the journal, not yet in the engine."""
+
+    sequence: int
+    stream: int
+    table: str
+    columns: str
+    token: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class StreamState:
+    """How far a stream is in the engine: all up to `drained`; a round's rows may be in part.
+
+    `round_from` and `round_to` are 0 when no round has begun.
+    """
+
+    drained: int = 0
+    round_from: int = 0
+    round_to: int = 0
+
+    def begin(self, first: int, last: int) -> None:
+        self.round_from, self.round_to = first, last
+
+    def end(self) -> None:
+        self.drained, self.round_from, self.round_to = self.round_to, 0, 0
+
+
+def _streams() -> list[StreamState]:
+    return [StreamState() for _ in range(STREAMS)]
+
+
+@dataclass(slots=True)
+class JournalContents:
+    """What the files hold: `blocks` are not in the engine, but for those of a begun round."""
+
+    journal_id: uuid.UUID
+    last_sequence: int = 0
+    last_segment: int = 0
+    streams: list[StreamState] = field(default_factory=_streams)
+    blocks: list[JournalBlock] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _SegmentFile:
+    number: int
+    path: Path
+    last_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    journal_id: uuid.UUID
+    number: int
+    first_sequence: int
+    streams: list[StreamState]
+
+
+# --- what the bytes are
+
+
+def _head_bytes(
+    journal_id: uuid.UUID, number: int, first_sequence: int, streams: Sequence[StreamState]
+) -> bytes:
+    numbers = [n for one in streams for n in (one.drained, one.round_from, one.round_to)]
+    packed = _HEAD.pack(_MAGIC, VERSION, journal_id.bytes, number, first_sequence, *numbers)
+    return (packed + _CRC.pack(crc32c(packed))).ljust(HEAD_BYTES, b"\0")
+
+
+def _read_head(data: memoryview, path: Path) -> _Head | None:
+    """None if the head is damaged, or was never written. Raises `JournalError`."""
+    if len(data) < HEAD_BYTES:
+        return None
+    magic, version, journal_id, number, first, *numbers = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        return None
+    if version != VERSION:
+        raise JournalError(
+            f"{path} has version {version} of the journal's format, and this brokerhouse knows"
+            f" version {VERSION}: start it once with the brokerhouse that wrote it and stop that"
+            " one, which empties the journal"
+        )
+    (crc,) = _CRC.unpack_from(data, _HEAD.size)
+    if crc != crc32c(data[: _HEAD.size]):
+        return None
+    streams = [StreamState(*numbers[3 * n : 3 * n + 3]) for n in range(STREAMS)]
+    return _Head(uuid.UUID(bytes=journal_id), number, first, streams)
+
+
+def _entry_head(sequence: int, kind: int, prefix: Data, rest: Data) -> bytes:
+    length = len(prefix) + len(rest)
+    checked = _CHECKED.pack(sequence, kind, len(prefix), length, crc32c(rest))
+    return _LENGTH_AND_CRC.pack(length, crc32c(b"".join((checked, prefix)))) + checked
+
+
+def _padding(length: int) -> int:
+    return -length % 8
+
+
+def block_body(stream: int, table: str, columns: str, token: str) -> bytes:
+    """The body of a block's entry, up to the block itself."""
+    names = [text.encode() for text in (table, columns, token)]
+    return _NAMES.pack(stream, *map(len, names)) + b"".join(names)
+
+
+def _read_block(sequence: int, body: memoryview) -> JournalBlock:
+    stream, *sizes = _NAMES.unpack_from(body)
+    at = _NAMES.size
+    names = []
+    for size in sizes:
+        names.append(str(body[at : at + size], "utf-8"))
+        at += size
+    table, columns, token = names
+    return JournalBlock(sequence, stream, table, columns, token, bytes(body[at:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    sequence: int
+    kind: int
+    body: memoryview
+    end: int
+
+
+def _read_entry(data: memoryview, at: int) -> _Entry | None:
+    """The entry at this place; None if there is none, or if it is damaged or cut off."""
+    if at + ENTRY_BYTES > len(data):
+        return None
+    length, _, sequence, kind, prefix, _, _ = _ENTRY.unpack_from(data, at)
+    start, end = at + ENTRY_BYTES, at + ENTRY_BYTES + length
+    if sequence == 0 or end > len(data) or prefix > length:
+        return None
+    rest = start + prefix
+    if data[at:start] != _entry_head(sequence, kind, data[start:rest], data[rest:end]):
+        return None
+    return _Entry(sequence, kind, data[start:end], end + _padding(end))
+
+
+def _later_entries(data: memoryview, at: int, after: int) -> Iterator[_Entry]:
+    """Whole entries, from `at` on, with a sequence number above `after`."""
+    numbers = data[at : len(data) - len(data) % 8].cast("Q")
+    if not any(numbers):
+        return
+    highest = after + len(data) // ENTRY_BYTES + 1
+    begin = at
+    for index, sequence in enumerate(numbers):
+        if after < sequence <= highest and at + 8 * index - 8 >= begin:
+            entry = _read_entry(data, at + 8 * index - 8)
+            if entry is not None:
+                yield entry
+                begin = entry.end
+
+
+# --- reading all of it
+
+
+def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalContents:
+    """What the segments in `directory` hold; nothing is changed.
+
+    `skip_damage`: leave out what is damaged, and keep every entry that is whole. Raises
+    `DamagedJournal` and `JournalError`.
+    """
+    found: JournalContents | None = None
+    segments = _segments(directory)
+    for position, segment in enumerate(segments):
+        data = memoryview(_content(segment.path))
+        head = _read_head(data, segment.path)
+        is_last = position == len(segments) - 1
+        if head is None or head.number != segment.number:
+            if is_last and not _holds_entries(data, 0 if found is None else found.last_sequence):
+                break  # it was being put into use
+            if skip_damage:
+                continue
+            raise _damaged(segment.path, 0, "its head is damaged", data, 0)
+        if found is None:
+            found = JournalContents(head.journal_id, head.first_sequence - 1, 0, head.streams)
+        elif head.first_sequence != found.last_sequence + 1:
+            if not skip_damage:
+                lost = f"{found.last_sequence + 1} to {head.first_sequence - 1}"
+                why = f"entries {lost} before it are missing"
+                raise _damaged(segment.path, 0, why, data, found.last_sequence)
+            found.last_sequence = max(found.last_sequence, head.first_sequence - 1)
+        found.last_segment = segment.number
+        _read_entries(segment.path, data, found, skip_damage=skip_damage)
+    if found is None:
+        return JournalContents(uuid.uuid4())
+    states = found.streams
+    found.blocks = [one for one in found.blocks if one.sequence > states[one.stream].drained]
+    return found
+
+
+def _read_entries(
+    path: Path, data: memoryview, found: JournalContents, *, skip_damage: bool
+) -> None:
+    at = HEAD_BYTES
+    while True:
+        entry = _read_entry(data, at)
+        if entry is None or entry.sequence != found.last_sequence + 1:
+            later = next(_later_entries(data, at, found.last_sequence), None)
+            if later is None:
+                return
+            if not skip_damage:
+                why = f"entry {found.last_sequence + 1} is damaged"
+                raise _damaged(path, at, why, data, found.last_sequence)
+            entry = later
+        found.last_sequence, at = entry.sequence, entry.end
+        if entry.kind == BLOCK:
+            found.blocks.append(_read_block(entry.sequence, entry.body))
+        elif entry.kind in (ROUND_BEGUN, ROUND_ENDED):
+            stream, _, first, last = _ROUND.unpack(entry.body)
+            state = found.streams[stream]
+            state.begin(first, last)
+            if entry.kind == ROUND_ENDED:
+                state.end()
+        else:
+            raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
+
+
+def _holds_entries(data: memoryview, after: int) -> bool:
+    return next(_later_entries(data, HEAD_BYTES, after), None) is not None
+
+
+def _damaged(path: Path, at: int, why: str, data: memoryview, after: int) -> DamagedJournal:
+    whole = sum(entry.kind == BLOCK for entry in _later_entries(data, max(at, HEAD_BYTES), after))
+    return DamagedJournal(
+        f"the journal is damaged: {path} at byte {at}: {why}, and {whole} blocks of records after"
+        " it in this file are whole. Restore the file, or start once with --journal-skip-damage:"
+        " what is damaged is lost then, everything else is kept, and the files are kept in"
+        f" {path.parent / 'damaged'}"
+    )
+
+
+def _segments(directory: Path) -> list[_SegmentFile]:
+    found = []
+    for path in directory.glob("*.journal"):
+        with suppress(ValueError):
+            found.append(_SegmentFile(int(path.stem), path))
+    return sorted(found, key=lambda segment: segment.number)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"the journal {path} cannot be read: {error.strerror}") from error
+
+
+def keep_copies(directory: Path) -> None:
+    """Copy all segments to `damaged/`, before a start that leaves out what is damaged."""
+    kept = directory / "damaged"
+    kept.mkdir(exist_ok=True)
+    for segment in _segments(directory):
+        shutil.copyfile(segment.path, kept / segment.path.name)
+
+
+# --- writing
+
+
+class JournalWriter:
+    """Appends entries to the segments of one directory. One call at a time, from any thread.
+
+    A failed write raises `OSError`. The entry was not written then, and the next one takes its
+    place; but after a failed `sync` nothing is known (https://lwn.net/Articles/752063/), so the
+    caller must stop.
+    """
+
+    def __init__(
+        self, directory: Path, segment_bytes: int, contents: JournalContents, *, durable: bool
+    ) -> None:
+        """Begins a new segment. `durable`: `sync` will be called. Raises `OSError`."""
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self.journal_id = contents.journal_id
+        self.streams = contents.streams
+        self.last_sequence = contents.last_sequence
+        self._durable = durable
+        self._segments = [
+            _SegmentFile(segment.number, segment.path, contents.last_sequence)
+            for segment in _segments(directory)
+            if segment.number <= contents.last_segment
+        ]
+        self._spare: list[Path] = []
+        self._fd = -1
+        self._at = self._size = 0
+        self._begin_segment(contents.last_segment + 1, 0)
+
+    def append_block(self, stream: int, table: str, columns: str, token: str, data: bytes) -> int:
+        """The sequence number of the entry."""
+        return self._append(BLOCK, block_body(stream, table, columns, token), data)
+
+    def begin_round(self, stream: int, first: int, last: int) -> None:
+        """The blocks first <= sequence <= last of a stream go into the engine from now on."""
+        self._append(ROUND_BEGUN, _ROUND.pack(stream, 0, first, last))
+        self.streams[stream].begin(first, last)
+
+    def end_round(self, stream: int) -> None:
+        """The blocks of the round are in the engine."""
+        state = self.streams[stream]
+        self._append(ROUND_ENDED, _ROUND.pack(stream, 0, state.round_from, state.round_to))
+        state.end()
+
+    def sync(self) -> None:
+        """Returns when all that was appended is on the disk."""
+        os.fdatasync(self._fd)
+
+    def may_recycle(self, needed_from: int) -> bool:
+        """Whether there is a segment without an entry from `needed_from` on."""
+        return len(self._segments) > 1 and self._segments[0].last_sequence < needed_from
+
+    def recycle(self, needed_from: int) -> None:
+        """Reuse the segments with entries below `needed_from` alone.
+
+        If the journal is durable, `sync` first: the disk has to know why they are not needed.
+        """
+        while self.may_recycle(needed_from):
+            segment = self._segments.pop(0)
+            if not self._spare and segment.path.stat().st_size == self._segment_bytes:
+                spare = self._directory / "spare"
+                segment.path.rename(spare)
+                self._spare.append(spare)
+            else:
+                segment.path.unlink()
+
+    @property
+    def file_bytes(self) -> int:
+        """How large all files of the journal are."""
+        paths = [*(segment.path for segment in self._segments), *self._spare]
+        return sum(path.stat().st_size for path in paths)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _append(self, kind: int, prefix: bytes, rest: bytes = b"") -> int:
+        sequence = self.last_sequence + 1
+        length = len(prefix) + len(rest)
+        if length > _MAX_BODY:
+            raise OSError(errno.EFBIG, "a block is too large for the journal")
+        if self._at + ENTRY_BYTES + length > self._size:
+            self._begin_segment(self._segments[-1].number + 1, ENTRY_BYTES + length)
+        _write(self._fd, (_entry_head(sequence, kind, prefix, rest), prefix, rest), self._at)
+        self._at += ENTRY_BYTES + length + _padding(length)
+        self.last_sequence = self._segments[-1].last_sequence = sequence
+        return sequence
+
+    def _begin_segment(self, number: int, entry_bytes: int) -> None:
+        size = max(self._segment_bytes, HEAD_BYTES + entry_bytes)
+        path = self._directory / f"{number:012}.journal"
+        spare = self._spare.pop() if self._spare and size == self._segment_bytes else None
+        if spare is not None:
+            spare.rename(path)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if spare is None:
+                os.posix_fallocate(fd, 0, size)
+            head = _head_bytes(self.journal_id, number, self.last_sequence + 1, self.streams)
+            _write(fd, (head,), 0)
+            if self._durable:
+                _sync_directory(self._directory)
+                if self._fd >= 0:
+                    os.fdatasync(self._fd)
+        except BaseException:
+            os.close(fd)
+            path.unlink()
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._at, self._size = fd, HEAD_BYTES, size
+        self._segments.append(_SegmentFile(number, path, self.last_sequence))
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, parts: Sequence[bytes], at: int) -> None:
+    written = os.pwritev(fd, parts, at)
+    whole = sum(map(len, parts))
+    if written < whole:
+        rest = b"".join(parts)
+        while written < whole:
+            written += os.pwrite(fd, rest[written:], at + written)

@@ -1,0 +1,266 @@
+"""The files of the journal: what is read back, from whole, cut off and damaged files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from storage.journal_files import (
+    HEAD_BYTES,
+    DamagedJournal,
+    JournalContents,
+    JournalError,
+    JournalWriter,
+    read_journal,
+)
+
+SEGMENT_BYTES = 4096
+
+
+@contextmanager
+def writer(directory: Path, contents: JournalContents | None = None) -> Iterator[JournalWriter]:
+    found = read_journal(directory) if contents is None else contents
+    opened = JournalWriter(directory, SEGMENT_BYTES, found, durable=False)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def append(journal: JournalWriter, *texts: str, stream: int = 0) -> list[int]:
+    return [
+        journal.append_block(stream, "messages", "a, b", f"token of {text}", text.encode())
+        for text in texts
+    ]
+
+
+def texts(directory: Path, *, skip_damage: bool = False) -> list[str]:
+    return [one.data.decode() for one in read_journal(directory, skip_damage=skip_damage).blocks]
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.journal"))
+
+
+def test_an_empty_directory_holds_nothing(tmp_path: Path) -> None:
+    found = read_journal(tmp_path)
+    assert found.blocks == []
+    assert found.last_sequence == 0
+
+
+def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one", "two")
+        append(journal, "three", stream=1)
+    found = read_journal(tmp_path)
+    assert [(one.sequence, one.stream, one.data) for one in found.blocks] == [
+        (1, 0, b"one"),
+        (2, 0, b"two"),
+        (3, 1, b"three"),
+    ]
+    assert {(one.table, one.columns, one.token) for one in found.blocks[:1]} == {
+        ("messages", "a, b", "token of one")
+    }
+
+
+def test_blocks_go_on_in_the_next_segment_also_after_a_restart(tmp_path: Path) -> None:
+    long = [f"{n} " + "x" * 1500 for n in range(8)]
+    with writer(tmp_path) as journal:
+        append(journal, *long[:5])
+    with writer(tmp_path) as journal:
+        append(journal, *long[5:])
+    assert texts(tmp_path) == long
+    assert len(segments(tmp_path)) >= 4
+
+
+def test_a_block_may_be_larger_than_a_segment(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "before", "x" * 50_000, "after")
+    assert texts(tmp_path) == ["before", "x" * 50_000, "after"]
+
+
+def test_blocks_of_an_ended_round_are_not_needed(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one", "two", "three")
+        journal.begin_round(0, 1, 2)
+        append(journal, "other", stream=1)
+        journal.end_round(0)
+    assert texts(tmp_path) == ["three", "other"]
+
+
+def test_a_round_that_has_begun_is_known_also_in_the_next_segment(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one", "two")
+        journal.begin_round(0, 1, 2)
+    with writer(tmp_path):
+        pass
+    found = read_journal(tmp_path)
+    assert (found.streams[0].round_from, found.streams[0].round_to) == (1, 2)
+    assert [one.data for one in found.blocks] == [b"one", b"two"]
+
+
+def test_segments_are_reused_and_their_old_entries_are_not_read(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        for n in range(200):
+            (last,) = append(journal, f"{n} " + "x" * 700)
+            journal.begin_round(0, last, last)
+            journal.end_round(0)
+            journal.recycle(last + 1)
+            assert journal.file_bytes <= 4 * SEGMENT_BYTES
+        append(journal, "the last")
+    assert texts(tmp_path) == ["the last"]
+    assert len(segments(tmp_path)) <= 3
+
+
+def test_a_segment_with_a_needed_block_stays(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "needed", stream=1)
+        for n in range(20):
+            (last,) = append(journal, f"{n} " + "x" * 700)
+            journal.begin_round(0, last, last)
+            journal.end_round(0)
+            journal.recycle(1)
+    assert texts(tmp_path) == ["needed"]
+
+
+WRITTEN = [f"block {n}" for n in range(6)]
+
+
+@pytest.fixture
+def journal_bytes(tmp_path: Path) -> bytes:
+    """A small journal of one segment, with a round that has ended and one that has begun."""
+    with writer(tmp_path) as journal:
+        append(journal, *WRITTEN[:3])
+        journal.begin_round(0, 1, 2)
+        journal.end_round(0)
+        append(journal, *WRITTEN[3:])
+        journal.begin_round(0, 3, 3)
+        append(journal, "the last")
+    (path,) = segments(tmp_path)
+    data = path.read_bytes()
+    return data[: len(data.rstrip(b"\0")) + 8]
+
+
+EXPECTED = [*WRITTEN[2:], "the last"]
+
+
+def test_a_tail_that_was_cut_off_anywhere_is_left_out(tmp_path: Path, journal_bytes: bytes) -> None:
+    (path,) = segments(tmp_path)
+    seen = set()
+    for end in range(HEAD_BYTES, len(journal_bytes)):
+        path.write_bytes(journal_bytes[:end].ljust(SEGMENT_BYTES, b"\0"))
+        found = texts(tmp_path)
+        seen.add(tuple(found))
+        # Blocks 0 and 1 are needed until the entry is read that says that they are in the engine.
+        assert found == WRITTEN[: len(found)] or found == EXPECTED[: len(found)]
+    assert {(), (*EXPECTED,), (*EXPECTED[:-1],)} <= seen
+
+
+def test_a_cut_file_is_read_as_one_with_zeros(tmp_path: Path, journal_bytes: bytes) -> None:
+    (path,) = segments(tmp_path)
+    path.write_bytes(journal_bytes[:-30])
+    assert texts(tmp_path) == EXPECTED[:-1]
+
+
+def test_damage_to_any_byte_is_found(tmp_path: Path, journal_bytes: bytes) -> None:
+    """Only of the last entry it cannot be told from a write that was cut off."""
+    (path,) = segments(tmp_path)
+    outcomes: dict[str, int] = {"damaged": 0, "cut off": 0, "the same": 0}
+    last_entry = len(journal_bytes) - 100
+    for at in range(len(journal_bytes)):
+        data = bytearray(journal_bytes.ljust(SEGMENT_BYTES, b"\0"))
+        data[at] ^= 1 << at % 8
+        path.write_bytes(data)
+        try:
+            found = texts(tmp_path)
+        except JournalError:
+            outcomes["damaged"] += 1
+            continue
+        outcomes["the same" if found == EXPECTED else "cut off"] += 1
+        if found != EXPECTED:
+            assert found == EXPECTED[:-1]
+            assert at > last_entry
+    # Padding after the head and after entries changes nothing.
+    assert outcomes["the same"] < HEAD_BYTES
+    assert outcomes["damaged"] > last_entry - HEAD_BYTES
+
+
+def test_what_is_damaged_can_be_left_out(tmp_path: Path, journal_bytes: bytes) -> None:
+    (path,) = segments(tmp_path)
+    path.write_bytes(journal_bytes.replace(b"block 4", b"block X").ljust(SEGMENT_BYTES, b"\0"))
+    with pytest.raises(DamagedJournal) as error:
+        texts(tmp_path)
+    message = str(error.value)
+    assert str(path) in message
+    assert "2 blocks" in message
+    assert "--journal-skip-damage" in message
+    assert texts(tmp_path, skip_damage=True) == [one for one in EXPECTED if one != "block 4"]
+
+
+def test_a_missing_segment_is_found(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, *(f"{n} " + "x" * 1500 for n in range(8)))
+    segments(tmp_path)[1].unlink()
+    with pytest.raises(DamagedJournal, match="are missing"):
+        read_journal(tmp_path)
+    assert [one[0] for one in texts(tmp_path, skip_damage=True)] == list("0234567")
+
+
+def test_a_damaged_head_of_a_middle_segment_is_found(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, *(f"{n} " + "x" * 1500 for n in range(6)))
+    middle = segments(tmp_path)[1]
+    middle.write_bytes(b"\0" * 20 + middle.read_bytes()[20:])
+    with pytest.raises(DamagedJournal, match="head is damaged"):
+        read_journal(tmp_path)
+
+
+@pytest.mark.parametrize("written", [0, 10, 100])
+def test_a_segment_that_was_being_put_into_use_holds_nothing(tmp_path: Path, written: int) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one")
+    (path,) = segments(tmp_path)
+    head = path.read_bytes()[:written]
+    (tmp_path / "000000000002.journal").write_bytes(head.ljust(SEGMENT_BYTES, b"\0"))
+    assert texts(tmp_path) == ["one"]
+    with writer(tmp_path) as journal:
+        append(journal, "two")
+    assert texts(tmp_path) == ["one", "two"]
+
+
+def test_a_reused_file_whose_head_is_still_the_old_one_holds_nothing(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one")
+    (path,) = segments(tmp_path)
+    (tmp_path / "000000000002.journal").write_bytes(path.read_bytes())
+    assert texts(tmp_path) == ["one"]
+
+
+def test_another_format_is_refused_in_words(tmp_path: Path, journal_bytes: bytes) -> None:
+    (path,) = segments(tmp_path)
+    path.write_bytes(journal_bytes[:8] + struct.pack("<I", 7) + journal_bytes[12:])
+    with pytest.raises(JournalError, match="version 7 of the journal's format"):
+        read_journal(tmp_path)
+    with pytest.raises(JournalError, match="version 7"):
+        read_journal(tmp_path, skip_damage=True)
+
+
+def test_no_room_for_another_segment_leaves_the_journal_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with writer(tmp_path) as journal:
+        append(journal, "one")
+        with monkeypatch.context() as patch:
+            patch.setattr("os.posix_fallocate", full)
+            with pytest.raises(OSError, match="No space left"):
+                append(journal, "x" * SEGMENT_BYTES)
+            append(journal, "two")
+        append(journal, "x" * SEGMENT_BYTES)
+    assert texts(tmp_path) == ["one", "two", "x" * SEGMENT_BYTES]

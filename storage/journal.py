@@ -61,7 +61,7 @@ LOG, ROWS = 0, 1
 """The streams: the table `messages`, and all others."""
 LOG_TABLE = "messages"
 
-_SEGMENT_BYTES = 16 << 20
+SEGMENT_BYTES = 16 << 20
 _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 _TOKENS_KEPT = 100_000
@@ -449,7 +449,12 @@ def _tables_behind() -> Mapping[str, frozenset[str]]:
 
 
 async def open_journal(
-    embedded: EmbeddedEngine, limits: JournalLimits, *, fsync: bool, skip_damage: bool = False
+    embedded: EmbeddedEngine,
+    limits: JournalLimits,
+    *,
+    fsync: bool,
+    skip_damage: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> JournaledEngine:
     """The engine behind its journal; what the files hold is in the engine then.
 
@@ -463,7 +468,7 @@ async def open_journal(
         contents = read_journal(directory, skip_damage=skip_damage)
         if skip_damage:
             keep_copies(directory)
-        return contents, JournalWriter(directory, _SEGMENT_BYTES, contents, durable=fsync)
+        return contents, JournalWriter(directory, segment_bytes, contents, durable=fsync)
 
     try:
         contents, writer = await asyncio.to_thread(files)

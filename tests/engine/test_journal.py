@@ -1,0 +1,384 @@
+"""The journal in front of a real engine: what is acknowledged, seen, and found after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from storage.blocks import block
+from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.engine import EngineError, NotSent, StorageFault
+from storage.journal import LOG, ROWS, JournaledEngine, JournalLimits, open_journal, streams_of
+from storage.journal_drain import DrainLimits, inserts_of
+from storage.journal_files import STREAMS, JournalBlock, JournalWriter
+from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+from tests.support.server_process import PROJECT
+from tests.support.waiting import LIMIT_S, until_async
+
+NEVER_MS = 86_400_000
+PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)
+"""Nothing goes into the engine but what is asked for."""
+
+
+@asynccontextmanager
+async def journal(
+    data_dir: Path,
+    drain: DrainLimits = PATIENT,
+    max_bytes: int = 1 << 30,
+    *,
+    fsync: bool = False,
+    skip_damage: bool = False,
+) -> AsyncIterator[JournaledEngine]:
+    engine = EmbeddedEngine(data_dir, STREAMS, fsync=fsync)
+    try:
+        opened = await open_journal(
+            engine, JournalLimits(max_bytes, drain), fsync=fsync, skip_damage=skip_damage
+        )
+    except BaseException:
+        await engine.close()
+        raise
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def append(opened: JournaledEngine, *offsets: int, token: str | None = None) -> None:
+    rows = [log_row(offset) for offset in offsets]
+    await opened.insert_block(
+        0, "messages", LOG_ROWS.column_list, block(LOG_ROWS, rows), token or f"log-{offsets[0]}"
+    )
+
+
+async def commit(opened: JournaledEngine, *offsets: int) -> None:
+    data = block(OFFSET_ROWS, [offset_row(offset) for offset in offsets])
+    token = f"offset-{offsets[0]}"
+    await opened.insert_block(0, "consumer_offsets", OFFSET_ROWS.column_list, data, token)
+
+
+async def stored(opened: JournaledEngine) -> list[int]:
+    """The offsets that are in the engine, without asking the journal for more."""
+    return [n for (n,) in await opened.embedded.rows("SELECT offset FROM messages ORDER BY offset")]
+
+
+async def seen(opened: JournaledEngine) -> list[int]:
+    return [n for (n,) in await opened.rows("SELECT offset FROM messages ORDER BY offset")]
+
+
+async def until_stored(opened: JournaledEngine, enough: Callable[[list[int]], bool]) -> None:
+    async def found() -> bool:
+        return enough(await stored(opened))
+
+    await until_async(found)
+
+
+async def parts(opened: JournaledEngine, table: str = "messages") -> int:
+    sql = "SELECT count() FROM system.parts WHERE active AND table = {table:String} AND rows > 0"
+    ((count,),) = await opened.embedded.rows(sql, {"table": table})
+    return int(count)
+
+
+# --- what is seen
+
+
+async def test_a_statement_sees_what_was_acknowledged_before_it(data_dir: Path) -> None:
+    async with journal(data_dir) as opened:
+        for offset in range(50):
+            await append(opened, offset)
+        assert await stored(opened) == []
+        assert await seen(opened) == list(range(50))
+        assert await parts(opened) == 1
+
+
+async def test_a_statement_makes_only_the_tables_drain_that_it_reads(data_dir: Path) -> None:
+    async with journal(data_dir) as opened:
+        await append(opened, 0)
+        await commit(opened, 0)
+        await opened.rows("SELECT * FROM latest_offsets")
+        assert await stored(opened) == []
+        await opened.rows("SELECT 1")
+        assert await stored(opened) == []
+        await opened.rows("SELECT count() FROM topic_minutes")
+        assert await stored(opened) == [0]
+
+
+def test_the_tables_of_a_statement_are_found_through_views() -> None:
+    assert streams_of("SELECT 1") == ()
+    assert streams_of("SELECT * FROM topics") == (ROWS,)
+    assert streams_of("SELECT offset FROM brokerhouse.messages") == (LOG,)
+    assert streams_of("SELECT * FROM consumer_lag") == (LOG, ROWS)
+
+
+async def test_patient_statements_wait_until_rows_are_drained_anyway(data_dir: Path) -> None:
+    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 300)) as opened:
+        await append(opened, 0)
+        asking = asyncio.create_task(opened.patient.rows("SELECT count() FROM messages"))
+        await asyncio.sleep(0.1)
+        assert await stored(opened) == []
+        await append(opened, 1)
+        assert await asking == [[2]]
+        assert await parts(opened) == 1
+
+
+async def test_a_deletion_finds_what_was_acknowledged_before_it(data_dir: Path) -> None:
+    async with journal(data_dir) as opened:
+        await append(opened, 0, 1, 2)
+        await opened.execute("DELETE FROM messages WHERE offset < 2")
+        assert await seen(opened) == [2]
+
+
+# --- when rows go into the engine
+
+
+async def test_many_small_blocks_become_one_part(data_dir: Path) -> None:
+    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 200)) as opened:
+        for offset in range(500):
+            await append(opened, offset)
+        await until_stored(opened, lambda found: len(found) == 500)
+        assert await parts(opened) <= 3
+
+
+@pytest.mark.parametrize("limits", [(2_000, 1 << 30), (1 << 30, 10)], ids=["bytes", "rows"])
+async def test_a_round_begins_when_enough_waits(data_dir: Path, limits: tuple[int, int]) -> None:
+    async with journal(data_dir, DrainLimits(*limits, NEVER_MS)) as opened:
+        await append(opened, 0)
+        await asyncio.sleep(0.2)
+        assert await stored(opened) == []
+        for offset in range(1, 20):
+            await append(opened, offset)
+        await until_stored(opened, lambda found: len(found) >= 10)
+
+
+async def test_inserts_wait_while_the_journal_is_full(data_dir: Path) -> None:
+    async with journal(data_dir, max_bytes=5_000) as opened:
+        for offset in range(200):  # about 200 bytes each
+            await append(opened, offset)
+            waiting = sum(stream.waiting_bytes for stream in opened._streams)
+            assert waiting <= 5_000
+        assert len(await stored(opened)) > 150
+        assert await seen(opened) == list(range(200))
+
+
+def test_members_go_in_before_the_group_that_they_belong_to() -> None:
+    """As the calls that write both promise: the version of a group covers its members."""
+    groups, members = "consumer_group_versions", "group_member_versions"
+    blocks = [
+        JournalBlock(number, ROWS, table, "a", str(number), b"%d" % number)
+        for number, table in enumerate((groups, members, groups, "consumer_offsets", members))
+    ]
+    assert [(one.table, one.blocks) for one in inserts_of(blocks)] == [
+        (members, (b"1", b"4")),
+        (groups, (b"0", b"2")),
+        ("consumer_offsets", (b"3",)),
+    ]
+
+
+def test_blocks_with_other_columns_are_inserts_of_their_own() -> None:
+    blocks = [
+        JournalBlock(number, LOG, "messages", columns, str(number), b"%d" % number)
+        for number, columns in enumerate(("a, b", "a, b", "a", "a, b"))
+    ]
+    assert [(one.columns, one.blocks) for one in inserts_of(blocks)] == [
+        ("a, b", (b"0", b"1")),
+        ("a", (b"2",)),
+        ("a, b", (b"3",)),
+    ]
+
+
+# --- tokens
+
+
+async def test_a_token_is_stored_once_however_often_it_is_repeated(data_dir: Path) -> None:
+    async with journal(data_dir) as opened:
+        await asyncio.gather(*(append(opened, 0, token="same") for _ in range(5)))
+        await opened.drained()
+        await append(opened, 1, token="same")
+        assert await seen(opened) == [0]
+
+
+async def test_a_token_is_known_after_a_crash_while_its_block_was_in_the_journal(
+    data_dir: Path,
+) -> None:
+    assert run_until_killed(data_dir, 0, 3, "begin_round:before:1")
+    async with journal(data_dir) as opened:
+        before = await seen(opened)
+        await append(opened, 1000, token="l0")
+        assert await seen(opened) == before
+
+
+# --- refusals
+
+
+async def test_while_the_engine_refuses_rows_inserts_are_refused(data_dir: Path) -> None:
+    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 10)) as opened:
+        await append(opened, 0)
+        await opened.drained()
+        await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT no CHECK offset = 0")
+        await append(opened, 1)
+        with pytest.raises(EngineError, match="no"):
+            await opened.drained()
+        with pytest.raises(NotSent, match="no"):
+            await append(opened, 2)
+        with pytest.raises(EngineError, match="acknowledged rows cannot be put into the table"):
+            await opened.rows("SELECT count() FROM messages")
+        assert await opened.rows("SELECT 1") == [[1]]
+        await commit(opened, 0)  # other tables are not affected
+        assert await opened.rows("SELECT count() FROM latest_offsets") == [[1]]
+        await opened.embedded.execute("ALTER TABLE messages DROP CONSTRAINT no")
+        log_stream = opened._streams[LOG]
+        await until_async(lambda: log_stream.drained == log_stream.appended)
+        assert await stored(opened) == [0, 1]
+        await append(opened, 2, token="again")
+        assert await seen(opened) == [0, 1, 2]
+
+
+async def test_rows_that_the_engine_refuses_until_the_end_are_there_at_the_next_start(
+    data_dir: Path,
+) -> None:
+    async with journal(data_dir) as opened:
+        await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT no CHECK offset < 0")
+        await append(opened, 0)
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    await engine.execute("ALTER TABLE messages DROP CONSTRAINT no")
+    await engine.close()
+    async with journal(data_dir) as opened:
+        assert await stored(opened) == [0]
+
+
+async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with journal(data_dir) as opened:
+        await append(opened, 0)
+        monkeypatch.setattr("os.posix_fallocate", full)
+        big = block(LOG_ROWS, [("x" * (20 << 20), *log_row(1)[1:])])
+        with pytest.raises(NotSent, match="No space left"):
+            await opened.insert_block(0, "messages", LOG_ROWS.column_list, big, "big")
+        await append(opened, 1)
+        assert await seen(opened) == [0, 1]
+
+
+# --- fsync
+
+
+async def test_with_fsync_all_that_wait_share_one_flush(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes = 0
+    sync = JournalWriter.sync
+
+    def counted(self: JournalWriter) -> None:
+        nonlocal flushes
+        flushes += 1
+        sync(self)
+
+    monkeypatch.setattr(JournalWriter, "sync", counted)
+    async with journal(data_dir, fsync=True) as opened:
+        flushes = 0
+        await asyncio.gather(*(append(opened, offset) for offset in range(100)))
+        assert 1 <= flushes <= 3
+        assert await seen(opened) == list(range(100))
+
+
+async def test_a_failed_flush_ends_the_journal(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: JournalWriter) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with journal(data_dir, fsync=True) as opened:
+        await append(opened, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalWriter, "sync", fails)
+            with pytest.raises(StorageFault, match="cannot be flushed"):
+                await append(opened, 1)
+        with pytest.raises(StorageFault):
+            await append(opened, 2)
+
+
+# --- crashes
+
+
+def run_until_killed(data_dir: Path, first: int, count: int, step: str) -> list[int]:
+    """The offsets that were acknowledged before the process ended at this step."""
+    command = [sys.executable, "-m", "tests.support.journal_process", str(data_dir)]
+    done = subprocess.run(
+        [*command, str(first), str(count), step],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode in (0, 9), done.stderr
+    assert (done.returncode == 9) == (step != "none"), f"{step} was not reached"
+    return [int(line) for line in done.stdout.split()]
+
+
+STEPS = [
+    f"{name}:{when}:{number}"
+    for name, numbers in {
+        "append_block": (1, 20),
+        "begin_round": (1, 2, 5),
+        "insert_block": (1, 2, 6),
+        "end_round": (1, 2, 5),
+        "recycle": (1, 3),
+        "_begin_segment": (1, 2, 5),
+    }.items()
+    for number in numbers
+    for when in ("before", "after")
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_crash_at_any_step_loses_and_doubles_nothing(data_dir: Path, step: str) -> None:
+    acknowledged = run_until_killed(data_dir, 0, 30, step)
+    await check_all_there(data_dir, acknowledged)
+
+
+RECOVERY_STEPS = [step for step in STEPS if step.endswith(":1") and "append" not in step]
+
+
+@pytest.mark.parametrize("step", RECOVERY_STEPS)
+async def test_a_crash_during_the_recovery_loses_and_doubles_nothing(
+    data_dir: Path, step: str
+) -> None:
+    acknowledged = run_until_killed(data_dir, 0, 30, "end_round:before:2")
+    assert run_until_killed(data_dir, 1000, 0, step) == []
+    await check_all_there(data_dir, acknowledged)
+
+
+async def check_all_there(data_dir: Path, acknowledged: Sequence[int]) -> None:
+    async with journal(data_dir) as opened:
+        found = await stored(opened)
+        assert len(found) == len(set(found)), "rows are there twice"
+        assert set(acknowledged) <= set(found)
+        assert len(set(found) - set(acknowledged)) <= 2
+        rows = await opened.rows("SELECT DISTINCT offset FROM consumer_offsets ORDER BY offset")
+        assert set(acknowledged) <= {offset for (offset,) in rows}
+        await append(opened, 5000)
+        assert await seen(opened) == [*found, 5000]
+
+
+async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
+    assert run_until_killed(data_dir, 0, 10, "begin_round:before:1")
+    (path,) = (data_dir / "journal").glob("*.journal")
+    path.write_bytes(path.read_bytes().replace(b"l2", b"lX"))
+    with pytest.raises(DataDirectoryError, match="--journal-skip-damage") as error:
+        async with journal(data_dir):
+            pass
+    assert "blocks of records after it" in str(error.value)
+    async with journal(data_dir, skip_damage=True) as opened:
+        found = await stored(opened)
+        assert 2 not in found
+        assert {0, 1, 3} <= set(found)
+    assert (data_dir / "journal" / "damaged" / path.name).exists()

@@ -1,0 +1,103 @@
+"""A process that appends to a journal and ends without warning at a given step.
+
+`python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP`: opens the journal, appends
+`COUNT` blocks of one row of the log (offsets from `FIRST` on) and of a small table, and prints each
+number when it is acknowledged. `STEP` is `NAME:WHEN:NUMBER`, for example `end_round:before:3`: the
+process ends before or after this call of a method of the files, or of an insert into the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.blocks import block
+from storage.embedded import EmbeddedEngine
+from storage.journal import JournalLimits, open_journal
+from storage.journal_drain import DrainLimits
+from storage.journal_files import STREAMS, JournalWriter
+from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+
+LIMITS = JournalLimits(1 << 20, DrainLimits(1 << 16, 7, 20))
+SMALL_SEGMENT = 4096
+
+
+def _die() -> None:
+    os._exit(9)
+
+
+def _dies(name: str, when: str, number: int) -> None:
+    """The process ends at this call of `name`."""
+    calls = 0
+
+    def counted() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == number
+
+    if name == "insert_block":
+        inner = EmbeddedEngine.insert_block
+
+        async def insert_block(self: EmbeddedEngine, *arguments: Any) -> None:
+            dies = counted()
+            if dies and when == "before":
+                _die()
+            await inner(self, *arguments)
+            if dies:
+                _die()
+
+        EmbeddedEngine.insert_block = insert_block  # type: ignore[method-assign]
+        return
+    method: Callable[..., Any] = getattr(JournalWriter, name)
+
+    def wrapped(self: JournalWriter, *arguments: Any) -> Any:
+        dies = counted()
+        if dies and when == "before":
+            _die()
+        result = method(self, *arguments)
+        if dies:
+            _die()
+        return result
+
+    setattr(JournalWriter, name, wrapped)
+
+
+async def _append(directory: Path, first: int, count: int) -> None:
+    engine = EmbeddedEngine(directory, STREAMS, fsync=False)
+    journal = await open_journal(engine, LIMITS, fsync=False, segment_bytes=SMALL_SEGMENT)
+    for offset in range(first, first + count):
+        await asyncio.gather(
+            journal.insert_block(
+                0,
+                "messages",
+                LOG_ROWS.column_list,
+                block(LOG_ROWS, [log_row(offset)]),
+                f"l{offset}",
+            ),
+            journal.insert_block(
+                0,
+                "consumer_offsets",
+                OFFSET_ROWS.column_list,
+                block(OFFSET_ROWS, [offset_row(offset)]),
+                f"o{offset}",
+            ),
+        )
+        print(offset, flush=True)
+        await asyncio.sleep(0.005)
+    await journal.close()
+
+
+def main() -> None:
+    directory, first, count, step = sys.argv[1:]
+    if step != "none":
+        name, when, number = step.split(":")
+        _dies(name, when, int(number))
+    asyncio.run(_append(Path(directory), int(first), int(count)))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
@@ -42,6 +43,7 @@ from storage.engine import (
     Row,
     StorageFault,
 )
+from storage.free_space import KEEP_FREE_BYTES
 from storage.journal_drain import DrainLimits, DrainStream, inserts_of, merged
 from storage.journal_files import (
     JournalBlock,
@@ -65,6 +67,7 @@ SEGMENT_BYTES = 16 << 20
 _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 _TOKENS_KEPT = 100_000
+_NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
 _WORD = re.compile(r"\w+")
 
 
@@ -192,6 +195,7 @@ class JournaledEngine:
         """`embedded` has a lane for each stream. `open_journal` makes one of these."""
         self.embedded = embedded
         self.patient: Engine = PatientEngine(self)
+        self._directory = embedded.data_dir
         self._limits = limits
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
@@ -202,6 +206,7 @@ class JournaledEngine:
             for number in (LOG, ROWS)
         ]
         self._rounds.streams = self._streams
+        self._one_by_one: frozenset[str] = frozenset()
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._in_flight_bytes = 0
         self._tokens: dict[str, None] = {}
@@ -221,6 +226,11 @@ class JournaledEngine:
             stream.start()
         await self.drained()
         await self._rounds.recycle()
+        constrained = await self.embedded.rows(
+            "SELECT name FROM system.tables WHERE database = currentDatabase()"
+            " AND position(create_table_query, ' CONSTRAINT ') > 0"
+        )
+        self._one_by_one = frozenset(name for (name,) in constrained)
 
     async def _finish_rounds(self, contents: JournalContents) -> list[int]:
         """Insert what is missing of the rounds that had begun. For each stream, its last block."""
@@ -282,8 +292,13 @@ class JournaledEngine:
     ) -> None:
         """Append the block to the journal. `lane` has no meaning here.
 
-        Raises `NotSent`, and `StorageFault` after which only a restart helps.
+        A table that had a constraint at the start may refuse rows, so it gets each block itself.
+        Raises `InsertRejected`, and `StorageFault` after which only a restart helps.
         """
+        if table in self._one_by_one:
+            number = LOG if table == LOG_TABLE else ROWS
+            await self.embedded.insert_block(number, table, columns, block, token)
+            return
         if token in self._tokens:
             return
         task = self._in_flight.get(token)
@@ -332,6 +347,9 @@ class JournaledEngine:
             raise stream.refusal
         if stream.refusal is not None:
             raise NotSent(str(stream.refusal), stream.refusal.code)
+        free = os.statvfs(self._directory)
+        if free.f_bavail * free.f_frsize < KEEP_FREE_BYTES:
+            raise NotSent("not enough space on the disk", _NOT_ENOUGH_SPACE)
 
     def _has_room(self, size: int) -> bool:
         waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self._streams)

@@ -8,7 +8,8 @@ all of it is in the engine. It begins with a head of 512 bytes:
 
 Entries follow, each at a multiple of 8 bytes:
 
-    u32 length of the body, u32 CRC32C of all but the length, itself and the rest of the body,
+    u32 length of the body, u32 CRC32C of the journal id and of all but the first length, itself
+    and the rest of the body,
     u64 sequence number, u32 kind, u32 length of the prefix, u32 length of the body again,
     u32 CRC32C of the rest, body: prefix and rest
 
@@ -156,10 +157,10 @@ def _read_head(data: memoryview, path: Path) -> _Head | None:
     return _Head(uuid.UUID(bytes=journal_id), number, first, streams)
 
 
-def _entry_head(sequence: int, kind: int, prefix: Data, rest: Data) -> bytes:
+def _entry_head(salt: bytes, sequence: int, kind: int, prefix: Data, rest: Data) -> bytes:
     length = len(prefix) + len(rest)
     checked = _CHECKED.pack(sequence, kind, len(prefix), length, crc32c(rest))
-    return _LENGTH_AND_CRC.pack(length, crc32c(b"".join((checked, prefix)))) + checked
+    return _LENGTH_AND_CRC.pack(length, crc32c(b"".join((salt, checked, prefix)))) + checked
 
 
 def _padding(length: int) -> int:
@@ -191,7 +192,7 @@ class _Entry:
     end: int
 
 
-def _read_entry(data: memoryview, at: int) -> _Entry | None:
+def _read_entry(salt: bytes, data: memoryview, at: int) -> _Entry | None:
     """The entry at this place; None if there is none, or if it is damaged or cut off."""
     if at + ENTRY_BYTES > len(data):
         return None
@@ -200,21 +201,21 @@ def _read_entry(data: memoryview, at: int) -> _Entry | None:
     if sequence == 0 or end > len(data) or prefix > length:
         return None
     rest = start + prefix
-    if data[at:start] != _entry_head(sequence, kind, data[start:rest], data[rest:end]):
+    if data[at:start] != _entry_head(salt, sequence, kind, data[start:rest], data[rest:end]):
         return None
     return _Entry(sequence, kind, data[start:end], end + _padding(end))
 
 
-def _later_entries(data: memoryview, at: int, after: int) -> Iterator[_Entry]:
+def _later_entries(salt: bytes, data: memoryview, at: int, after: int) -> Iterator[_Entry]:
     """Whole entries, from `at` on, with a sequence number above `after`."""
-    numbers = data[at : len(data) - len(data) % 8].cast("Q")
-    if not any(numbers):
+    if _is_zeros(data[at:]):
         return
+    numbers = data[at : len(data) - len(data) % 8].cast("Q")
     highest = after + len(data) // ENTRY_BYTES + 1
     begin = at
     for index, sequence in enumerate(numbers):
         if after < sequence <= highest and at + 8 * index - 8 >= begin:
-            entry = _read_entry(data, at + 8 * index - 8)
+            entry = _read_entry(salt, data, at + 8 * index - 8)
             if entry is not None:
                 yield entry
                 begin = entry.end
@@ -235,19 +236,20 @@ def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalConten
         data = memoryview(_content(segment.path))
         head = _read_head(data, segment.path)
         is_last = position == len(segments) - 1
-        if head is None or head.number != segment.number:
-            if is_last and not _holds_entries(data, 0 if found is None else found.last_sequence):
+        foreign = found is not None and head is not None and head.journal_id != found.journal_id
+        if head is None or head.number != segment.number or foreign:
+            if is_last and (head is not None or _is_zeros(data)):
                 break  # it was being put into use
             if skip_damage:
                 continue
-            raise _damaged(segment.path, 0, "its head is damaged", data, 0)
+            raise _damaged(segment.path, 0, "its head is damaged", found, data)
         if found is None:
             found = JournalContents(head.journal_id, head.first_sequence - 1, 0, head.streams)
         elif head.first_sequence != found.last_sequence + 1:
             if not skip_damage:
                 lost = f"{found.last_sequence + 1} to {head.first_sequence - 1}"
                 why = f"entries {lost} before it are missing"
-                raise _damaged(segment.path, 0, why, data, found.last_sequence)
+                raise _damaged(segment.path, 0, why, found, data)
             found.last_sequence = max(found.last_sequence, head.first_sequence - 1)
         found.last_segment = segment.number
         _read_entries(segment.path, data, found, skip_damage=skip_damage)
@@ -263,14 +265,14 @@ def _read_entries(
 ) -> None:
     at = HEAD_BYTES
     while True:
-        entry = _read_entry(data, at)
+        entry = _read_entry(found.journal_id.bytes, data, at)
         if entry is None or entry.sequence != found.last_sequence + 1:
-            later = next(_later_entries(data, at, found.last_sequence), None)
+            later = next(_entries_after(found, data, at), None)
             if later is None:
                 return
             if not skip_damage:
                 why = f"entry {found.last_sequence + 1} is damaged"
-                raise _damaged(path, at, why, data, found.last_sequence)
+                raise _damaged(path, at, why, found, data)
             entry = later
         found.last_sequence, at = entry.sequence, entry.end
         if entry.kind == BLOCK:
@@ -285,12 +287,21 @@ def _read_entries(
             raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
 
 
-def _holds_entries(data: memoryview, after: int) -> bool:
-    return next(_later_entries(data, HEAD_BYTES, after), None) is not None
+def _entries_after(found: JournalContents, data: memoryview, at: int) -> Iterator[_Entry]:
+    return _later_entries(found.journal_id.bytes, data, at, found.last_sequence)
 
 
-def _damaged(path: Path, at: int, why: str, data: memoryview, after: int) -> DamagedJournal:
-    whole = sum(entry.kind == BLOCK for entry in _later_entries(data, max(at, HEAD_BYTES), after))
+def _is_zeros(data: memoryview) -> bool:
+    return bytes(data).count(0) == len(data)
+
+
+def _damaged(
+    path: Path, at: int, why: str, found: JournalContents | None, data: memoryview
+) -> DamagedJournal:
+    whole = 0
+    if found is not None:
+        after = _entries_after(found, data, max(at, HEAD_BYTES))
+        whole = sum(entry.kind == BLOCK for entry in after)
     return DamagedJournal(
         f"the journal is damaged: {path} at byte {at}: {why}, and {whole} blocks of records after"
         " it in this file are whole. Restore the file, or start once with --journal-skip-damage:"
@@ -336,7 +347,7 @@ class JournalWriter:
     def __init__(
         self, directory: Path, segment_bytes: int, contents: JournalContents, *, durable: bool
     ) -> None:
-        """Begins a new segment. `durable`: `sync` will be called. Raises `OSError`."""
+        """The first entry begins a new segment. `durable`: `sync` will be called."""
         self._directory = directory
         self._segment_bytes = segment_bytes
         self.journal_id = contents.journal_id
@@ -348,10 +359,10 @@ class JournalWriter:
             for segment in _segments(directory)
             if segment.number <= contents.last_segment
         ]
-        self._spare: list[Path] = []
+        self._spare = directory / "spare"
+        self._next_number = contents.last_segment + 1
         self._fd = -1
         self._at = self._size = 0
-        self._begin_segment(contents.last_segment + 1, 0)
 
     def append_block(self, stream: int, table: str, columns: str, token: str, data: bytes) -> int:
         """The sequence number of the entry."""
@@ -370,11 +381,13 @@ class JournalWriter:
 
     def sync(self) -> None:
         """Returns when all that was appended is on the disk."""
-        os.fdatasync(self._fd)
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
 
     def may_recycle(self, needed_from: int) -> bool:
         """Whether there is a segment without an entry from `needed_from` on."""
-        return len(self._segments) > 1 and self._segments[0].last_sequence < needed_from
+        in_use = 1 if self._fd >= 0 else 0
+        return len(self._segments) > in_use and self._segments[0].last_sequence < needed_from
 
     def recycle(self, needed_from: int) -> None:
         """Reuse the segments with entries below `needed_from` alone.
@@ -383,21 +396,19 @@ class JournalWriter:
         """
         while self.may_recycle(needed_from):
             segment = self._segments.pop(0)
-            if not self._spare and segment.path.stat().st_size == self._segment_bytes:
-                spare = self._directory / "spare"
-                segment.path.rename(spare)
-                self._spare.append(spare)
+            if segment.path.stat().st_size == self._segment_bytes:
+                segment.path.rename(self._spare)
             else:
                 segment.path.unlink()
 
     @property
     def file_bytes(self) -> int:
         """How large all files of the journal are."""
-        paths = [*(segment.path for segment in self._segments), *self._spare]
-        return sum(path.stat().st_size for path in paths)
+        return sum(path.stat().st_size for path in self._directory.iterdir() if path.is_file())
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def _append(self, kind: int, prefix: bytes, rest: bytes = b"") -> int:
         sequence = self.last_sequence + 1
@@ -405,22 +416,24 @@ class JournalWriter:
         if length > _MAX_BODY:
             raise OSError(errno.EFBIG, "a block is too large for the journal")
         if self._at + ENTRY_BYTES + length > self._size:
-            self._begin_segment(self._segments[-1].number + 1, ENTRY_BYTES + length)
-        _write(self._fd, (_entry_head(sequence, kind, prefix, rest), prefix, rest), self._at)
+            self._begin_segment(ENTRY_BYTES + length)
+        head = _entry_head(self.journal_id.bytes, sequence, kind, prefix, rest)
+        _write(self._fd, (head, prefix, rest), self._at)
         self._at += ENTRY_BYTES + length + _padding(length)
         self.last_sequence = self._segments[-1].last_sequence = sequence
         return sequence
 
-    def _begin_segment(self, number: int, entry_bytes: int) -> None:
+    def _begin_segment(self, entry_bytes: int) -> None:
+        number = self._next_number
         size = max(self._segment_bytes, HEAD_BYTES + entry_bytes)
         path = self._directory / f"{number:012}.journal"
-        spare = self._spare.pop() if self._spare and size == self._segment_bytes else None
-        if spare is not None:
-            spare.rename(path)
+        if size == self._segment_bytes:
+            with suppress(FileNotFoundError):
+                self._spare.rename(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if spare is None:
-                os.posix_fallocate(fd, 0, size)
+            os.posix_fallocate(fd, 0, size)
+            os.ftruncate(fd, size)  # the spare one may be of another size
             head = _head_bytes(self.journal_id, number, self.last_sequence + 1, self.streams)
             _write(fd, (head,), 0)
             if self._durable:
@@ -434,6 +447,7 @@ class JournalWriter:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._at, self._size = fd, HEAD_BYTES, size
+        self._next_number += 1
         self._segments.append(_SegmentFile(number, path, self.last_sequence))
 
 

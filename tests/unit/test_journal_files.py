@@ -219,13 +219,11 @@ def test_a_damaged_head_of_a_middle_segment_is_found(tmp_path: Path) -> None:
         read_journal(tmp_path)
 
 
-@pytest.mark.parametrize("written", [0, 10, 100])
-def test_a_segment_that_was_being_put_into_use_holds_nothing(tmp_path: Path, written: int) -> None:
+@pytest.mark.parametrize("size", [0, SEGMENT_BYTES])
+def test_a_segment_that_was_being_put_into_use_holds_nothing(tmp_path: Path, size: int) -> None:
     with writer(tmp_path) as journal:
         append(journal, "one")
-    (path,) = segments(tmp_path)
-    head = path.read_bytes()[:written]
-    (tmp_path / "000000000002.journal").write_bytes(head.ljust(SEGMENT_BYTES, b"\0"))
+    (tmp_path / "000000000002.journal").write_bytes(bytes(size))
     assert texts(tmp_path) == ["one"]
     with writer(tmp_path) as journal:
         append(journal, "two")
@@ -238,6 +236,18 @@ def test_a_reused_file_whose_head_is_still_the_old_one_holds_nothing(tmp_path: P
     (path,) = segments(tmp_path)
     (tmp_path / "000000000002.journal").write_bytes(path.read_bytes())
     assert texts(tmp_path) == ["one"]
+
+
+def test_entries_of_an_earlier_journal_in_a_reused_file_are_not_read(tmp_path: Path) -> None:
+    """When all segments are reused, the next start begins a journal with the same numbers."""
+    with writer(tmp_path) as journal:
+        append(journal, "one", "two", "three")
+    with writer(tmp_path) as journal:
+        journal.recycle(4)
+    assert segments(tmp_path) == []
+    with writer(tmp_path) as journal:
+        append(journal, "ONE")
+    assert texts(tmp_path) == ["ONE"]
 
 
 def test_another_format_is_refused_in_words(tmp_path: Path, journal_bytes: bytes) -> None:

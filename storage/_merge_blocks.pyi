@@ -1,3 +1,6 @@
+"""Types of `_merge_blocks.pyx`. `merge_blocks.py` says what each function means."""
+
 from collections.abc import Sequence
 
 def merge_blocks(blocks: Sequence[bytes]) -> bytes: ...
+def block_rows(block: bytes) -> int: ...

@@ -33,11 +33,12 @@ from protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples
-from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import NEVER_MS, BrokerProcess
 from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of
 from tests.support.server_process import PROJECT
 from tests.support.sql_rows import SqlError
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 MIB = 1 << 20
@@ -195,6 +196,7 @@ class TestFullDisk:
                 producer = Producer(broker, messages.create_topic(wire, topic))
             for _ in range(50):
                 assert producer.send() == 0
+            producer.check(broker)
             disk.fill()
             for _ in range(50):
                 assert producer.send() == STORAGE_ERROR
@@ -211,6 +213,37 @@ class TestFullDisk:
             producer.connect(broker)
             producer.check(broker)
             assert [producer.send() for _ in range(10)] == [0] * 10
+            producer.check(broker)
+
+    @in_a_mount_namespace
+    def test_rows_that_wait_in_the_journal_are_served_and_never_silently_missing(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        settings = {"journal_insert_ms": NEVER_MS}
+        with small_disk(tmp_path) as disk, running(disk.path, **settings) as broker:
+            with Wire(broker) as wire:
+                target = messages.create_topic(wire, topic)
+                producer = Producer(broker, target)
+                for _ in range(50):
+                    assert producer.send() == 0
+                disk.fill()
+                assert producer.send() == STORAGE_ERROR
+                read = wire.ask(messages.fetch(target, 0), VERSION).responses[0].partitions[0]
+                assert read.high_watermark == 50
+                assert _end(bytes(read.records)) == 50
+            with pytest.raises(SqlError, match="acknowledged rows cannot be put into the table"):
+                broker.sql("SELECT count() FROM messages")
+            assert broker.sql("SELECT 1 AS one") == [{"one": 1}]
+            disk.free()
+            until(lambda: producer.send() == 0)
+            producer.check(broker)
+            for _ in range(50):
+                assert producer.send() == 0
+            disk.fill()
+            broker.kill()
+            disk.free()
+            broker.start()
+            producer.connect(broker)
             producer.check(broker)
 
     @in_a_mount_namespace
@@ -266,6 +299,7 @@ class TestFullDisk:
         with small_disk(tmp_path) as disk, running(disk.path) as broker, Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
             wire.ask(messages.produce(target, messages.small_batch()), VERSION)
+            assert broker.sql("SELECT count() AS n FROM messages") == [{"n": 2}]
             disk.fill()
             before = broker.log_size()
             for key, version in samples.every_version():
@@ -464,6 +498,7 @@ class TestDataDirectory:
             sound = messages.create_topic(wire, f"{topic}-sound")
             for each in (target, sound):
                 wire.ask(messages.produce(each, messages.small_batch()), VERSION)
+                broker.sql("SELECT count() FROM messages")  # so that each batch is a part
         broker.stop()
         first, _ = _parts_of_messages(broker.data_dir)
         _flip_the_middle(first / "data.bin")
@@ -487,6 +522,7 @@ class TestDataDirectory:
             target = messages.create_topic(wire, topic)
             for _ in range(2):
                 wire.ask(messages.produce(target, messages.small_batch()), VERSION)
+                broker.sql("SELECT count() FROM messages")  # so that each batch is a part
         broker.stop()
         _, last = _parts_of_messages(broker.data_dir)
         data = (last / "data.bin").read_bytes()

@@ -50,7 +50,7 @@ def _dies(name: str, when: str, number: int) -> None:
             if dies:
                 _die()
 
-        EmbeddedEngine.insert_block = insert_block  # type: ignore[method-assign]
+        EmbeddedEngine.insert_block = insert_block  # type: ignore[method-assign,assignment]
         return
     method: Callable[..., Any] = getattr(JournalWriter, name)
 

@@ -25,7 +25,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALLED_DEV := $(VENV)/installed-dev
-INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h)
+INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h storage/*.pyx)
 ARGS ?=
 SEED ?=
 MINUTES ?= 10
@@ -94,7 +94,7 @@ test-cluster: $(INSTALLED_DEV)
 	$(BIN)/pytest tests/cluster --kafka '$(URLS)' --clickhouse '$(CLICKHOUSE)' $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c storage/*.so storage/_*.c .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@tools/require python $(PYTHON)

@@ -9,11 +9,16 @@ SHARED = [str(path) for path in Path("protocol").glob("*.pxd")]
 setup(
     ext_modules=[
         Extension(
-            f"protocol.{name}",
-            [f"protocol/{name}.pyx"],
+            name.replace("/", "."),
+            [f"{name}.pyx"],
             depends=SHARED,
             extra_compile_args=["-O3"],
         )
-        for name in ("_batches", "_decode_batches", "_encode_batches")
+        for name in (
+            "protocol/_batches",
+            "protocol/_decode_batches",
+            "protocol/_encode_batches",
+            "storage/_merge_blocks",
+        )
     ]
 )

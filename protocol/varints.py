@@ -41,6 +41,10 @@ class ByteReader:
         self._error = error
 
     @property
+    def position(self) -> int:
+        return self._position
+
+    @property
     def left(self) -> int:
         return len(self._data) - self._position
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +22,7 @@ from tests.support.record_codecs import (
     block_of,
     header_of,
 )
+from tests.support.turns import runs_beside
 
 
 def record_bytes(*parts: bytes, length: int | None = None, attributes: bytes = b"\0") -> bytes:
@@ -215,32 +213,3 @@ def test_other_threads_run_while_records_are_read_and_batches_written() -> None:
         lambda: COMPILED.encode_batches(block, 1 << 20),
     ):
         assert runs_beside(work)
-
-
-def take_a_turn(gate: threading.Event, turns: list[int]) -> None:
-    gate.wait()
-    turns.append(1)
-
-
-def runs_beside(work: Callable[[], object]) -> bool:
-    """Whether another thread gets a turn during `work`.
-
-    No turn is ever forced, since the switch interval is far longer than the test: only a released
-    GIL gives one.
-    """
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(3600)
-    try:
-        for _ in range(200):
-            gate, turns = threading.Event(), list[int]()
-            thread = threading.Thread(target=take_a_turn, args=(gate, turns))
-            thread.start()
-            gate.set()
-            work()
-            had_a_turn = bool(turns)
-            thread.join()
-            if had_a_turn:
-                return True
-        return False
-    finally:
-        sys.setswitchinterval(interval)

@@ -7,9 +7,8 @@ turns the types of a table's columns into a flat list of streams: values of one 
 each other. It finds the slice of each stream in each block, and then copies slice after slice to
 the end of its stream in the merged block.
 
-What must hold: the input is untrusted. Every read is checked against the end of the block; no
-allocation is larger than a small multiple of the bytes received, whatever a count claims; and every
-loop ends after as many steps as there are bytes.
+What must hold: the input is untrusted. Every read is checked against the end of the block. Memory
+and time grow with the bytes received, never with what a count claims.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize
@@ -58,7 +57,7 @@ cdef size_t _heads_max_bytes = HEADS_MAX_BYTES
 
 
 cdef enum:
-    PLANS_MAX = 16  # headers that are remembered
+    PLANS_MAX = 16  # plans that are remembered
     DICTIONARY_BYTES = 32  # version, flags, number of keys, number of rows
 
 
@@ -576,7 +575,7 @@ cdef class _Merge:
     def __dealloc__(self):
         cdef size_t i
         if self.keys:
-            for i in range(self.plan.shape.dictionary_count):
+            for i in range(self.shape.dictionary_count):
                 free(self.keys[i].text.data)
                 free(self.keys[i].merged.data)
                 free(self.keys[i].starts)

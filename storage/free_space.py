@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 KEEP_FREE_BYTES = 64 << 20
 LOW_BYTES = 2 * KEEP_FREE_BYTES
 _LOOK_EVERY_S = 1.0
+_COUNT_EVERY_S = 10.0
 _FAILED_WRITES = (
     "SELECT sum(value) FROM system.events WHERE event = 'WriteBufferFromFileDescriptorWriteFailed'"
 )
@@ -39,13 +41,14 @@ class FreeSpace:
         self._directory = directory
         self._handle = handle
         self._failed_writes = self._count_failed_writes(handle)
+        self._count_at_s = 0.0
         self._merging = True
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="free-space", daemon=True)
         self._thread.start()
 
     def failed_writes(self, handle: Any) -> int:
-        """How many writes have failed: exact on a low disk (0.8 ms), otherwise up to 1 s old."""
+        """How many writes have failed: exact on a low disk (0.8 ms), otherwise up to 10 s old."""
         return self._count_failed_writes(handle) if self._is_low() else self._failed_writes
 
     def check_insert(self, handle: Any, failed_before: int) -> None:
@@ -79,6 +82,9 @@ class FreeSpace:
             self._handle.query("SYSTEM START MERGES", "Null")
             self._merging = True
             log.info("%s has enough space again: merges continue", self._directory)
+        if free >= LOW_BYTES and time.monotonic() < self._count_at_s:
+            return
+        self._count_at_s = time.monotonic() + _COUNT_EVERY_S
         failed = self._count_failed_writes(self._handle)
         if failed > self._failed_writes:
             log.error("%d writes of the engine have failed", failed - self._failed_writes)

@@ -82,7 +82,6 @@ class SingleNode:
             EndlessLease(uuid4()),
         )
         row_sources = SingleRowSource(engine)
-        self._journal = engine
         self.rollup = Rollup(engine.patient, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
@@ -140,7 +139,6 @@ class SingleNode:
     def background(self) -> Collection[asyncio.Task[None]]:
         own = (self.rollup.task, self.removals.task, self._upkeep.task)
         begun = [task for task in own if task is not None]
-        begun += self._journal.background
         return [*begun, *self.groups.background, *self.rows.background]
 
     async def hand_over(self) -> None:

@@ -14,10 +14,10 @@ acknowledgement finds its rows.
 * What waits is also in memory, up to `max_bytes`; beyond it, inserts wait. While the engine refuses
   rows of the journal, inserts are refused.
 
-Nothing is lost by `kill -9`: the next start puts into the engine what is not there. Only of a round
-that had begun it is not known how much is stored. Of the log, the next start compares the rows with
-those of the table. In the small tables a row may be there twice then, which changes nothing: their
-rows have versions.
+Nothing is lost by `kill -9`: the next start puts into the engine what is not there. A crash may have
+come after rows were inserted and before the journal knew, so rows of the log are compared with those
+of the table. In the small tables a row may be there twice then, which changes nothing: their rows
+have versions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -151,6 +151,8 @@ class JournalQueue:
                 outcomes.append(change.run())
             except OSError as error:
                 outcomes.append(_not_written(error))
+            except Exception as error:  # a bug: its caller reports it
+                outcomes.append(error)
         if self._durable:
             try:
                 self._writer.sync()
@@ -215,16 +217,14 @@ class JournaledEngine:
 
     async def recover(self, contents: JournalContents) -> None:
         """Put what the files hold into the engine. Before anything else; raises `EngineError`."""
-        if contents.blocks:
-            log.info("%d blocks of rows in the journal go into the engine", len(contents.blocks))
-        begun = await self._finish_rounds(contents)
+        for stream in self._streams:
+            blocks = [one for one in contents.blocks if one.stream == stream.number]
+            if blocks:
+                log.info("%d blocks of the journal go into the tables", len(blocks))
+                await self._recover(stream.number, blocks)
+            stream.start(contents.last_sequence)
         for block in contents.blocks:
             self._remember(block.token)
-            if block.sequence > begun[block.stream]:
-                self._streams[block.stream].add(block)
-        for stream in self._streams:
-            stream.start()
-        await self.drained()
         await self._rounds.recycle()
         constrained = await self.embedded.rows(
             "SELECT name FROM system.tables WHERE database = currentDatabase()"
@@ -232,28 +232,19 @@ class JournaledEngine:
         )
         self._one_by_one = frozenset(name for (name,) in constrained)
 
-    async def _finish_rounds(self, contents: JournalContents) -> list[int]:
-        """Insert what is missing of the rounds that had begun. For each stream, its last block."""
-        begun = []
-        for number, state in enumerate(contents.streams):
-            last = state.round_to
-            begun.append(last)
-            if not last:
-                continue
-            blocks = [
-                one for one in contents.blocks if one.stream == number and one.sequence <= last
-            ]
-            for insert in inserts_of(blocks):
+    async def _recover(self, stream: int, blocks: Sequence[JournalBlock]) -> None:
+        """Insert what is missing of these blocks. One round: a crash repeats all of it."""
+        await self._rounds.begin_round(stream, blocks[0].sequence, blocks[-1].sequence)
+        for some in self._limits.drain.split(blocks):
+            for insert in inserts_of(some):
                 data = await merged(insert.blocks)
-                if number == LOG:
+                if stream == LOG:
                     await self._insert_missing(insert.columns, data)
                 else:
-                    token = f"again-{uuid4()}"
                     await self.embedded.insert_block(
-                        number, insert.table, insert.columns, data, token
+                        stream, insert.table, insert.columns, data, str(uuid4())
                     )
-            await self._rounds.end_round(number)
-        return begun
+        await self._rounds.end_round(stream)
 
     async def _insert_missing(self, columns: str, data: bytes) -> None:
         """Insert the rows of a block of the log that the table does not have."""
@@ -272,11 +263,6 @@ class JournaledEngine:
             " AND append_time <= (SELECT max(append_time) FROM journal_round))"
         )
         await engine.execute("DROP TABLE journal_round SYNC")
-
-    @property
-    def background(self) -> Collection[asyncio.Task[None]]:
-        """Tasks that end before `close` only because of a fault."""
-        return [stream.task for stream in self._streams if stream.task is not None]
 
     async def close(self) -> None:
         """Put everything into the engine, and close both."""

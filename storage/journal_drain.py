@@ -41,6 +41,20 @@ class DrainLimits:
     max_rows: int
     max_age_ms: int
 
+    def split(self, blocks: Iterable[JournalBlock]) -> Iterator[list[JournalBlock]]:
+        """Blocks that go in together, at least one each time."""
+        some: list[JournalBlock] = []
+        size = rows = 0
+        for block in blocks:
+            some.append(block)
+            size += len(block.data)
+            rows += row_count(block.data)
+            if size >= self.max_bytes or rows >= self.max_rows:
+                yield some
+                some, size, rows = [], 0, 0
+        if some:
+            yield some
+
 
 @dataclass(frozen=True, slots=True)
 class TableInsert:
@@ -81,7 +95,7 @@ class DrainStream:
         self._rounds = rounds
         self._limits = limits
         self._identity = identity
-        self._waiting: deque[tuple[JournalBlock, int]] = deque()
+        self._waiting: deque[JournalBlock] = deque()
         self._waiting_rows = 0
         self._oldest_s = 0.0
         self._wanted = 0
@@ -91,12 +105,10 @@ class DrainStream:
         self._callers: set[asyncio.Future[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, last: int) -> None:
+        """All blocks up to `last` are in the engine."""
+        self.appended = self.drained = last
         self._task = asyncio.create_task(self._run(), name=f"journal-drain-{self.number}")
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._task
 
     @property
     def waits(self) -> bool:
@@ -106,16 +118,15 @@ class DrainStream:
     @property
     def oldest(self) -> int | None:
         """The sequence number of the first block that is not in the engine."""
-        return self._waiting[0][0].sequence if self._waiting else None
+        return self._waiting[0].sequence if self._waiting else None
 
     def add(self, block: JournalBlock) -> None:
         """The block was appended to the journal."""
-        rows = row_count(block.data)
         if not self._waiting:
             self._oldest_s = asyncio.get_running_loop().time()
             self._filled.set()
-        self._waiting.append((block, rows))
-        self._waiting_rows += rows
+        self._waiting.append(block)
+        self._waiting_rows += row_count(block.data)
         self.waiting_bytes += len(block.data)
         self.appended = block.sequence
         if (
@@ -164,7 +175,7 @@ class DrainStream:
                 self._filled.clear()
                 continue
             await self._until_due()
-            blocks = self._next_round()
+            blocks = next(self._limits.split(self._waiting))
             try:
                 if not await self._drain(blocks):
                     return
@@ -193,17 +204,6 @@ class DrainStream:
             or self.waiting_bytes >= self._limits.max_bytes
             or self._waiting_rows >= self._limits.max_rows
         )
-
-    def _next_round(self) -> list[JournalBlock]:
-        blocks: list[JournalBlock] = []
-        size = rows = 0
-        for block, block_rows in self._waiting:
-            blocks.append(block)
-            size += len(block.data)
-            rows += block_rows
-            if size >= self._limits.max_bytes or rows >= self._limits.max_rows:
-                break
-        return blocks
 
     async def _drain(self, blocks: Sequence[JournalBlock]) -> bool:
         """Insert a round, however often the engine refuses it. False: closed before that."""
@@ -241,8 +241,8 @@ class DrainStream:
     def _forget(self, blocks: Iterable[JournalBlock]) -> None:
         """These blocks are in the engine."""
         for block in blocks:
-            _, rows = self._waiting.popleft()
-            self._waiting_rows -= rows
+            self._waiting.popleft()
+            self._waiting_rows -= row_count(block.data)
             self.waiting_bytes -= len(block.data)
             self.drained = block.sequence
         self._oldest_s = asyncio.get_running_loop().time()

@@ -14,10 +14,10 @@ acknowledgement finds its rows.
 * What waits is also in memory, up to `max_bytes`; beyond it, inserts wait. While the engine refuses
   rows of the journal, inserts are refused.
 
-Nothing is lost by `kill -9`: the next start puts into the engine what is not there. A crash may have
-come after rows were inserted and before the journal knew, so rows of the log are compared with those
-of the table. In the small tables a row may be there twice then, which changes nothing: their rows
-have versions.
+Nothing is lost by `kill -9`: the next start puts into the engine what is not there. A crash may
+have come after rows were inserted and before the journal knew, so rows of the log are compared
+with those of the table. A row of a small table may be there twice then. The broker and the views
+see no difference, as these rows have versions.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from storage.engine import (
 from storage.free_space import KEEP_FREE_BYTES
 from storage.journal_drain import DrainLimits, DrainStream, inserts_of, merged
 from storage.journal_files import (
+    FlushError,
     JournalBlock,
     JournalContents,
     JournalError,
@@ -68,6 +69,8 @@ _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 _TOKENS_KEPT = 100_000
 _NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
+_LOOK_AGAIN_S = 0.005
+_FILES_PER_LIMIT = 2
 _WORD = re.compile(r"\w+")
 
 
@@ -83,16 +86,27 @@ class JournalLimits:
 class _Change:
     """A change of the journal's files that waits for the thread, and who waits for its result."""
 
-    run: Callable[[], Any]
+    write: Callable[[], Any]
+    written: Callable[[Any], None]
     done: asyncio.Future[Any]
 
 
+def _nothing(_result: object) -> None:
+    """A change that nobody else has to know of."""
+
+
 class JournalQueue:
-    """Runs changes of the files one at a time: small ones here and now, others in a thread."""
+    """Runs changes of the files one at a time: small ones here and now, others in a thread.
+
+    Of a change, `write` returns a result, in the thread; `written(result)` follows on the event
+    loop, in the order of the changes and before anybody is told of a later one.
+    """
 
     def __init__(self, writer: JournalWriter, *, durable: bool) -> None:
         """`durable`: a change is complete when it is on the disk."""
         self.fault: StorageFault | None = None
+        self.last_written = writer.last_sequence
+        """All entries up to this one are known to the streams."""
         self._writer = writer
         self._durable = durable
         self._queue: deque[_Change] = deque()
@@ -103,23 +117,31 @@ class JournalQueue:
         """Whether a change of this size can be run here and now."""
         return self._task is None and not self._durable and size <= _IN_THREAD_BYTES
 
-    def run_now(self, change: Callable[[], T]) -> T:
+    def run_now(self, write: Callable[[], T], written: Callable[[T], None] = _nothing) -> T:
         """Raises `NotSent` and `StorageFault`."""
         if self.fault is not None:
             raise self.fault
         try:
-            return change()
+            result = write()
+        except FlushError as error:
+            self.fault = StorageFault(str(error))
+            raise self.fault from error
         except OSError as error:
             raise _not_written(error) from error
+        written(result)
+        self.last_written = self._writer.last_sequence
+        return result
 
-    async def run(self, change: Callable[[], T], size: int = 0) -> T:
+    async def run(
+        self, write: Callable[[], T], written: Callable[[T], None] = _nothing, size: int = 0
+    ) -> T:
         """Returns when the change is written; if durable, to the disk. Raises as `run_now`."""
         if self.fault is not None:
             raise self.fault
         if self.is_free(size):
-            return self.run_now(change)
+            return self.run_now(write, written)
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Change(change, done))
+        self._queue.append(_Change(write, written, done))
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="journal")
         return await asyncio.shield(done)
@@ -135,32 +157,36 @@ class JournalQueue:
         while self._queue:
             changes = list(self._queue)
             self._queue.clear()
-            outcomes = await loop.run_in_executor(self._thread, self._run_all, changes)
+            last, outcomes = await loop.run_in_executor(self._thread, self._run_all, changes)
             for change, outcome in zip(changes, outcomes, strict=True):
-                if isinstance(outcome, BaseException):
+                if isinstance(outcome, Exception):
                     change.done.set_exception(outcome)
                     change.done.exception()  # its caller may have gone
                 else:
+                    change.written(outcome)
                     change.done.set_result(outcome)
+            self.last_written = last
         self._task = None
 
-    def _run_all(self, changes: Collection[_Change]) -> list[Any]:
+    def _run_all(self, changes: Collection[_Change]) -> tuple[int, list[Any]]:
+        """In the thread: the outcome of each change, and the last entry that was written."""
         outcomes: list[Any] = []
-        for change in changes:
-            try:
-                outcomes.append(change.run())
-            except OSError as error:
-                outcomes.append(_not_written(error))
-            except Exception as error:  # a bug: its caller reports it
-                outcomes.append(error)
-        if self._durable:
-            try:
+        try:
+            for change in changes:
+                try:
+                    outcomes.append(change.write())
+                except FlushError:
+                    raise
+                except OSError as error:
+                    outcomes.append(_not_written(error))
+                except Exception as error:  # a bug: its caller reports it
+                    outcomes.append(error)
+            if self._durable:
                 self._writer.sync()
-            except OSError as error:
-                # The kernel may have dropped what it could not write, and reports it only once.
-                self.fault = StorageFault(f"the journal cannot be flushed: {error.strerror}")
-                return [self.fault for _ in changes]
-        return outcomes
+        except FlushError as error:
+            self.fault = StorageFault(str(error))
+            outcomes = [self.fault for _ in changes]
+        return self._writer.last_sequence, outcomes
 
 
 def _not_written(error: OSError) -> NotSent:
@@ -183,9 +209,18 @@ class _Rounds:
 
     async def recycle(self) -> None:
         waiting = [stream.oldest for stream in self.streams if stream.oldest is not None]
-        needed_from = min(waiting, default=self._writer.last_sequence + 1)
-        if self._writer.may_recycle(needed_from):
-            await self._queue.run(lambda: self._writer.recycle(needed_from))
+        needed_from = min([*waiting, self._queue.last_written + 1])
+        await self._queue.run(lambda: self._writer.recycle(needed_from))
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A block on its way into the journal; `write` and `written` as in `JournalQueue`."""
+
+    stream: DrainStream
+    size: int
+    write: Callable[[], int]
+    written: Callable[[int], None]
 
 
 class JournaledEngine:
@@ -202,7 +237,8 @@ class JournaledEngine:
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
         self._rounds = _Rounds(self._queue, writer)
-        identity = str(writer.journal_id)
+        # Not the journal's id: its numbers may come again, after an older copy was restored.
+        identity = str(uuid4())
         self._streams = [
             DrainStream(number, embedded, self._rounds, limits.drain, identity)
             for number in (LOG, ROWS)
@@ -211,6 +247,8 @@ class JournaledEngine:
         self._one_by_one: frozenset[str] = frozenset()
         self._in_flight: dict[str, asyncio.Task[None]] = {}
         self._in_flight_bytes = 0
+        self._full: deque[asyncio.Future[None]] = deque()
+        """Appends that wait for room, in order."""
         self._tokens: dict[str, None] = {}
 
     # --- start and stop
@@ -255,21 +293,30 @@ class JournaledEngine:
             " LIMIT 0"
         )
         await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
-        await engine.execute(
-            f"INSERT INTO {LOG_TABLE} ({columns}) SELECT {columns} FROM journal_round"
+        missing = engine.read_native(
+            f"SELECT {columns} FROM journal_round"
             " WHERE (topic_id, partition, offset, append_time) NOT IN ("
             f"SELECT topic_id, partition, offset, append_time FROM {LOG_TABLE}"
             " WHERE append_time >= (SELECT min(append_time) FROM journal_round)"
-            " AND append_time <= (SELECT max(append_time) FROM journal_round))"
+            " AND append_time <= (SELECT max(append_time) FROM journal_round))",
+            {},
+            1 << 30,
         )
+        blocks = [block async for block in missing]
+        if blocks:
+            await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
         await engine.execute("DROP TABLE journal_round SYNC")
 
     async def close(self) -> None:
         """Put everything into the engine, and close both."""
         for stream in self._streams:
             await stream.close()
-        await self._queue.close()
+        await self.close_files()
         await self.embedded.close()
+
+    async def close_files(self) -> None:
+        """Close the journal alone; what waits stays in it."""
+        await self._queue.close()
 
     # --- inserts
 
@@ -279,7 +326,7 @@ class JournaledEngine:
         """Append the block to the journal. `lane` has no meaning here.
 
         A table that had a constraint at the start may refuse rows, so it gets each block itself.
-        Raises `InsertRejected`, and `StorageFault` after which only a restart helps.
+        Raises `InsertRejected`, and `StorageFault`, after which only a restart helps.
         """
         if table in self._one_by_one:
             number = LOG if table == LOG_TABLE else ROWS
@@ -289,38 +336,48 @@ class JournaledEngine:
             return
         task = self._in_flight.get(token)
         if task is None:
-            stream = self._streams[LOG if table == LOG_TABLE else ROWS]
-            self._check(stream)
-            if self._has_room(len(block)) and self._queue.is_free(len(block)):
-                sequence = self._queue.run_now(
-                    lambda: self._writer.append_block(stream.number, table, columns, token, block)
-                )
-                self._appended(JournalBlock(sequence, stream.number, table, columns, token, block))
+            append = self._append(table, columns, block, token)
+            if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
+                self._check(append.stream)
+                self._queue.run_now(append.write, append.written)
                 return
-            task = asyncio.create_task(self._append(stream, table, columns, block, token))
+            task = asyncio.create_task(self._append_in_turn(append))
             self._in_flight[token] = task
             task.add_done_callback(lambda _: self._in_flight.pop(token))
         await asyncio.shield(task)
 
-    async def _append(
-        self, stream: DrainStream, table: str, columns: str, block: bytes, token: str
-    ) -> None:
-        while not self._has_room(len(block)):
-            await self._wait_for_room()
-            self._check(stream)
-        self._in_flight_bytes += len(block)
-        try:
-            sequence = await self._queue.run(
-                lambda: self._writer.append_block(stream.number, table, columns, token, block),
-                len(block),
-            )
-        finally:
-            self._in_flight_bytes -= len(block)
-        self._appended(JournalBlock(sequence, stream.number, table, columns, token, block))
+    def _append(self, table: str, columns: str, block: bytes, token: str) -> _Append:
+        stream = self._streams[LOG if table == LOG_TABLE else ROWS]
 
-    def _appended(self, block: JournalBlock) -> None:
-        self._remember(block.token)
-        self._streams[block.stream].add(block)
+        def write() -> int:
+            return self._writer.append_block(stream.number, table, columns, token, block)
+
+        def written(sequence: int) -> None:
+            self._remember(token)
+            stream.add(JournalBlock(sequence, stream.number, table, columns, token, block))
+
+        return _Append(stream, len(block), write, written)
+
+    async def _append_in_turn(self, append: _Append) -> None:
+        """Append when there is room, after those that wait already."""
+        if self._full or not self._has_room(append.size):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._full.append(turn)
+            try:
+                if len(self._full) > 1:
+                    await turn
+                while not self._has_room(append.size):
+                    await self._wait_for_room()
+            finally:
+                self._full.popleft()
+                if self._full:
+                    self._full[0].set_result(None)
+        self._check(append.stream)
+        self._in_flight_bytes += append.size
+        try:
+            await self._queue.run(append.write, append.written, append.size)
+        finally:
+            self._in_flight_bytes -= append.size
 
     def _remember(self, token: str) -> None:
         self._tokens[token] = None
@@ -328,11 +385,14 @@ class JournaledEngine:
             del self._tokens[next(iter(self._tokens))]
 
     def _check(self, stream: DrainStream) -> None:
-        """Raises an error if the engine refuses the rows of the stream at the moment."""
+        """Raises an error if the stream takes no block at the moment."""
         if isinstance(stream.refusal, StorageFault):
             raise stream.refusal
         if stream.refusal is not None:
             raise NotSent(str(stream.refusal), stream.refusal.code)
+        if self._writer.file_bytes > _FILES_PER_LIMIT * self._limits.max_bytes + 4 * SEGMENT_BYTES:
+            # One stream is refused, and its blocks keep the files of the other one.
+            raise NotSent("the journal is full: rows of another table are refused, see the log")
         free = os.statvfs(self._directory)
         if free.f_bavail * free.f_frsize < KEEP_FREE_BYTES:
             raise NotSent("not enough space on the disk", _NOT_ENOUGH_SPACE)
@@ -344,7 +404,7 @@ class JournaledEngine:
     async def _wait_for_room(self) -> None:
         fullest = max(self._streams, key=lambda stream: stream.waiting_bytes)
         if fullest.oldest is None:  # all is in flight to the file
-            await asyncio.wait(self._in_flight.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(_LOOK_AGAIN_S)
             return
         try:
             await fullest.reached(fullest.oldest, at_once=True)
@@ -432,13 +492,14 @@ class PatientEngine:
         """The journal is closed by its owner."""
 
 
-@lru_cache(maxsize=1024)
 def streams_of(sql: str) -> tuple[int, ...]:
-    """The streams whose tables a statement names, itself or through views."""
-    tables: set[str] = set()
-    behind = _tables_behind()
-    for word in _WORD.findall(sql):
-        tables |= behind.get(word, frozenset())
+    """The streams whose tables a statement of the broker names, itself or through views."""
+    return _streams_of_names(frozenset(_tables_behind().keys() & _WORD.findall(sql)))
+
+
+@lru_cache(maxsize=1024)
+def _streams_of_names(names: Collection[str]) -> tuple[int, ...]:
+    tables = {table for name in names for table in _tables_behind()[name]}
     found = []
     if LOG_TABLE in tables:
         found.append(LOG)
@@ -483,5 +544,9 @@ async def open_journal(
             f"the journal in {directory} cannot be written: {error.strerror}"
         ) from error
     engine = JournaledEngine(embedded, writer, limits, fsync=fsync)
-    await engine.recover(contents)
+    try:
+        await engine.recover(contents)
+    except BaseException:
+        await engine.close_files()
+        raise
     return engine

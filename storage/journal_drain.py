@@ -122,6 +122,7 @@ class DrainStream:
 
     def add(self, block: JournalBlock) -> None:
         """The block was appended to the journal."""
+        assert block.sequence > self.appended, "blocks are added in the order of the journal"
         if not self._waiting:
             self._oldest_s = asyncio.get_running_loop().time()
             self._filled.set()

@@ -10,23 +10,26 @@ Entries follow, each at a multiple of 8 bytes:
 
     u32 length of the body, u32 CRC32C of the journal id and of all but the first length, itself
     and the rest of the body,
-    u64 sequence number, u32 kind, u32 length of the prefix, u32 length of the body again,
-    u32 CRC32C of the rest, body: prefix and rest
+    u64 sequence number, u64 number up to which entries were known to be acknowledged,
+    u32 kind, u32 length of the prefix, u32 length of the body again, u32 CRC32C of the rest,
+    body: prefix and rest
 
 There are two sums because a large block need not be copied to its head then.
 Sequence numbers go up by one, through all segments; what follows the last entry is zeros, or
 entries of the file's earlier use with lower numbers. Kinds: a block of rows; a round of a stream
 has begun (from now on some of its rows may be in the engine); the round has ended.
 
-An entry that a crash cut off is the last one, as entries are written one after the other. Nobody
-was told of it, so it is left out. An entry that is damaged while a later one is whole is not that:
-`DamagedJournal`. After a power failure without `fsync` the disk may have kept a later entry and
-lost an earlier one, which looks the same.
+An entry that a crash cut off is left out: nobody was told of it. It is the last one, as entries are
+written one after the other; only after a power failure the disk may have kept a later one and lost
+an earlier one. So every entry says up to which entry clients had been told when it was written.
+Damage up to there is `DamagedJournal`; after it, the journal ends at the damage. Without `fsync`
+clients are told as soon as an entry is written, so a power failure may look like damage.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import struct
@@ -41,17 +44,19 @@ from protocol._batches import crc32c
 VERSION = 1
 STREAMS = 2
 HEAD_BYTES = 512
-ENTRY_BYTES = 32
+ENTRY_BYTES = 40
 
 _MAGIC = b"BHJOURNL"
 _HEAD = struct.Struct(f"<8sI16sQQ{3 * STREAMS}Q")
 _CRC = struct.Struct("<I")
 _LENGTH_AND_CRC = struct.Struct("<II")
-_ENTRY = struct.Struct("<IIQIIII")
-_CHECKED = struct.Struct("<QIIII")  # the last five of these
+_ENTRY = struct.Struct("<IIQQIIII")
+_CHECKED = struct.Struct("<QQIIII")  # the last six of these
 _NAMES = struct.Struct("<IHHH")
 _ROUND = struct.Struct("<IIQQ")
 _MAX_BODY = (1 << 32) - 1
+
+log = logging.getLogger(__name__)
 
 Data = bytes | memoryview
 
@@ -60,6 +65,10 @@ BLOCK, ROUND_BEGUN, ROUND_ENDED = 1, 2, 3
 
 class JournalError(Exception):
     """The journal cannot be used. The message says in one sentence what to do."""
+
+
+class FlushError(OSError):
+    """A flush has failed: what was written before may not be on the disk, now or later."""
 
 
 class DamagedJournal(JournalError):
@@ -115,6 +124,7 @@ class JournalContents:
 class _SegmentFile:
     number: int
     path: Path
+    size: int
     last_sequence: int = 0
 
 
@@ -157,9 +167,12 @@ def _read_head(data: memoryview, path: Path) -> _Head | None:
     return _Head(uuid.UUID(bytes=journal_id), number, first, streams)
 
 
-def _entry_head(salt: bytes, sequence: int, kind: int, prefix: Data, rest: Data) -> bytes:
+def _entry_head(
+    salt: bytes, numbers: tuple[int, int], kind: int, prefix: Data, rest: Data
+) -> bytes:
+    """`numbers`: of the entry itself, and of the last one that was acknowledged."""
     length = len(prefix) + len(rest)
-    checked = _CHECKED.pack(sequence, kind, len(prefix), length, crc32c(rest))
+    checked = _CHECKED.pack(*numbers, kind, len(prefix), length, crc32c(rest))
     return _LENGTH_AND_CRC.pack(length, crc32c(b"".join((salt, checked, prefix)))) + checked
 
 
@@ -187,6 +200,7 @@ def _read_block(sequence: int, body: memoryview) -> JournalBlock:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     sequence: int
+    acknowledged: int
     kind: int
     body: memoryview
     end: int
@@ -196,14 +210,15 @@ def _read_entry(salt: bytes, data: memoryview, at: int) -> _Entry | None:
     """The entry at this place; None if there is none, or if it is damaged or cut off."""
     if at + ENTRY_BYTES > len(data):
         return None
-    length, _, sequence, kind, prefix, _, _ = _ENTRY.unpack_from(data, at)
+    length, _, sequence, acknowledged, kind, prefix, _, _ = _ENTRY.unpack_from(data, at)
     start, end = at + ENTRY_BYTES, at + ENTRY_BYTES + length
     if sequence == 0 or end > len(data) or prefix > length:
         return None
     rest = start + prefix
-    if data[at:start] != _entry_head(salt, sequence, kind, data[start:rest], data[rest:end]):
+    numbers = (sequence, acknowledged)
+    if data[at:start] != _entry_head(salt, numbers, kind, data[start:rest], data[rest:end]):
         return None
-    return _Entry(sequence, kind, data[start:end], end + _padding(end))
+    return _Entry(sequence, acknowledged, kind, data[start:end], end + _padding(end))
 
 
 def _later_entries(salt: bytes, data: memoryview, at: int, after: int) -> Iterator[_Entry]:
@@ -250,13 +265,12 @@ def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalConten
                 lost = f"{found.last_sequence + 1} to {head.first_sequence - 1}"
                 why = f"entries {lost} before it are missing"
                 raise _damaged(segment.path, 0, why, found, data)
+            log.warning("%s: entries before it are lost", segment.path)
             found.last_sequence = max(found.last_sequence, head.first_sequence - 1)
         found.last_segment = segment.number
         _read_entries(segment.path, data, found, skip_damage=skip_damage)
     if found is None:
         return JournalContents(uuid.uuid4())
-    states = found.streams
-    found.blocks = [one for one in found.blocks if one.sequence > states[one.stream].drained]
     return found
 
 
@@ -267,22 +281,28 @@ def _read_entries(
     while True:
         entry = _read_entry(found.journal_id.bytes, data, at)
         if entry is None or entry.sequence != found.last_sequence + 1:
-            later = next(_entries_after(found, data, at), None)
-            if later is None:
+            missing = found.last_sequence + 1
+            after = list(_entries_after(found, data, at))
+            if not any(one.acknowledged >= missing for one in after):
                 return
             if not skip_damage:
-                why = f"entry {found.last_sequence + 1} is damaged"
-                raise _damaged(path, at, why, found, data)
-            entry = later
+                raise _damaged(path, at, f"entry {missing} is damaged", found, data)
+            entry = after[0]
+            log.warning("%s: entries %d to %d are lost", path, missing, entry.sequence - 1)
         found.last_sequence, at = entry.sequence, entry.end
         if entry.kind == BLOCK:
-            found.blocks.append(_read_block(entry.sequence, entry.body))
+            block = _read_block(entry.sequence, entry.body)
+            if block.sequence > found.streams[block.stream].drained:
+                found.blocks.append(block)
         elif entry.kind in (ROUND_BEGUN, ROUND_ENDED):
             stream, _, first, last = _ROUND.unpack(entry.body)
             state = found.streams[stream]
             state.begin(first, last)
             if entry.kind == ROUND_ENDED:
                 state.end()
+                found.blocks = [
+                    one for one in found.blocks if one.stream != stream or one.sequence > last
+                ]
         else:
             raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
 
@@ -314,7 +334,7 @@ def _segments(directory: Path) -> list[_SegmentFile]:
     found = []
     for path in directory.glob("*.journal"):
         with suppress(ValueError):
-            found.append(_SegmentFile(int(path.stem), path))
+            found.append(_SegmentFile(int(path.stem), path, path.stat().st_size))
     return sorted(found, key=lambda segment: segment.number)
 
 
@@ -340,8 +360,8 @@ class JournalWriter:
     """Appends entries to the segments of one directory. One call at a time, from any thread.
 
     A failed write raises `OSError`. The entry was not written then, and the next one takes its
-    place; but after a failed `sync` nothing is known (https://lwn.net/Articles/752063/), so the
-    caller must stop.
+    place. A failed flush raises `FlushError`: the kernel reports it once and may have dropped what
+    it could not write (https://lwn.net/Articles/752063/), so the caller must stop.
     """
 
     def __init__(
@@ -355,10 +375,13 @@ class JournalWriter:
         self.last_sequence = contents.last_sequence
         self._durable = durable
         self._segments = [
-            _SegmentFile(segment.number, segment.path, contents.last_sequence)
+            _SegmentFile(segment.number, segment.path, segment.size, contents.last_sequence)
             for segment in _segments(directory)
             if segment.number <= contents.last_segment
         ]
+        self.file_bytes = sum(segment.size for segment in self._segments)
+        self._synced = contents.last_sequence
+        self._closed = False
         self._spare = directory / "spare"
         self._next_number = contents.last_segment + 1
         self._fd = -1
@@ -380,9 +403,10 @@ class JournalWriter:
         state.end()
 
     def sync(self) -> None:
-        """Returns when all that was appended is on the disk."""
+        """Returns when all that was appended is on the disk. Raises `FlushError`."""
         if self._fd >= 0:
-            os.fdatasync(self._fd)
+            _flush(self._fd)
+        self._synced = self.last_sequence
 
     def may_recycle(self, needed_from: int) -> bool:
         """Whether there is a segment without an entry from `needed_from` on."""
@@ -396,28 +420,31 @@ class JournalWriter:
         """
         while self.may_recycle(needed_from):
             segment = self._segments.pop(0)
-            if segment.path.stat().st_size == self._segment_bytes:
+            self.file_bytes -= segment.size
+            if segment.size == self._segment_bytes:
                 segment.path.rename(self._spare)
             else:
                 segment.path.unlink()
 
-    @property
-    def file_bytes(self) -> int:
-        """How large all files of the journal are."""
-        return sum(path.stat().st_size for path in self._directory.iterdir() if path.is_file())
-
     def close(self) -> None:
+        """Entries can no longer be appended."""
         if self._fd >= 0:
             os.close(self._fd)
+        self._fd, self._size = -1, 0
+        self._closed = True
 
     def _append(self, kind: int, prefix: bytes, rest: bytes = b"") -> int:
+        if self._closed:
+            raise OSError(errno.EBADF, "the journal is closed")
         sequence = self.last_sequence + 1
         length = len(prefix) + len(rest)
         if length > _MAX_BODY:
             raise OSError(errno.EFBIG, "a block is too large for the journal")
         if self._at + ENTRY_BYTES + length > self._size:
             self._begin_segment(ENTRY_BYTES + length)
-        head = _entry_head(self.journal_id.bytes, sequence, kind, prefix, rest)
+        acknowledged = self._synced if self._durable else self.last_sequence
+        numbers = (sequence, acknowledged)
+        head = _entry_head(self.journal_id.bytes, numbers, kind, prefix, rest)
         _write(self._fd, (head, prefix, rest), self._at)
         self._at += ENTRY_BYTES + length + _padding(length)
         self.last_sequence = self._segments[-1].last_sequence = sequence
@@ -434,12 +461,13 @@ class JournalWriter:
         try:
             os.posix_fallocate(fd, 0, size)
             os.ftruncate(fd, size)  # the spare one may be of another size
+            if self._durable:
+                self.sync()  # a segment exists only if all before it are whole
             head = _head_bytes(self.journal_id, number, self.last_sequence + 1, self.streams)
             _write(fd, (head,), 0)
             if self._durable:
-                _sync_directory(self._directory)
-                if self._fd >= 0:
-                    os.fdatasync(self._fd)
+                _flush(fd)
+                _flush_directory(self._directory)
         except BaseException:
             os.close(fd)
             path.unlink()
@@ -448,13 +476,21 @@ class JournalWriter:
             os.close(self._fd)
         self._fd, self._at, self._size = fd, HEAD_BYTES, size
         self._next_number += 1
-        self._segments.append(_SegmentFile(number, path, self.last_sequence))
+        self.file_bytes += size
+        self._segments.append(_SegmentFile(number, path, size, self.last_sequence))
 
 
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
+def _flush(fd: int) -> None:
     try:
         os.fsync(fd)
+    except OSError as error:
+        raise FlushError(f"the journal cannot be flushed to the disk: {error.strerror}") from error
+
+
+def _flush_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        _flush(fd)
     finally:
         os.close(fd)
 

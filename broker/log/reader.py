@@ -155,6 +155,9 @@ class ColdReader:
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
         source = await self._row_sources.of_offset(partition, offset)
         end = partition.high_watermark if source.end is None else source.end
+        tail_start = partition.tail.start_offset
+        if tail_start is not None and tail_start > offset:
+            end = min(end, tail_start)  # what follows may not be in the engine yet
         chunks: list[bytes] = []
         size = 0
         complete = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -267,6 +269,87 @@ async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(
         assert await seen(opened) == [0, 1]
 
 
+async def test_a_table_that_refuses_does_not_let_the_files_grow_without_limit(
+    data_dir: Path,
+) -> None:
+    small = DrainLimits(1 << 20, 1 << 30, 10)
+    async with journal(data_dir, small, max_bytes=4 << 20) as opened:
+        await opened.embedded.execute(
+            "ALTER TABLE consumer_offsets ADD CONSTRAINT no CHECK offset < 0"
+        )
+        await commit(opened, 0)
+        data = block(LOG_ROWS, [("x" * (1 << 20), *log_row(0)[1:])])
+
+        async def fill() -> None:
+            for number in range(1000):
+                await opened.insert_block(
+                    0, "messages", LOG_ROWS.column_list, data, f"big-{number}"
+                )
+
+        with pytest.raises(NotSent, match="the journal is full: rows of another table"):
+            await fill()
+        files = (data_dir / "journal").iterdir()
+        assert sum(path.stat().st_size for path in files) < 128 << 20
+        await opened.embedded.execute("ALTER TABLE consumer_offsets DROP CONSTRAINT no")
+        await opened.rows("SELECT count() FROM latest_offsets")
+        await append(opened, 5000)
+
+
+async def test_a_large_block_gets_its_turn_among_small_ones(data_dir: Path) -> None:
+    limits = DrainLimits(1 << 16, 1 << 30, 10)
+    async with journal(data_dir, limits, max_bytes=1 << 20) as opened:
+        stop = False
+
+        async def small(number: int) -> None:
+            n = 0
+            while not stop:
+                await append(opened, *range(n, n + 50), token=f"{number}-{n}")
+                n += 50
+                await asyncio.sleep(0)
+
+        others = [asyncio.create_task(small(number)) for number in range(8)]
+        await asyncio.sleep(0.2)
+        data = block(LOG_ROWS, [("x" * 1_000_000, *log_row(0)[1:])])
+        await asyncio.wait_for(
+            opened.insert_block(0, "messages", LOG_ROWS.column_list, data, "large"), LIMIT_S
+        )
+        stop = True
+        await asyncio.gather(*others)
+
+
+# --- order
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+async def test_blocks_are_drained_in_the_order_of_the_journal(data_dir: Path, fsync: bool) -> None:
+    """Large blocks are written by the thread, small ones at once, and both wait for each other.
+
+    `DrainStream.add` asserts the order.
+    """
+    limits = DrainLimits(1 << 20, 1 << 30, 20)
+    async with journal(data_dir, limits, fsync=fsync) as opened:
+        large = "x" * 300_000
+
+        async def producer(number: int) -> None:
+            for n in range(60):
+                if number < 2:
+                    data = block(LOG_ROWS, [(large, *log_row(n, number)[1:])])
+                else:
+                    data = block(LOG_ROWS, [log_row(n, number)])
+                await opened.insert_block(
+                    0, "messages", LOG_ROWS.column_list, data, f"{number}-{n}"
+                )
+                assert opened.appended >= opened.in_engine
+                if number == 5:
+                    await commit(opened, n)
+
+        await asyncio.gather(*(producer(number) for number in range(6)))
+        found = await opened.rows(
+            "SELECT partition, count(), uniqExact(offset) FROM messages GROUP BY partition"
+        )
+        assert sorted(found) == [[number, 60, 60] for number in range(6)]
+
+
 # --- fsync
 
 
@@ -292,15 +375,42 @@ async def test_with_fsync_all_that_wait_share_one_flush(
 async def test_a_failed_flush_ends_the_journal(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: JournalWriter) -> None:
+    def fails(fd: int) -> None:
         raise OSError(5, "Input/output error")
 
     async with journal(data_dir, fsync=True) as opened:
         await append(opened, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(JournalWriter, "sync", fails)
+            patch.setattr("os.fsync", fails)
             with pytest.raises(StorageFault, match="cannot be flushed"):
                 await append(opened, 1)
+        with pytest.raises(StorageFault):
+            await append(opened, 2)
+
+
+async def test_a_failed_flush_of_a_full_segment_ends_the_journal(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reports the error once: the next flush of the same file succeeds."""
+    failures = iter([OSError(5, "Input/output error")])
+    flush = os.fsync
+
+    def fails_once(fd: int) -> None:
+        for failure in failures:
+            raise failure
+        flush(fd)
+
+    async with journal(data_dir, fsync=True) as opened:
+        await append(opened, 0)
+        data = block(LOG_ROWS, [("x" * (15 << 20), *log_row(1)[1:])])
+        monkeypatch.setattr("os.fsync", fails_once)
+        with pytest.raises(StorageFault, match="cannot be flushed"):
+            await asyncio.gather(
+                *(
+                    opened.insert_block(0, "messages", LOG_ROWS.column_list, data, str(n))
+                    for n in range(3)
+                )
+            )
         with pytest.raises(StorageFault):
             await append(opened, 2)
 
@@ -367,6 +477,29 @@ async def check_all_there(data_dir: Path, acknowledged: Sequence[int]) -> None:
         assert set(acknowledged) <= {offset for (offset,) in rows}
         await append(opened, 5000)
         assert await seen(opened) == [*found, 5000]
+
+
+async def test_a_view_that_fails_does_not_stop_the_recovery(data_dir: Path) -> None:
+    """As it does not stop an insert: a view on the log is its owner's affair."""
+    acknowledged = run_until_killed(data_dir, 0, 30, "end_round:before:2")
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    await engine.execute("CREATE TABLE counted (n UInt64) ENGINE = MergeTree ORDER BY n")
+    await engine.execute(
+        "CREATE MATERIALIZED VIEW failing TO counted AS SELECT throwIf(1) AS n FROM messages"
+    )
+    await engine.close()
+    await check_all_there(data_dir, acknowledged)
+
+
+async def test_tokens_of_rounds_differ_after_each_start(data_dir: Path) -> None:
+    """The numbers of entries may come again: after a copy of the journal was restored."""
+    async with journal(data_dir) as opened:
+        await append(opened, 0)
+        await opened.drained()
+    shutil.rmtree(data_dir / "journal")
+    async with journal(data_dir) as opened:
+        await append(opened, 1, token="another")
+        assert await seen(opened) == [0, 1]
 
 
 async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:

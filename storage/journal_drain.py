@@ -99,7 +99,9 @@ class DrainStream:
         self._waiting_rows = 0
         self._oldest_s = 0.0
         self._wanted = 0
+        self._failures = 0
         self._due = asyncio.Event()
+        self._retry = asyncio.Event()
         self._filled = asyncio.Event()
         self._closing = False
         self._callers: set[asyncio.Future[None]] = set()
@@ -141,11 +143,13 @@ class DrainStream:
 
         `at_once`: do not wait for more blocks. Raises `EngineError` if the engine refuses them.
         """
-        if at_once and sequence > self._wanted:
-            self._wanted = sequence
+        failures = self._failures
+        if at_once:
+            self._wanted = max(self._wanted, sequence)
             self._due.set()
+            self._retry.set()
         while self.drained < sequence:
-            if self.refusal is not None:
+            if isinstance(self.refusal, StorageFault) or self._failures > failures:
                 raise EngineError(
                     f"acknowledged rows cannot be put into the table: {self.refusal}",
                     getattr(self.refusal, "code", 0),
@@ -161,6 +165,7 @@ class DrainStream:
         """Put everything that waits into the engine, unless it refuses."""
         self._closing = True
         self._due.set()
+        self._retry.set()
         self._filled.set()
         if self._task is not None:
             await self._task
@@ -220,11 +225,14 @@ class DrainStream:
                 await steps[0]()
             except EngineError as error:
                 self.refusal = error
+                self._failures += 1
+                self._retry.clear()
                 self._wake_callers()
                 if self._closing:
                     log.error("rows stay in the journal until the next start: %s", error)
                     return False
-                await asyncio.sleep(backoff.after(error, log, "rows stay in the journal"))
+                pause_s = backoff.after(error, log, "rows stay in the journal")
+                await event_within(self._retry, pause_s)
             else:
                 self.refusal = None
                 steps.pop(0)

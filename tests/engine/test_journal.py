@@ -418,11 +418,13 @@ async def test_a_failed_flush_of_a_full_segment_ends_the_journal(
 # --- crashes
 
 
-def run_until_killed(data_dir: Path, first: int, count: int, step: str) -> list[int]:
+def run_until_killed(
+    data_dir: Path, first: int, count: int, step: str, mode: str = "small"
+) -> list[int]:
     """The offsets that were acknowledged before the process ended at this step."""
     command = [sys.executable, "-m", "tests.support.journal_process", str(data_dir)]
     done = subprocess.run(
-        [*command, str(first), str(count), step],
+        [*command, str(first), str(count), step, mode],
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -451,7 +453,16 @@ STEPS = [
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_crash_at_any_step_loses_and_doubles_nothing(data_dir: Path, step: str) -> None:
-    acknowledged = run_until_killed(data_dir, 0, 30, step)
+    acknowledged = run_until_killed(data_dir, 0, 40, step)
+    await check_all_there(data_dir, acknowledged)
+
+
+@pytest.mark.parametrize("mode", ["large", "fsync"])
+@pytest.mark.parametrize("step", [step for step in STEPS if not step.endswith(":1")])
+async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
+    data_dir: Path, step: str, mode: str
+) -> None:
+    acknowledged = run_until_killed(data_dir, 0, 40, step, mode)
     await check_all_there(data_dir, acknowledged)
 
 
@@ -472,7 +483,8 @@ async def check_all_there(data_dir: Path, acknowledged: Sequence[int]) -> None:
         found = await stored(opened)
         assert len(found) == len(set(found)), "rows are there twice"
         assert set(acknowledged) <= set(found)
-        assert len(set(found) - set(acknowledged)) <= 2
+        # Of each producer one more may be stored, without having been told.
+        assert len(set(found) - set(acknowledged)) <= 3
         rows = await opened.rows("SELECT DISTINCT offset FROM consumer_offsets ORDER BY offset")
         assert set(acknowledged) <= {offset for (offset,) in rows}
         await append(opened, 5000)
@@ -504,7 +516,10 @@ async def test_tokens_of_rounds_differ_after_each_start(data_dir: Path) -> None:
 
 async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
     assert run_until_killed(data_dir, 0, 10, "begin_round:before:1")
-    (path,) = (data_dir / "journal").glob("*.journal")
+    files = (data_dir / "journal").glob("*.journal")
+    path = next(
+        one for one in files if b"messages" in one.read_bytes() and b"l2" in one.read_bytes()
+    )
     path.write_bytes(path.read_bytes().replace(b"l2", b"lX"))
     with pytest.raises(DataDirectoryError, match="--journal-skip-damage") as error:
         async with journal(data_dir):

@@ -1,9 +1,13 @@
 """A process that appends to a journal and ends without warning at a given step.
 
-`python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP`: opens the journal, appends
-`COUNT` blocks of one row of the log (offsets from `FIRST` on) and of a small table, and prints each
-number when it is acknowledged. `STEP` is `NAME:WHEN:NUMBER`, for example `end_round:before:3`: the
-process ends before or after this call of a method of the files, or of an insert into the engine.
+`python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP MODE` opens the journal. Three
+producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with a block of
+a small table, and print each number when it is acknowledged.
+
+`MODE` is `small`, `fsync` (every block is flushed, and written by the thread) or `large` (so are
+some blocks, and the thread writes them). `STEP` is `NAME:WHEN:NUMBER`, for example
+`end_round:before:3`: the process ends before or after this call of a method of the files, or of an
+insert into the engine; `none`: it goes on to the end.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from storage.journal_drain import DrainLimits
 from storage.journal_files import STREAMS, JournalWriter
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 
-LIMITS = JournalLimits(1 << 20, DrainLimits(1 << 16, 7, 20))
+LIMITS = JournalLimits(1 << 22, DrainLimits(1 << 20, 7, 20))
+PRODUCERS = 3
+LARGE_BYTES = 300_000
 SMALL_SEGMENT = 4096
 
 
@@ -66,37 +72,38 @@ def _dies(name: str, when: str, number: int) -> None:
     setattr(JournalWriter, name, wrapped)
 
 
-async def _append(directory: Path, first: int, count: int) -> None:
-    engine = EmbeddedEngine(directory, STREAMS, fsync=False)
-    journal = await open_journal(engine, LIMITS, fsync=False, segment_bytes=SMALL_SEGMENT)
-    for offset in range(first, first + count):
-        await asyncio.gather(
-            journal.insert_block(
-                0,
-                "messages",
-                LOG_ROWS.column_list,
-                block(LOG_ROWS, [log_row(offset)]),
-                f"l{offset}",
-            ),
-            journal.insert_block(
-                0,
-                "consumer_offsets",
-                OFFSET_ROWS.column_list,
-                block(OFFSET_ROWS, [offset_row(offset)]),
-                f"o{offset}",
-            ),
-        )
-        print(offset, flush=True)
-        await asyncio.sleep(0.005)
+async def _append(directory: Path, first: int, count: int, mode: str) -> None:
+    fsync = mode == "fsync"
+    engine = EmbeddedEngine(directory, STREAMS, fsync=fsync)
+    journal = await open_journal(engine, LIMITS, fsync=fsync, segment_bytes=SMALL_SEGMENT)
+
+    async def produce(offsets: range) -> None:
+        for offset in offsets:
+            topic, *rest = log_row(offset)
+            if mode == "large" and offset % 4 == 1:
+                topic = "x" * LARGE_BYTES
+            rows = block(LOG_ROWS, [(topic, *rest)])
+            commits = block(OFFSET_ROWS, [offset_row(offset)])
+            await asyncio.gather(
+                journal.insert_block(0, "messages", LOG_ROWS.column_list, rows, f"l{offset}"),
+                journal.insert_block(
+                    0, "consumer_offsets", OFFSET_ROWS.column_list, commits, f"o{offset}"
+                ),
+            )
+            print(offset, flush=True)
+            await asyncio.sleep(0.005)
+
+    starts = range(first, first + PRODUCERS)
+    await asyncio.gather(*(produce(range(n, first + count, PRODUCERS)) for n in starts))
     await journal.close()
 
 
 def main() -> None:
-    directory, first, count, step = sys.argv[1:]
+    directory, first, count, step, mode = sys.argv[1:]
     if step != "none":
         name, when, number = step.split(":")
         _dies(name, when, int(number))
-    asyncio.run(_append(Path(directory), int(first), int(count)))
+    asyncio.run(_append(Path(directory), int(first), int(count), mode))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A process that appends to a journal and ends without warning at a given step.
 
 `python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP MODE` opens the journal. Three
-producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with a block of
+producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with one of
 a small table, and print each number when it is acknowledged.
 
 `MODE` is `small`, `fsync` (every block is flushed, and written by the thread) or `large` (so are

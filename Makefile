@@ -12,6 +12,8 @@
 # make lint     style and types; make format repairs what can be repaired automatically
 # make bench    throughput and latency beside the bare engine
 # make bench-groups   consumer groups: time to join, latency of commits
+# make bench-kafka    the broker beside Apache Kafka: ARGS="--quick" tries every part,
+#               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
 # make bench-scaling  what a cluster would take, by simulation
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
@@ -34,7 +36,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-groups bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-groups bench-kafka bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -71,6 +73,10 @@ bench: $(INSTALLED_DEV)
 
 bench-groups: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.groups $(ARGS)
+
+bench-kafka: $(INSTALLED_DEV)
+	@tools/require bench-kafka
+	$(BIN)/python -m bench.kafka $(ARGS)
 
 bench-scaling: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.scaling $(ARGS)

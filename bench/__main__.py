@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,15 +18,21 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
-from bench.machine import compiled_client, cpu_seconds, machine, running_broker
+from bench.machine import (
+    LARGE_BATCHES,
+    LARGE_FETCHES,
+    compiled_client,
+    cpu_seconds,
+    machine,
+    run_client,
+    running_broker,
+)
 from protocol._decode_batches import BlockBuilder
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.broker_process import BrokerProcess
 
 _COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
-_PRODUCER = ("acks=all", "linger.ms=5", "batch.num.messages=10000", "batch.size=1000000")
-_CONSUMER = ("fetch.message.max.bytes=4000000", "queued.max.messages.kbytes=262144")
 _DIRECT_BLOCK_BYTES = 4 << 20  # the size of the broker's blocks under this load
 _TOPIC = "bench"
 _HEAVY = "SELECT sum(sipHash64(number)) FROM system.numbers"
@@ -99,10 +103,10 @@ def _broker(data_dir: Path) -> AbstractContextManager[BrokerProcess]:
 def _throughputs(client: Path, work: Path, load: Load) -> Iterator[Throughput]:
     data_dir = work / "data"
     with _broker(data_dir) as broker:
-        yield _measure(client, broker, "produce, acks=all", "produce", load, _PRODUCER)
-        yield _measure(client, broker, "consume, from memory", "consume", load, _CONSUMER)
+        yield _measure(client, broker, "produce, acks=all", "produce", load, LARGE_BATCHES)
+        yield _measure(client, broker, "consume, from memory", "consume", load, LARGE_FETCHES)
     with _broker(data_dir) as broker:
-        yield _measure(client, broker, "consume, from storage", "consume", load, _CONSUMER)
+        yield _measure(client, broker, "consume, from storage", "consume", load, LARGE_FETCHES)
     yield asyncio.run(_direct(data_dir, work / "direct", load))
 
 
@@ -128,10 +132,7 @@ def _run(
     size: int,
     properties: tuple[str, ...],
 ) -> dict[str, float]:
-    command = [str(client), mode, broker.kafka, _TOPIC, str(count), str(size), *properties]
-    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(result.stdout)
-    return figures
+    return run_client(client, mode, broker.kafka, _TOPIC, count, size, properties)
 
 
 async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:

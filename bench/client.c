@@ -4,9 +4,11 @@
  *   client produce  BROKER TOPIC COUNT SIZE [key=value ...]
  *   client consume  BROKER TOPIC COUNT SIZE [key=value ...]
  *   client latency  BROKER TOPIC COUNT SIZE [key=value ...]     one record at a time
+ *   client version                                              of librdkafka
  *
- * Further arguments are librdkafka properties. Values are SIZE bytes of pseudo-random letters, different
- * for each record, so that compression has as little to do as with real payloads of ids and numbers.
+ * Further arguments are librdkafka properties, and seconds=N: stop after N seconds, even before COUNT.
+ * Values are SIZE bytes of pseudo-random letters, different for each record, so that compression has as
+ * little to do as with real payloads of ids and numbers.
  */
 #include <librdkafka/rdkafka.h>
 #include <stdint.h>
@@ -54,6 +56,10 @@ static int ascending(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "version")) {
+        puts(rd_kafka_version_str());
+        return 0;
+    }
     if (argc < 6)
         die("usage", "client produce|consume|latency BROKER TOPIC COUNT SIZE [key=value ...]");
     const char *mode = argv[1], *topic_name = argv[3];
@@ -61,20 +67,23 @@ int main(int argc, char **argv) {
     size_t size = (size_t)atoll(argv[5]);
     char why[512];
     int consuming = !strcmp(mode, "consume");
+    int64_t limit_us = INT64_MAX;
 
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     rd_kafka_conf_set(conf, "bootstrap.servers", argv[2], why, sizeof why);
+    if (!consuming) {
+        rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
+        rd_kafka_conf_set(conf, "queue.buffering.max.messages", "1000000", why, sizeof why);
+    }
     for (int i = 6; i < argc; i++) {
         char *value = strchr(argv[i], '=');
         if (!value)
             die("not key=value", argv[i]);
         *value++ = 0;
-        if (rd_kafka_conf_set(conf, argv[i], value, why, sizeof why) != RD_KAFKA_CONF_OK)
+        if (!strcmp(argv[i], "seconds"))
+            limit_us = (int64_t)(atof(value) * 1e6);
+        else if (rd_kafka_conf_set(conf, argv[i], value, why, sizeof why) != RD_KAFKA_CONF_OK)
             die("property", why);
-    }
-    if (!consuming) {
-        rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
-        rd_kafka_conf_set(conf, "queue.buffering.max.messages", "1000000", why, sizeof why);
     }
     rd_kafka_t *client = rd_kafka_new(consuming ? RD_KAFKA_CONSUMER : RD_KAFKA_PRODUCER, conf, why,
                                       sizeof why);
@@ -89,7 +98,7 @@ int main(int argc, char **argv) {
             die("consume", rd_kafka_err2str(rd_kafka_last_error()));
         static rd_kafka_message_t *messages[10000];
         int64_t expected = 0;
-        while (delivered < count) {
+        while (delivered < count && now_us() - started < limit_us) {
             ssize_t got = rd_kafka_consume_batch_queue(queue, 10000, messages, 10000);
             if (got <= 0)
                 die("consume", "nothing came for 10 s");
@@ -109,7 +118,8 @@ int main(int argc, char **argv) {
         int64_t *latencies = malloc(sizeof(int64_t) * (size_t)count);
         uint64_t state = 88172645463325252ULL;
         int one_at_a_time = !strcmp(mode, "latency");
-        for (int64_t i = 0; i < count; i++) {
+        int64_t i = 0;
+        for (; i < count && now_us() - started < limit_us; i++) {
             fill(value, size, &state);
             sent_at_us = now_us();
             while (rd_kafka_produce(topic, 0, RD_KAFKA_MSG_F_COPY, value, size, NULL, 0, NULL)) {
@@ -127,18 +137,19 @@ int main(int argc, char **argv) {
             }
         }
         rd_kafka_flush(client, 600000);
-        if (failed || delivered != count)
+        count = i;
+        if (failed || !count || delivered != count)
             die("produce", "not every record was acknowledged");
         if (one_at_a_time) {
             qsort(latencies, (size_t)count, sizeof *latencies, ascending);
-            printf("{\"p50_ms\": %.3f, \"p99_ms\": %.3f, \"max_ms\": %.3f}\n",
-                   (double)latencies[count / 2] / 1e3, (double)latencies[count * 99 / 100] / 1e3,
-                   (double)latencies[count - 1] / 1e3);
+            printf("{\"records\": %lld, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"max_ms\": %.3f}\n",
+                   (long long)count, (double)latencies[count / 2] / 1e3,
+                   (double)latencies[count * 99 / 100] / 1e3, (double)latencies[count - 1] / 1e3);
             return 0;
         }
     }
     double seconds = (double)(now_us() - started) / 1e6;
-    printf("{\"seconds\": %.3f, \"records_per_s\": %.0f, \"mb_per_s\": %.1f}\n", seconds,
-           (double)count / seconds, (double)bytes / seconds / 1e6);
+    printf("{\"records\": %lld, \"seconds\": %.3f, \"records_per_s\": %.0f, \"mb_per_s\": %.1f}\n",
+           (long long)delivered, seconds, (double)delivered / seconds, (double)bytes / seconds / 1e6);
     return 0;
 }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 from tests.support.broker_process import BrokerProcess
+
+LARGE_BATCHES = ("acks=all", "linger.ms=5", "batch.num.messages=10000", "batch.size=1000000")
+LARGE_FETCHES = ("fetch.message.max.bytes=4000000", "queued.max.messages.kbytes=262144")
+"""Properties of librdkafka for throughput."""
 
 
 def machine() -> str:
@@ -63,3 +68,19 @@ def compiled_client(folder: Path) -> Path:
     if subprocess.run(command, check=False).returncode:
         sys.exit("bench: needs a C compiler and librdkafka's headers (Debian: librdkafka-dev)")
     return client
+
+
+def run_client(
+    client: Path,
+    mode: str,
+    kafka: str,
+    topic: str,
+    count: int,
+    size: int,
+    properties: Sequence[str],
+) -> dict[str, float]:
+    """The figures that `client.c` prints."""
+    command = [str(client), mode, kafka, topic, str(count), str(size), *properties]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(result.stdout)
+    return figures

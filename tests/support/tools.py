@@ -22,6 +22,8 @@ TOOLS = PROJECT / ".tools"
 JAVA_BUILD = TOOLS / "java"
 SPARK_SOURCE = PROJECT / "tests" / "spark" / "kafka_source"
 SPARK_BUILD = TOOLS / "spark"
+KAFKA = PROJECT / "bench" / "kafka"
+KAFKA_BUILD = TOOLS / "kafka"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
@@ -92,6 +94,15 @@ def spark_source_jars() -> list[str]:
     with _alone():
         _install_jars(SPARK_SOURCE, libraries)
     return [str(jar) for jar in sorted(libraries.glob("*.jar"))]
+
+
+@cache
+def kafka_jars() -> list[Path]:
+    """Apache Kafka's server and perf tools, for the benchmark beside it."""
+    libraries = KAFKA_BUILD / "lib"
+    with _alone():
+        _install_jars(KAFKA, libraries)
+    return sorted(libraries.glob("*.jar"))
 
 
 def _install_jars(project: Path, libraries: Path) -> None:

@@ -1,0 +1,138 @@
+"""Minutes at full speed, by a Java producer with its defaults: does anything grow that should not?
+
+Every few seconds the broker's parts, merges, memory and directories are looked at. The medians of
+the second quarter of the time and of the last one are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bench.kafka.figures import FLAT_WITHIN, growth, short
+from bench.kafka.loads import java_producer_command
+from bench.kafka.servers import BROKERHOUSE, create_topic, started
+from bench.machine import cpu_seconds
+from tests.support.broker_process import BrokerProcess
+
+_TOPIC = "soak"
+_SIZE = 100
+_LINES = 20
+_SAMPLES_AT_LEAST = 8
+_LOOK_EACH_S = 5.0
+_STORED = """
+SELECT count() AS parts,
+       sum(rows) AS rows,
+       sum(bytes_on_disk) AS bytes,
+       sumIf(rows, level = 0) AS never_merged,
+       (SELECT count() FROM system.merges) AS merges,
+       (SELECT count() FROM system.parts WHERE NOT active) AS outdated
+FROM system.parts
+WHERE active AND database = currentDatabase() AND table = 'messages'
+"""
+RECORDS, PER_RECORD = "million records", "bytes per record in all directories"
+_GROWS = (RECORDS,)
+
+Sample = Mapping[str, float]
+
+
+def soak(minutes: float) -> str:
+    """Markdown: the samples, thinned out, and whether each figure stayed flat."""
+    with started(BROKERHOUSE) as server:
+        assert isinstance(server, BrokerProcess)
+        create_topic(server, _TOPIC)
+        samples = list(_samples(server, minutes * 60))
+    return f"{_samples_table(samples)}\n\n{_growth_table(samples)}"
+
+
+def _samples(server: BrokerProcess, seconds: float) -> Iterator[Sample]:
+    """Take samples while the producer sends, which is killed at the end."""
+    command = java_producer_command(server, _TOPIC, _SIZE, 10**12)
+    each_s = min(_LOOK_EACH_S, seconds / _SAMPLES_AT_LEAST)
+    with tempfile.TemporaryFile() as printed:
+        producer = subprocess.Popen(command, stdout=printed, stderr=printed)
+        try:
+            began = last = time.monotonic()
+            rows, cpu_s = 0.0, cpu_seconds(server.pid)
+            while last < began + seconds:
+                time.sleep(each_s)
+                if producer.poll() is not None:
+                    printed.seek(0)
+                    raise RuntimeError(f"the producer ended: {printed.read().decode()[-4000:]}")
+                now, sample = time.monotonic(), _look(server)
+                used = cpu_seconds(server.pid)
+                yield {
+                    "minute": (now - began) / 60,
+                    "records/s": (sample[RECORDS] * 1e6 - rows) / (now - last),
+                    "broker's cores": (used - cpu_s) / (now - last),
+                    **sample,
+                }
+                print(f"soak: minute {(now - began) / 60:.1f}", file=sys.stderr, flush=True)
+                rows, cpu_s, last = sample[RECORDS] * 1e6, used, now
+        finally:
+            producer.kill()
+            producer.wait()
+
+
+def _look(server: BrokerProcess) -> Sample:
+    (stored,) = server.sql(_STORED)
+    directories = {
+        entry.name: directory_bytes(Path(entry.path))
+        for entry in sorted(os.scandir(server.data_dir), key=lambda entry: entry.name)
+        if entry.is_dir()
+    }
+    rows = int(stored["rows"])
+    return {
+        RECORDS: rows / 1e6,
+        "parts": int(stored["parts"]),
+        "outdated parts": int(stored["outdated"]),
+        "merges that run": int(stored["merges"]),
+        "1000 rows never merged": int(stored["never_merged"]) / 1e3,
+        "RSS MB": server.rss_bytes() / 1e6,
+        "bytes per record in parts": int(stored["bytes"]) / rows if rows else 0.0,
+        PER_RECORD: sum(directories.values()) / rows if rows else 0.0,
+        **{f"{name}/ MB": size / 1e6 for name, size in directories.items()},
+    }
+
+
+def directory_bytes(directory: Path) -> int:
+    """The blocks that all files below take. A file that is deleted meanwhile counts as nothing."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _samples_table(samples: list[Sample]) -> str:
+    names = list(dict.fromkeys(name for sample in samples for name in sample))
+    step = max(1, len(samples) // _LINES)
+    lines = [f"| {' | '.join(names)} |", f"|{'---:|' * len(names)}"]
+    for sample in samples[::step]:
+        values = (short(sample[name]) if name in sample else "" for name in names)
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def _growth_table(samples: list[Sample]) -> str:
+    lines = [
+        f"| figure | second quarter | last quarter | flat (at most {FLAT_WITHIN:.0%} more) |",
+        "|---|---:|---:|---|",
+    ]
+    for name in samples[-1]:
+        if name == "minute":
+            continue
+        found = growth([sample.get(name, 0.0) for sample in samples])
+        lines.append(
+            f"| {name} | {short(found.before)} | {short(found.after)} |"
+            f" {'yes' if found.flat else 'no'} |"
+        )
+    return "\n".join(lines)

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.kafka import parts
 from bench.kafka.figures import Figure, Table
 from bench.kafka.loads import Plan, run_tool
-from bench.kafka.servers import BROKERHOUSE, KAFKA, Server, file_system, kafka_version, started
+from bench.kafka.servers import BROKERHOUSE, KAFKA, Server, file_system, started, versions
 from bench.kafka.soak import soak
 from bench.kafka.visible import visible
 from bench.machine import compiled_client, machine
@@ -41,9 +41,9 @@ PARTS: dict[str, tuple[str, Part]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     place = Path(tempfile.gettempdir())
-    print(f"{machine()}, Apache Kafka {kafka_version()}, data on {file_system(place)}", flush=True)
+    print(f"{machine()}, data on {file_system(place)}\n{versions()}", flush=True)
     if options.soak:
-        print(f"\n### {options.soak:g} minutes at full speed, 100 B, Java defaults\n", flush=True)
+        print(f"\n### Soak: {options.soak:g} min at full speed, 100 B, Java defaults\n", flush=True)
         print(soak(options.soak), flush=True)
         return
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:

@@ -130,7 +130,8 @@ def consume_cold(server: Server, plan: Plan) -> Iterator[Figure]:
 def many_partitions(server: Server, plan: Plan) -> Iterator[Figure]:
     """kafka-producer-perf-test with its defaults, 100 B, to topics of 1 to 1,000 partitions."""
     for partitions in PARTITIONS:
-        case, topic = f"{partitions:,} partitions", f"partitions-{partitions}"
+        case = f"{partitions:,} partition{'s' if partitions > 1 else ''}"
+        topic = f"partitions-{partitions}"
         create_topic(server, topic, partitions)
         result, used = full_speed(server, plan, case, topic, 100)
         yield Figure(case, "records/s", result.records_per_s)

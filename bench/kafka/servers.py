@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
@@ -94,9 +95,15 @@ def java_tool(name: str) -> tuple[str, ...]:
     return (*_java("-Xmx512M", quiet), f"org.apache.kafka.tools.{name}")
 
 
-def kafka_version() -> str:
+def versions() -> str:
+    """Of both servers and of Java."""
     (jar,) = (path for path in tools.kafka_jars() if path.name.startswith("kafka-clients-"))
-    return jar.stem.removeprefix("kafka-clients-")
+    kafka = jar.stem.removeprefix("kafka-clients-")
+    java = subprocess.run((tools.program("java"), "--version"), check=True, capture_output=True)
+    return (
+        f"brokerhouse {version('brokerhouse')}, Apache Kafka {kafka}"
+        f" on {java.stdout.decode().splitlines()[0]}"
+    )
 
 
 @contextmanager

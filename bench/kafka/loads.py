@@ -6,6 +6,7 @@ records only, so a warm-up run finds how many the server takes in that time.
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from bench.kafka.servers import Server, java_tool, name_of, settle
 from bench.machine import cpu_seconds, run_client
 
 T = TypeVar("T")
+
+_FAILED = re.compile(r"^\S*Exception\b|\] ERROR ", re.MULTILINE)
+"""A stack trace, or a line of the log. What the client tries again is a warning."""
 
 _FIRST_BYTES = 2_000_000
 _RUNS_MAX, _LONG_ENOUGH = 5, 0.75
@@ -84,7 +88,7 @@ def run_tool(command: Sequence[str]) -> str:
     The perf tools end with 0 even if records were not stored, but print the exceptions.
     """
     result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode or "ERROR" in result.stderr or "Exception" in result.stderr:
+    if result.returncode or _FAILED.search(result.stderr):
         sys.stderr.write(f"{result.stdout[-4000:]}\n{result.stderr[-4000:]}\n")
         raise subprocess.CalledProcessError(result.returncode, command)
     return result.stdout

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -86,7 +87,7 @@ Server = KafkaProcess | BrokerProcess
 
 
 def _java(*options: str) -> tuple[str, ...]:
-    return (tools.program("java"), *options, *JVM, "-cp", ":".join(map(str, tools.kafka_jars())))
+    return (tools.program("java"), *options, *JVM, "-cp", f"{tools.kafka_libraries()}/*")
 
 
 def java_tool(name: str) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ def java_tool(name: str) -> tuple[str, ...]:
 
 def versions() -> str:
     """Of both servers and of Java."""
-    (jar,) = (path for path in tools.kafka_jars() if path.name.startswith("kafka-clients-"))
+    (jar,) = tools.kafka_libraries().glob("kafka-clients-*.jar")
     kafka = jar.stem.removeprefix("kafka-clients-")
     java = subprocess.run((tools.program("java"), "--version"), check=True, capture_output=True)
     return (
@@ -127,9 +128,26 @@ def name_of(server: Server) -> str:
 
 
 def create_topic(server: Server, topic: str, partitions: int = 1) -> None:
+    """Returns when every partition can be used: Kafka answers before it has made a thousand."""
     admin = AdminClient({"bootstrap.servers": server.kafka, "log_level": 4})
     for made in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
         made.result(_ANSWER_LIMIT_S)
+    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": "look"})
+    asked = [TopicPartition(topic, number, 0) for number in range(partitions)]
+    deadline = time.monotonic() + _ANSWER_LIMIT_S
+    while not _are_there(consumer, asked):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not every partition of {topic} is there")
+        time.sleep(0.1)
+    consumer.close()
+
+
+def _are_there(consumer: Consumer, partitions: list[TopicPartition]) -> bool:
+    try:
+        found = consumer.offsets_for_times(partitions, _ANSWER_LIMIT_S)
+    except KafkaException:
+        return False
+    return all(one.error is None for one in found)
 
 
 QUIET_CORES, _LOOK_S = 0.05, 1.0

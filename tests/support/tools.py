@@ -97,12 +97,12 @@ def spark_source_jars() -> list[str]:
 
 
 @cache
-def kafka_jars() -> list[Path]:
-    """Apache Kafka's server and perf tools, for the benchmark beside it."""
+def kafka_libraries() -> Path:
+    """The folder with the jars of Apache Kafka's server and perf tools, for the benchmark."""
     libraries = KAFKA_BUILD / "lib"
     with _alone():
         _install_jars(KAFKA, libraries)
-    return sorted(libraries.glob("*.jar"))
+    return libraries
 
 
 def _install_jars(project: Path, libraries: Path) -> None:

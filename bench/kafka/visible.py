@@ -53,9 +53,8 @@ def visible(server: Server, plan: Plan) -> Iterator[Figure]:
         settle(server, plan.quiet_s)
         if isinstance(server, BrokerProcess):
             with _steady(server, topic, rate, seconds):
-                probes, cores = _watched(
-                    [server.pid], partial(_brokerhouse, server, topic, seconds)
-                )
+                load = partial(_brokerhouse, server, topic, seconds)
+                probes, figures = _watched(case, server, [server.pid], topic, load)
             share = probes.found_at_once / len(probes.acknowledged_s) * 100
             yield Figure(case, "first statement after the acknowledgement finds it, %", share)
         else:
@@ -64,9 +63,8 @@ def visible(server: Server, plan: Plan) -> Iterator[Figure]:
                 running_sink(server.kafka, topic, Path(folder, "data")) as sink,
                 _steady(server, topic, rate, seconds),
             ):
-                probes, cores = _watched(
-                    [server.pid, sink.pid], partial(_kafka, server, sink, topic, seconds)
-                )
+                load = partial(_kafka, server, sink, topic, seconds)
+                probes, figures = _watched(case, server, [server.pid, sink.pid], topic, load)
         for what, found in (
             ("send to acknowledgement", probes.acknowledged_s),
             ("send to row", probes.visible_s),
@@ -74,14 +72,20 @@ def visible(server: Server, plan: Plan) -> Iterator[Figure]:
             ascending = sorted(found)
             yield Figure(case, f"{what}, p50 ms", percentile(ascending, 50) * 1e3)
             yield Figure(case, f"{what}, p99 ms", percentile(ascending, 99) * 1e3)
-        yield Figure(case, "cores of the broker, and of the consumer that inserts", cores)
+        yield from figures
 
 
-def _watched(pids: Sequence[int], load: Callable[[], _Probes]) -> tuple[_Probes, float]:
-    """What the probes found, and the cores that the processes used meanwhile."""
-    before, began = sum(map(cpu_seconds, pids)), time.monotonic()
+def _watched(
+    case: str, server: Server, pids: Sequence[int], topic: str, load: Callable[[], _Probes]
+) -> tuple[_Probes, list[Figure]]:
+    """What the probes found; the rate of records and the cores of the processes meanwhile."""
+    records, cpu_s, began = _end(server, topic), sum(map(cpu_seconds, pids)), time.monotonic()
     probes = load()
-    return probes, (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - began)
+    cpu_s, seconds = sum(map(cpu_seconds, pids)) - cpu_s, time.monotonic() - began
+    return probes, [
+        Figure(case, "records/s reached", (_end(server, topic) - records) / seconds),
+        Figure(case, "cores of the broker, and of the consumer that inserts", cpu_s / seconds),
+    ]
 
 
 @contextmanager
@@ -103,14 +107,20 @@ def _steady(server: Server, topic: str, rate: int, seconds: float) -> Iterator[N
 
 
 def _await_records(server: Server, topic: str) -> None:
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": server.kafka, "group.id": "look"})
     deadline = time.monotonic() + _LIMIT_S
-    partition = confluent_kafka.TopicPartition(topic, 0)
-    while consumer.get_watermark_offsets(partition, _LIMIT_S)[1] == 0:
+    while _end(server, topic) == 0:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no record arrived within {_LIMIT_S:.0f} s")
         time.sleep(0.1)
+
+
+def _end(server: Server, topic: str) -> int:
+    """The end offset of the topic's partition."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": server.kafka, "group.id": "look"})
+    partition = confluent_kafka.TopicPartition(topic, 0)
+    _, end = consumer.get_watermark_offsets(partition, _LIMIT_S)
     consumer.close()
+    return end
 
 
 def _send_probes(

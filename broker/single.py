@@ -88,7 +88,11 @@ class SingleNode:
         self.topics = LocalCatalog(engine, settings, _TopicData(self.appender, self.groups))
         log_starts = LogStarts(SingleCheckpointLane(self.rows))
         retention = Retention(
-            self.topics.logs, SingleRowSource(engine.patient), log_starts, wall_ms
+            self.topics.logs,
+            SingleRowSource(engine.embedded),
+            log_starts,
+            wall_ms,
+            engine.patient,
         )
         self._upkeep = upkeep(
             settings.retention_check_interval_ms,

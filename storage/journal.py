@@ -36,7 +36,6 @@ from uuid import uuid4
 
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import (
-    Engine,
     EngineError,
     NotSent,
     Parameter,
@@ -231,7 +230,7 @@ class JournaledEngine:
     ) -> None:
         """`embedded` has a lane for each stream. `open_journal` makes one of these."""
         self.embedded = embedded
-        self.patient: Engine = PatientEngine(self)
+        self.patient = PatientEngine(self)
         self._directory = embedded.data_dir
         self._limits = limits
         self._writer = writer
@@ -487,6 +486,10 @@ class PatientEngine:
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self._journaled.drained_for(sql, at_once=False)
         await self._journaled.embedded.execute(sql, params)
+
+    async def settled(self) -> None:
+        """Wait until the tables have what was acknowledged before. Raises `EngineError`."""
+        await self._journaled.drained(at_once=False)
 
     async def close(self) -> None:
         """The journal is closed by its owner."""

@@ -45,6 +45,20 @@ class LedLogs(Protocol):
         """The open logs of the partitions that this broker leads."""
 
 
+class Tables(Protocol):
+    async def settled(self) -> None:
+        """Returns when every row that was acknowledged before is in its table.
+
+        Raises `EngineError`.
+        """
+
+
+class AlwaysSettled:
+    """`Tables` where a row is acknowledged when it is in its table."""
+
+    async def settled(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """The last look at a partition: which `retention_ms` it used, and when the next one is due."""
@@ -62,16 +76,22 @@ class Retention:
         row_sources: RowSources,
         starts: LogStarts,
         clock_ms: Callable[[], int],
+        tables: Tables | None = None,
     ) -> None:
         self._logs = logs
         self._row_sources = row_sources
         self._starts = starts
         self._clock_ms = clock_ms
+        self._tables = tables or AlwaysSettled()
         self._looks: dict[PartitionLog, _Look] = {}
+        self._ends: dict[PartitionLog, int] = {}
+        """Where each log ended when the round began: all rows below are in the table."""
 
     async def round(self) -> None:
         """Check every partition once. Raises `EngineError` if nothing could be read at all."""
         partitions = [one for one in self._logs.all() if one.closed is None]
+        self._ends = {one: one.high_watermark for one in partitions}
+        await self._tables.settled()
         self._looks = {one: self._looks[one] for one in partitions if one in self._looks}
         await self._adopt(partitions)
         limited = [
@@ -105,7 +125,7 @@ class Retention:
             return
         if look is not None and look.retention_ms == retention_ms and now_ms < look.again_ms:
             return
-        end = partition.high_watermark
+        end = self._ends[partition]
         found = [await _first_young(one, partition, since_ms) for one in self._engines(partition)]
         offset, time_ms = min((one for one in found if one is not None), default=(end, now_ms))
         await self._starts.raise_to(partition, offset)
@@ -127,7 +147,7 @@ class Retention:
         for key, found in (await self._ask("starts_by_size", excess)).items():
             # Of several engines, the one with the oldest rows; the next round continues.
             partition = limited[key]
-            await self._starts.raise_to(partition, min(min(found), partition.high_watermark))
+            await self._starts.raise_to(partition, min(min(found), self._ends[partition]))
 
     async def _ask(self, name: str, excess: Mapping[PartitionLog, int]) -> dict[Key, list[int]]:
         """The last column of this query for each partition, from every engine that has rows."""

@@ -158,14 +158,22 @@ class JournalQueue:
             self._queue.clear()
             last, outcomes = await loop.run_in_executor(self._thread, self._run_all, changes)
             for change, outcome in zip(changes, outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    change.done.set_exception(outcome)
-                    change.done.exception()  # its caller may have gone
-                else:
-                    change.written(outcome)
-                    change.done.set_result(outcome)
+                self._tell(change, outcome)
             self.last_written = last
         self._task = None
+
+    def _tell(self, change: _Change, outcome: Any) -> None:
+        if not isinstance(outcome, Exception):
+            try:
+                change.written(outcome)
+            except Exception as error:
+                log.exception("a change of the journal is written, and then failed")
+                outcome = self.fault = StorageFault(f"the journal needs a restart: {error}")
+        if isinstance(outcome, Exception):
+            change.done.set_exception(outcome)
+            change.done.exception()  # its caller may have gone
+        else:
+            change.done.set_result(outcome)
 
     def _run_all(self, changes: Collection[_Change]) -> tuple[int, list[Any]]:
         """In the thread: the outcome of each change, and the last entry that was written."""

@@ -62,6 +62,9 @@ Data = bytes | memoryview
 
 BLOCK, ROUND_BEGUN, ROUND_ENDED = 1, 2, 3
 
+ID_FILE = "id"
+"""The journal's id again, in case that the head of the only segment is damaged."""
+
 
 class JournalError(Exception):
     """The journal cannot be used. The message says in one sentence what to do."""
@@ -255,9 +258,14 @@ def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalConten
         if head is None or head.number != segment.number or foreign:
             if is_last and (head is not None or _is_zeros(data)):
                 break  # it was being put into use
-            if skip_damage:
-                continue
-            raise _damaged(segment.path, 0, "its head is damaged", found, data)
+            if not skip_damage:
+                raise _damaged(segment.path, 0, "its head is damaged", found, data)
+            log.warning("%s: its head is damaged", segment.path)
+            if found is None:
+                found = JournalContents(_journal_id(directory, segments))
+            found.last_segment = segment.number
+            _read_entries(segment.path, data, found, skip_damage=True)
+            continue
         if found is None:
             found = JournalContents(head.journal_id, head.first_sequence - 1, 0, head.streams)
         elif head.first_sequence != found.last_sequence + 1:
@@ -272,6 +280,14 @@ def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalConten
     if found is None:
         return JournalContents(uuid.uuid4())
     return found
+
+
+def _journal_id(directory: Path, segments: Sequence[_SegmentFile]) -> uuid.UUID:
+    """The id that the segments have in common, where the head of the first one is damaged."""
+    heads = (_read_head(memoryview(_content(one.path)), one.path) for one in segments)
+    with suppress(OSError, ValueError):
+        return uuid.UUID((directory / ID_FILE).read_text())
+    return next((head.journal_id for head in heads if head is not None), uuid.uuid4())
 
 
 def _read_entries(
@@ -459,6 +475,8 @@ class JournalWriter:
                 self._spare.rename(path)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            if self._fd < 0:
+                (self._directory / ID_FILE).write_text(str(self.journal_id))
             os.posix_fallocate(fd, 0, size)
             os.ftruncate(fd, size)  # the spare one may be of another size
             if self._durable:

@@ -219,6 +219,17 @@ def test_a_damaged_head_of_a_middle_segment_is_found(tmp_path: Path) -> None:
         read_journal(tmp_path)
 
 
+def test_with_a_damaged_head_every_whole_entry_can_be_kept(
+    tmp_path: Path, journal_bytes: bytes
+) -> None:
+    """Which rounds have ended is known from their entries; the engine's rows are compared."""
+    (path,) = segments(tmp_path)
+    path.write_bytes((b"X" + journal_bytes[1:]).ljust(SEGMENT_BYTES, b"\0"))
+    with pytest.raises(DamagedJournal, match="head is damaged"):
+        texts(tmp_path)
+    assert texts(tmp_path, skip_damage=True) == EXPECTED
+
+
 @pytest.mark.parametrize("size", [0, SEGMENT_BYTES])
 def test_a_segment_that_was_being_put_into_use_holds_nothing(tmp_path: Path, size: int) -> None:
     with writer(tmp_path) as journal:

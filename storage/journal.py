@@ -535,7 +535,7 @@ async def open_journal(
     """The engine behind its journal; what the files hold is in the engine then.
 
     Raises `DataDirectoryError` if the files are damaged (and not `skip_damage`) or cannot be used,
-    and `EngineError`.
+    or if the engine refuses what they hold.
     """
     directory = embedded.data_dir / "journal"
 
@@ -557,6 +557,12 @@ async def open_journal(
     engine = JournaledEngine(embedded, writer, limits, fsync=fsync)
     try:
         await engine.recover(contents)
+    except EngineError as error:
+        await engine.close_files()
+        raise DataDirectoryError(
+            f"acknowledged rows in {directory} cannot be put into their tables; they stay there"
+            f" until a start succeeds: {error}"
+        ) from error
     except BaseException:
         await engine.close_files()
         raise

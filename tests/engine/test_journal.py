@@ -240,12 +240,15 @@ async def test_while_the_engine_refuses_rows_inserts_are_refused(data_dir: Path)
         assert await seen(opened) == [0, 1, 2]
 
 
-async def test_rows_that_the_engine_refuses_until_the_end_are_there_at_the_next_start(
+async def test_rows_that_the_engine_refuses_until_the_end_are_there_when_a_start_succeeds(
     data_dir: Path,
 ) -> None:
     async with journal(data_dir) as opened:
         await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT no CHECK offset < 0")
         await append(opened, 0)
+    with pytest.raises(DataDirectoryError, match=r"until a start succeeds: .*no"):
+        async with journal(data_dir):
+            pass
     engine = EmbeddedEngine(data_dir, 1, fsync=False)
     await engine.execute("ALTER TABLE messages DROP CONSTRAINT no")
     await engine.close()

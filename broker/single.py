@@ -81,7 +81,7 @@ class SingleNode:
             append_limits(settings),
             EndlessLease(uuid4()),
         )
-        row_sources = SingleRowSource(engine)
+        row_sources = SingleRowSource(engine, engine)
         self.rollup = Rollup(engine.patient, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4())
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())

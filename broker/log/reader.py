@@ -76,11 +76,19 @@ class ColdReader:
         Empty when no row at or above `offset` is left below the high watermark. Raises
         `EngineError`.
         """
-        segment = self._cached(partition, offset)
-        if segment is None:
-            segment = await self._load(partition, offset)
-        self._read_ahead(partition, segment, offset)
-        return segment.read(offset, max_bytes)
+        while True:
+            segment = self._cached(partition, offset)
+            if segment is None:
+                segment = await self._load(partition, offset)
+            self._read_ahead(partition, segment, offset)
+            found = segment.read(offset, max_bytes)
+            if found or not offset < segment.end < partition.high_watermark:
+                return found
+            # The rows at the end of the segment have been removed.
+            offset = segment.end
+            cached = partition.tail.read(offset, max_bytes, at_least_one=True)
+            if cached is not None:
+                return cached
 
     def forget(self, partition: PartitionLog) -> None:
         """Rows of the partition have been removed: drop everything that was read before."""
@@ -153,11 +161,10 @@ class ColdReader:
             log.warning("read-ahead failed; the next fetch reads again: %s", error)
 
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
+        end = partition.high_watermark
         source = await self._row_sources.of_offset(partition, offset)
-        end = partition.high_watermark if source.end is None else source.end
-        tail_start = partition.tail.start_offset
-        if tail_start is not None and tail_start > offset:
-            end = min(end, tail_start)  # what follows may not be in the engine yet
+        if source.end is not None:
+            end = min(end, source.end)
         chunks: list[bytes] = []
         size = 0
         complete = True

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, log_parameters
+from broker.log.tail_cache import AllInEngine, LogProgress
 from storage.engine import Engine
 
 
@@ -35,11 +36,12 @@ class RowSources(Protocol):
 class SingleRowSource:
     """`RowSources` of a broker with one ClickHouse."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, progress: LogProgress | None = None) -> None:
         self._engine = engine
+        self._progress = progress or AllInEngine()
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
-        return RowSource(self._engine)
+        return RowSource(self._engine, partition.tail.first_after(self._progress.in_engine))
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         return (self._engine,)

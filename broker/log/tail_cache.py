@@ -8,7 +8,7 @@ be larger than its budget by what the journal holds.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import NamedTuple, Protocol
 
@@ -19,6 +19,8 @@ class CachedBatch(NamedTuple):
     base_offset: int
     last_offset: int
     data: bytes
+    position: int = 0
+    """Of its block or a later one, as `LogProgress` counts."""
 
 
 class PartitionTail:
@@ -37,6 +39,18 @@ class PartitionTail:
         if self._head == len(self._batches):
             return None
         return max(self._batches[self._head].base_offset, self._hidden_below)
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first batch; there is one."""
+        return self._batches[self._head].position
+
+    def first_after(self, position: int) -> int | None:
+        """The first offset whose batch came after this position; None if no batch did."""
+        index = bisect_right(
+            self._batches, position, lo=self._head, key=lambda batch: batch.position
+        )
+        return self._batches[index].base_offset if index < len(self._batches) else None
 
     def hide_below(self, offset: int) -> None:
         """Rows below `offset` have been removed: reads there have to ask the engine.
@@ -105,17 +119,16 @@ class TailCache:
         self._max_bytes = max_bytes
         self._progress = progress or AllInEngine()
         self._size = 0
-        self._order: deque[tuple[PartitionTail, int, int]] = deque()
+        self._order: deque[tuple[PartitionTail, int]] = deque()
 
     def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
         """Append a batch that is stored, and drop the oldest of all partitions to make room."""
         size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
-        tail.append(batch)
-        # The block of this batch, or a later one.
-        self._order.append((tail, size, self._progress.appended))
+        tail.append(batch._replace(position=self._progress.appended))
+        self._order.append((tail, size))
         self._size += size
         in_engine = self._progress.in_engine
-        while self._size > self._max_bytes and self._order[0][2] <= in_engine:
-            oldest, oldest_size, _ = self._order.popleft()
+        while self._size > self._max_bytes and self._order[0][0].first_position <= in_engine:
+            oldest, oldest_size = self._order.popleft()
             oldest.drop_first()
             self._size -= oldest_size

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,39 +15,13 @@ import pytest
 from storage.blocks import block
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError, NotSent, StorageFault
-from storage.journal import LOG, ROWS, JournaledEngine, JournalLimits, open_journal, streams_of
+from storage.journal import LOG, ROWS, JournaledEngine, streams_of
 from storage.journal_drain import DrainLimits, inserts_of
-from storage.journal_files import STREAMS, JournalBlock, JournalWriter
+from storage.journal_files import JournalBlock, JournalWriter
+from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.server_process import PROJECT
 from tests.support.waiting import LIMIT_S, until_async
-
-NEVER_MS = 86_400_000
-PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)
-"""Nothing goes into the engine but what is asked for."""
-
-
-@asynccontextmanager
-async def journal(
-    data_dir: Path,
-    drain: DrainLimits = PATIENT,
-    max_bytes: int = 1 << 30,
-    *,
-    fsync: bool = False,
-    skip_damage: bool = False,
-) -> AsyncIterator[JournaledEngine]:
-    engine = EmbeddedEngine(data_dir, STREAMS, fsync=fsync)
-    try:
-        opened = await open_journal(
-            engine, JournalLimits(max_bytes, drain), fsync=fsync, skip_damage=skip_damage
-        )
-    except BaseException:
-        await engine.close()
-        raise
-    try:
-        yield opened
-    finally:
-        await opened.close()
 
 
 async def append(opened: JournaledEngine, *offsets: int, token: str | None = None) -> None:

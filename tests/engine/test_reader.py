@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,14 +15,15 @@ from hypothesis import strategies as st
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.row_sources import SingleRowSource
+from broker.log.row_sources import RowSource, SingleRowSource
 from broker.log.tail_cache import TailCache
 from protocol._batches import parse_headers
 from protocol.compression import compress
 from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from storage.engine import Engine, EngineError
 from storage.schema import migrate
 from tests.support import record_batches
+from tests.support.journal_engine import PATIENT, journal
 from tests.support.log_parts import (
     ScriptedEngine,
     header_of,
@@ -374,6 +376,68 @@ async def test_ranges_used_last_are_kept_longest(
     await reader.read(second, 0, ALL)
     assert scripted.reads == reads + 1
     await reader.close()
+
+
+# --- Where a range ends ---
+
+
+class MovedRows:
+    """`RowSources` of a partition whose slot was moved: the first engine has its rows to `end`."""
+
+    def __init__(self, engine: EmbeddedEngine, end: int) -> None:
+        self._engine = engine
+        self._end = end
+
+    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
+        return RowSource(self._engine, self._end if offset < self._end else None)
+
+    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
+        return (self._engine,)
+
+
+async def test_rows_removed_at_the_end_of_a_range_are_not_the_end_of_the_log(
+    engine: EmbeddedEngine,
+) -> None:
+    log = await filled(engine, plain(*[b"x"] * 50), plain(*[b"y"] * 50), tail_bytes=0)
+    await engine.execute("DELETE FROM messages WHERE offset IN (48, 49)")
+    reader = ColdReader(MovedRows(engine, 50), 1 << 20)
+    for offset in (0, 47, 48, 49, 50):
+        batches = await reader.read(log, offset, ALL)
+        assert batches, f"nothing at {offset}"
+        expected = [n for n in range(50) if n < 48] if offset < 48 else [*range(50, 100)]
+        assert [row.offset for row in rows_of(batches)] == expected
+    await reader.close()
+
+
+async def test_a_range_ends_where_rows_are_only_in_the_journal(tmp_path: Path) -> None:
+    async with journal(tmp_path, PATIENT) as opened:
+        await migrate(opened)
+        log = make_log()
+        cache = TailCache(0, opened)
+        reader = ColdReader(SingleRowSource(opened, opened), 1 << 20)
+
+        async def append(value: bytes) -> None:
+            appender = make_appender(opened, cache=cache)
+            batch = plain(*[value] * 10)
+            await appender.append(log, batch.data, header_of(batch.data))
+            await appender.close()
+
+        await append(b"a")
+        await append(b"b")
+        await opened.drained()
+        await append(b"c")
+        await append(b"d")
+        assert log.tail.start_offset == 20
+        assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == (
+            [b"a"] * 10 + [b"b"] * 10
+        )
+        await opened.execute("DELETE FROM messages WHERE offset BETWEEN 15 AND 29")
+        await append(b"e")
+        assert log.tail.start_offset == 40
+        reader.forget(log)
+        offsets = [row.offset for row in rows_of(await reader.read(log, 0, ALL))]
+        assert offsets == [*range(15), *range(30, 40)]
+        await reader.close()
 
 
 # --- What goes wrong ---

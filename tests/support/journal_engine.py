@@ -1,0 +1,39 @@
+"""The journal in front of a real engine, in the process of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from storage.embedded import EmbeddedEngine
+from storage.journal import JournaledEngine, JournalLimits, open_journal
+from storage.journal_drain import DrainLimits
+from storage.journal_files import STREAMS
+
+NEVER_MS = 86_400_000
+PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)
+"""Nothing goes into the engine but what is asked for."""
+
+
+@asynccontextmanager
+async def journal(
+    data_dir: Path,
+    drain: DrainLimits = PATIENT,
+    max_bytes: int = 1 << 30,
+    *,
+    fsync: bool = False,
+    skip_damage: bool = False,
+) -> AsyncIterator[JournaledEngine]:
+    engine = EmbeddedEngine(data_dir, STREAMS, fsync=fsync)
+    try:
+        opened = await open_journal(
+            engine, JournalLimits(max_bytes, drain), fsync=fsync, skip_damage=skip_damage
+        )
+    except BaseException:
+        await engine.close()
+        raise
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -431,12 +431,12 @@ async def test_a_range_ends_where_rows_are_only_in_the_journal(tmp_path: Path) -
         assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == (
             [b"a"] * 10 + [b"b"] * 10
         )
-        await opened.execute("DELETE FROM messages WHERE offset BETWEEN 15 AND 29")
+        await opened.drained()
         await append(b"e")
         assert log.tail.start_offset == 40
-        reader.forget(log)
-        offsets = [row.offset for row in rows_of(await reader.read(log, 0, ALL))]
-        assert offsets == [*range(15), *range(30, 40)]
+        assert [row.value for row in rows_of(await reader.read(log, 20, ALL))] == (
+            [b"c"] * 10 + [b"d"] * 10
+        )
         await reader.close()
 
 

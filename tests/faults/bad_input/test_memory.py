@@ -82,6 +82,7 @@ class TestMemory:
             batch = batch_of(Record(value=os.urandom(900_000)), max_timestamp=messages.TIME_MS)
             for _ in range(50):
                 wire.ask(messages.produce(target, batch.data), 9)
+        assert broker.sql("SELECT count() AS n FROM messages") == [{"n": 50}]  # not in the journal
         asked = frame(request_body(messages.fetch(target, 0, partition_max_bytes=50 * MIB), 12))
         with undisturbed(broker, topic), contextlib.ExitStack() as wires:
             before_bytes = broker.rss_bytes()

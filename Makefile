@@ -11,6 +11,7 @@
 # make history  clients while parts of a cluster fail at random: SEED=7 MINUTES=10
 # make lint     style and types; make format repairs what can be repaired automatically
 # make bench    throughput and latency beside the bare engine
+# make bench-cluster  three brokers on two embedded engines: idle, producing, failover
 # make bench-groups   consumer groups: time to join, latency of commits
 # make bench-kafka    the broker beside Apache Kafka: ARGS="--quick" tries every part,
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
@@ -36,7 +37,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-groups bench-kafka bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -70,6 +71,11 @@ format: $(INSTALLED_DEV)
 bench: $(INSTALLED_DEV)
 	@tools/require bench
 	$(BIN)/python -m bench $(ARGS)
+
+bench-cluster: $(INSTALLED_DEV)
+	@tools/require tests
+	@tools/require bench-kafka
+	$(BIN)/python -m bench.cluster $(ARGS)
 
 bench-groups: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.groups $(ARGS)

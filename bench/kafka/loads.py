@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.kafka.figures import Consumed, Figure, Produced, consumed, produced
-from bench.kafka.servers import Server, java_tool, name_of, settle
+from bench.kafka.servers import Reachable, Server, java_tool, name_of, settle
 from bench.machine import cpu_seconds, run_client
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def run_tool(command: Sequence[str]) -> str:
 
 
 def java_producer_command(
-    server: Server, topic: str, size: int, count: int, *, throughput: int = -1, warmup: int = 0
+    server: Reachable, topic: str, size: int, count: int, *, throughput: int = -1, warmup: int = 0
 ) -> Sequence[str]:
     """ProducerPerformance with its defaults.
 
@@ -107,7 +107,7 @@ def java_producer_command(
 
 
 def java_producer(
-    server: Server, topic: str, size: int, count: int, *, throughput: int = -1, warmup: int = 0
+    server: Reachable, topic: str, size: int, count: int, *, throughput: int = -1, warmup: int = 0
 ) -> Produced:
     command = java_producer_command(
         server, topic, size, count, throughput=throughput, warmup=warmup

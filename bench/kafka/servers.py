@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -84,6 +85,12 @@ class KafkaProcess(ServerProcess):
 
 
 Server = KafkaProcess | BrokerProcess
+
+
+class Reachable(Protocol):
+    @property
+    def kafka(self) -> str:
+        """Where clients connect."""
 
 
 def _java(*options: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.kafka import parts
+from bench.kafka.dashboards import dashboards
 from bench.kafka.figures import Figure, Table
 from bench.kafka.loads import Plan, run_tool
 from bench.kafka.servers import BROKERHOUSE, KAFKA, Server, file_system, started, versions
@@ -34,6 +35,7 @@ PARTS: dict[str, tuple[str, Part]] = {
     "partitions": ("Java producer with its defaults, 100 B, by partitions", parts.many_partitions),
     "producers": ("Many producers of one small record each", parts.many_producers),
     "visible": ("From send to row in SQL", visible),
+    "dashboards": ("SQL beside 20,000 records/s of 100 B", dashboards),
     "idle": ("Idle", parts.idle),
 }
 

@@ -79,10 +79,12 @@ class SmallDisk:
     def fill(self) -> None:
         """Until not a byte is left."""
         with self._ballast.open("ab", buffering=0) as ballast:
-            for size in (MIB, 4096, 1):
+            end = ballast.tell()
+            for size in (16 * MIB, MIB, os.sysconf("SC_PAGE_SIZE")):
                 with contextlib.suppress(OSError):
-                    while ballast.write(bytes(size)) == size:
-                        pass
+                    while True:
+                        os.posix_fallocate(ballast.fileno(), end, size)
+                        end += size
 
     def free(self, size_bytes: int | None = None) -> None:
         """Give back this much of it, or all."""
@@ -261,11 +263,14 @@ class TestFullDisk:
             stop, filling = threading.Event(), threading.Lock()
 
             def breathe() -> None:
-                for room in itertools.cycle((2 * MIB, 3 * MIB, 90 * MIB)):
+                for room, free_s in itertools.cycle(
+                    ((2 * MIB, 0.0), (3 * MIB, 0.0), (90 * MIB, 0.0), (90 * MIB, 0.05))
+                ):
                     if stop.wait(0.005):
                         return
                     with filling:
                         disk.free(room)
+                        stop.wait(free_s)
                         disk.fill()
 
             disk.fill()
@@ -296,7 +301,12 @@ class TestFullDisk:
     def test_every_api_is_answered(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
-        with small_disk(tmp_path) as disk, running(disk.path) as broker, Wire(broker) as wire:
+        settings = {"group_initial_rebalance_delay_ms": "0"}
+        with (
+            small_disk(tmp_path) as disk,
+            running(disk.path, **settings) as broker,
+            Wire(broker) as wire,
+        ):
             target = messages.create_topic(wire, topic)
             wire.ask(messages.produce(target, messages.small_batch()), VERSION)
             assert broker.sql("SELECT count() AS n FROM messages") == [{"n": 2}]

@@ -433,8 +433,18 @@ async def test_a_crash_at_any_step_loses_and_doubles_nothing(data_dir: Path, ste
     await check_all_there(data_dir, acknowledged)
 
 
-@pytest.mark.parametrize("mode", ["large", "fsync"])
-@pytest.mark.parametrize("step", [step for step in STEPS if not step.endswith(":1")])
+BESIDE_THE_THREAD = [
+    # The other half takes the same steps, and 20 s: only in long runs.
+    pytest.param(
+        step, mode, marks=[] if (mode == "fsync") == (":after:" in step) else [pytest.mark.slow]
+    )
+    for step in STEPS
+    if not step.endswith(":1")
+    for mode in ("large", "fsync")
+]
+
+
+@pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
 async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
     data_dir: Path, step: str, mode: str
 ) -> None:

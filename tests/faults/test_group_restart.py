@@ -103,7 +103,7 @@ def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     broker: BrokerProcess,
     processes: MemberProcesses,

@@ -64,7 +64,8 @@ INSERT_SETTINGS = (
 _ERROR_CODE = re.compile(r"Code: (\d+)\. ")
 _TRANSIENT_CODES = frozenset({241, 242, 252})  # MEMORY_LIMIT, TABLE_IS_READ_ONLY, TOO_MANY_PARTS
 _INSERT_ATTEMPTS = 3
-_READERS = 4
+_READERS = 8
+"""More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
 
 
 class DataDirectoryError(Exception):
@@ -113,7 +114,8 @@ class EmbeddedEngine:
         self._lanes = [
             _Worker(f"insert-{n}", partial(self.handle, INSERT_SETTINGS)) for n in range(lanes)
         ]
-        self._readers: asyncio.Queue[_Worker] = asyncio.Queue()
+        # The one used last comes first, so that a quiet broker has few threads.
+        self._readers: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         read_settings = f"{_READ_SETTINGS}, os_thread_priority = {self.read_nice}"
         self._all_readers = [
             _Worker(f"read-{n}", partial(self.handle, read_settings)) for n in range(_READERS)

@@ -1,8 +1,9 @@
 """Cold reads: ranges of the log from the engine, encoded back into record batches.
 
-A read asks for rows by primary key and stops as soon as it has enough bytes. What it read beyond
-the caller's limit is kept for the next fetch, and the range after it is read ahead, so a consumer
-that catches up rarely waits for the engine. One budget in bytes bounds all of this.
+A range of a partition is read in segments. What a segment has beyond the caller's limit is kept for
+the next fetch, and the segments that follow are read ahead, so a consumer that catches up rarely
+waits for the engine. The query stays open from segment to segment (open_reads.py). One budget in
+bytes bounds what is kept; with many partitions each has smaller segments and fewer of them ahead.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import OrderedDict
-from contextlib import aclosing
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
+from broker.log.open_reads import OpenRead, OpenReads
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
+from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 4 << 20
+_AHEAD_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 19
-_READ_AHEADS = 2
+_READ_AHEADS = 4
 _SELECT = (
     f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages WHERE {IS_IN_RANGE}"
     " ORDER BY topic, partition, offset"
@@ -41,20 +46,27 @@ class _Segment:
     batches: list[EncodedBatch]
     size: int
 
-    def read(self, offset: int, max_bytes: int) -> list[bytes]:
-        """Whole batches from `offset` on, at least one if there is one."""
-        index = bisect_left(self.batches, offset, key=lambda batch: batch.last_offset)
+    def read(self, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
+        """Whole batches from `offset` on, at least one if there is one; bytes that follow them."""
+        first = bisect_left(self.batches, offset, key=lambda batch: batch.last_offset)
         found: list[bytes] = []
         size = 0
-        for batch in self.batches[index:]:
-            size += len(batch.data)
-            if found and size > max_bytes:
+        for batch in islice(self.batches, first, None):
+            if found and size + len(batch.data) > max_bytes:
                 break
             found.append(batch.data)
-        return found
+            size += len(batch.data)
+        return found, self.size_from(first + len(found))
 
-    def is_past_half(self, offset: int) -> bool:
-        return offset - self.first >= (self.end - self.first) // 2
+    def size_from(self, index: int) -> int:
+        return sum(len(batch.data) for batch in islice(self.batches, index, None))
+
+
+class _Loaded(NamedTuple):
+    """A segment, and the query that goes on behind it; None if it has given all its rows."""
+
+    segment: _Segment
+    rest: OpenRead | None
 
 
 class ColdReader:
@@ -66,8 +78,10 @@ class ColdReader:
         self._max_bytes = max_bytes
         self._size = 0
         self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
-        self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Segment]] = {}
-        self._outdated: set[asyncio.Task[_Segment]] = set()
+        self._by_partition: defaultdict[PartitionLog, dict[int, _Segment]] = defaultdict(dict)
+        self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Loaded]] = {}
+        self._outdated: set[asyncio.Task[_Loaded]] = set()
+        self._open_reads = OpenReads()
         self._read_ahead_slots = _READ_AHEADS
 
     async def read(self, partition: PartitionLog, offset: int, max_bytes: int) -> list[bytes]:
@@ -80,104 +94,156 @@ class ColdReader:
             segment = self._cached(partition, offset)
             if segment is None:
                 segment = await self._load(partition, offset)
-            self._read_ahead(partition, segment, offset)
-            found = segment.read(offset, max_bytes)
+            found, left = segment.read(offset, max_bytes)
             if found or not offset < segment.end < partition.high_watermark:
-                return found
+                break
             # The rows at the end of the segment have been removed.
             offset = segment.end
             cached = partition.tail.read(offset, max_bytes, at_least_one=True)
             if cached is not None:
                 return cached
+        self._read_ahead(partition, segment.end, self._share(_AHEAD_BYTES, 2) - left)
+        return found
 
     def forget(self, partition: PartitionLog) -> None:
         """Rows of the partition have been removed: drop everything that was read before."""
-        for key in [key for key in self._segments if key[0] is partition]:
-            self._size -= self._segments.pop(key).size
+        for first in self._by_partition.pop(partition, {}):
+            self._size -= self._segments.pop((partition, first)).size
         for key in [key for key in self._loads if key[0] is partition]:
             self._outdated.add(self._loads.pop(key))
+        self._open_reads.forget(partition)
 
     async def close(self) -> None:
         tasks = [*self._loads.values(), *self._outdated]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._open_reads.close()
 
     def _cached(self, partition: PartitionLog, offset: int) -> _Segment | None:
-        for key, segment in self._segments.items():
-            if key[0] is partition and segment.first <= offset < segment.end:
-                self._segments.move_to_end(key)
+        for segment in self._by_partition.get(partition, {}).values():
+            if segment.first <= offset < segment.end:
+                self._segments.move_to_end((partition, segment.first))
                 return segment
         return None
 
+    def _share(self, most: int, shares: int) -> int:
+        """Bytes for one of the `shares` that each partition which is read has of the budget."""
+        return min(most, self._max_bytes // (shares * max(1, len(self._by_partition))))
+
     async def _load(self, partition: PartitionLog, offset: int) -> _Segment:
         # All callers of a range share one task; cancelling a caller does not cancel the task.
-        key = (partition, offset)
-        task = self._loads.get(key)
-        if task is None:
-            task = asyncio.create_task(self._read_segment(partition, offset))
-            self._loads[key] = task
-            task.add_done_callback(lambda done: self._loaded(key, done))
-        return await asyncio.shield(task)
+        task = self._loads.get((partition, offset)) or self._begin(partition, offset)
+        return (await asyncio.shield(task)).segment
 
-    def _loaded(self, key: tuple[PartitionLog, int], task: asyncio.Task[_Segment]) -> None:
+    def _begin(self, partition: PartitionLog, offset: int) -> asyncio.Task[_Loaded]:
+        key = (partition, offset)
+        task = self._loads[key] = asyncio.create_task(self._read_segment(partition, offset))
+        task.add_done_callback(lambda done: self._loaded(key, done))
+        return task
+
+    def _loaded(self, key: tuple[PartitionLog, int], task: asyncio.Task[_Loaded]) -> None:
         outdated = task in self._outdated
         if outdated:
             self._outdated.remove(task)
         else:
             del self._loads[key]
-        if task.cancelled() or task.exception() is not None or outdated:
+        if task.cancelled() or task.exception() is not None:
             return
-        segment = task.result()
-        if not segment.batches:
+        segment, rest = task.result()
+        if rest is not None and outdated:
+            self._open_reads.close_soon(rest)
+        elif rest is not None:
+            self._open_reads.keep(rest)
+        if outdated or not segment.batches:
             return
-        self._segments[key] = segment
+        self._segments[key] = self._by_partition[key[0]][key[1]] = segment
         self._size += segment.size
         while self._size > self._max_bytes and len(self._segments) > 1:
-            _, oldest = self._segments.popitem(last=False)
+            (partition, first), oldest = self._segments.popitem(last=False)
             self._size -= oldest.size
+            del self._by_partition[partition][first]
+            if not self._by_partition[partition]:
+                del self._by_partition[partition]
 
-    def _read_ahead(self, partition: PartitionLog, segment: _Segment, offset: int) -> None:
+    def _read_ahead(self, partition: PartitionLog, offset: int, room: int) -> None:
+        """Read on from `offset`, until about `room` bytes more are kept."""
+        while room > 0 and (segment := self._cached(partition, offset)) is not None:
+            room -= segment.size
+            offset = segment.end
         tail_start = partition.tail.start_offset
         end = partition.high_watermark if tail_start is None else tail_start
         if (
-            segment.end >= end
-            or not segment.is_past_half(offset)
+            room <= 0
+            or offset >= end
             or self._read_ahead_slots == 0
-            or self._cached(partition, segment.end) is not None
-            or (partition, segment.end) in self._loads
+            or (partition, offset) in self._loads
         ):
             return
         self._read_ahead_slots -= 1
-        key = (partition, segment.end)
-        task = asyncio.create_task(self._read_segment(partition, segment.end))
-        self._loads[key] = task
-        task.add_done_callback(lambda done: self._loaded(key, done))
-        task.add_done_callback(self._read_ahead_done)
+        task = self._begin(partition, offset)
+        task.add_done_callback(lambda done: self._read_ahead_done(partition, room, done))
 
-    def _read_ahead_done(self, task: asyncio.Task[_Segment]) -> None:
+    def _read_ahead_done(
+        self, partition: PartitionLog, room: int, task: asyncio.Task[_Loaded]
+    ) -> None:
         self._read_ahead_slots += 1
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             log.warning("read-ahead failed; the next fetch reads again: %s", error)
+            return
+        segment = task.result().segment
+        if segment.batches:
+            self._read_ahead(partition, segment.end, room - segment.size)
 
-    async def _read_segment(self, partition: PartitionLog, offset: int) -> _Segment:
+    async def _read_segment(self, partition: PartitionLog, offset: int) -> _Loaded:
+        read = self._open_reads.take(partition, offset)
+        if read is not None:
+            try:
+                return await self._read_on(read, offset)
+            except EngineError as error:
+                log.info("a cold read of %s begins again at %d: %s", partition, offset, error)
+        return await self._read_on(await self._open(partition, offset), offset)
+
+    async def _open(self, partition: PartitionLog, offset: int) -> OpenRead:
         end = partition.high_watermark
         source = await self._row_sources.of_offset(partition, offset)
         if source.end is not None:
             end = min(end, source.end)
-        chunks: list[bytes] = []
-        size = 0
-        complete = True
         params = log_parameters(partition) | {"first": offset, "end": end}
-        async with aclosing(source.engine.read_native(_SELECT, params, _CHUNK_BYTES)) as stream:
-            async for chunk in stream:
-                chunks.append(chunk)
+        chunks = source.engine.read_native(_SELECT, params, _CHUNK_BYTES)
+        return OpenRead(partition, offset, end, chunks)
+
+    async def _read_on(self, read: OpenRead, first: int) -> _Loaded:
+        """The next segment of a query, and the query if it has more. Closes it on errors."""
+        wanted = self._share(_SEGMENT_BYTES, 4)
+        batches: list[EncodedBatch] = []
+        encoding: asyncio.Future[list[EncodedBatch]] | None = None
+        size = 0
+        ended = True
+        try:
+            async for chunk in read.chunks:
+                # The engine reads the next chunk while this one is encoded.
+                if encoding is not None:
+                    batches += await encoding
+                encoding = asyncio.ensure_future(
+                    asyncio.to_thread(encode_batches, chunk, _BATCH_BYTES)
+                )
                 size += len(chunk)
-                if size >= _SEGMENT_BYTES:
-                    complete = False
+                if size >= wanted:
+                    ended = False
                     break
-        if not chunks:
-            return _Segment(offset, end, [], 0)
-        batches = await asyncio.to_thread(encode_batches, b"".join(chunks), _BATCH_BYTES)
-        size = sum(len(batch.data) for batch in batches)
-        return _Segment(offset, end if complete else batches[-1].last_offset + 1, batches, size)
+            if encoding is not None:
+                batches += await encoding
+        except BaseException:
+            await read.chunks.aclose()
+            raise
+        if not ended:
+            read.position = batches[-1].last_offset + 1
+            ended = read.position >= read.end
+            if ended:
+                await read.chunks.aclose()
+        end = read.end if ended else read.position
+        segment = _Segment(first, end, batches, sum(len(batch.data) for batch in batches))
+        return _Loaded(segment, None if ended else read)

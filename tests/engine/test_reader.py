@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker.log import open_reads
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
@@ -55,6 +56,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "_SEGMENT_BYTES", 20_000)
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 5_000)
     monkeypatch.setattr(reader_module, "_BATCH_BYTES", 3_000)
+    monkeypatch.setattr(reader_module, "_AHEAD_BYTES", 3_000)
 
 
 async def filled(
@@ -280,16 +282,36 @@ async def test_a_reader_that_catches_up_finds_the_next_range_read_ahead(
     log = await several_segments(engine, tail_bytes=0)
     await reader.read(log, 0, 1)
     assert scripted.reads == 1
+    await loads_done(reader)
     (first,) = reader._segments.values()
     assert first.end < log.high_watermark
-    await reader.read(log, first.end - 1, 1)  # past its half: the next range is begun
+    await reader.read(log, first.end - 1, 1)  # near its end: the next range is begun
     await loads_done(reader)
-    assert scripted.reads == 2
+    assert len(reader._segments) == 2
     scripted.read_gate.clear()
+    scripted.chunk_gate.clear()
     async with asyncio.timeout(LIMIT_S):
         (batch,) = await reader.read(log, first.end, 1)
     assert header_of(batch).base_offset == first.end
-    assert scripted.reads == 2
+
+
+async def test_ranges_that_follow_each_other_are_one_query(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    found = rows_of(await read_all(reader, log, 10_000))
+    assert [row.offset for row in found] == list(range(35_000))
+    assert len(reader._segments) > 3
+    assert scripted.reads == 1
+
+
+async def test_a_fetch_of_a_whole_range_begins_the_next_one(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, ALL)
+    await loads_done(reader)
+    assert len(reader._segments) == 2
 
 
 async def loads_done(reader: ColdReader) -> None:
@@ -305,12 +327,12 @@ async def test_what_the_tail_has_is_not_read_ahead(
     log = await several_segments(engine)
     await reader.read(log, 0, 1)
     (first,) = reader._segments.values()
-    for tail_start, reads in ((first.end // 1000 * 1000, 1), (first.end // 1000 * 1000 + 1000, 2)):
+    for tail_start, kept in ((first.end // 1000 * 1000, 1), (first.end // 1000 * 1000 + 1000, 2)):
         while log.tail.start_offset != tail_start:
             log.tail.drop_first()
         await reader.read(log, first.end - 1, 1)
         await loads_done(reader)
-        assert scripted.reads == reads
+        assert len(reader._segments) == kept
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -320,13 +342,72 @@ async def test_a_read_ahead_that_fails_is_the_next_readers_query(
     log = await several_segments(engine, tail_bytes=0)
     await reader.read(log, 0, 1)
     (first,) = reader._segments.values()
-    for _ in range(3):  # more often than there are places for reading ahead
-        scripted.failing_reads = 1
+    for _ in range(6):  # more often than there are places for reading ahead
+        scripted.failing_chunks = scripted.failing_reads = 1  # the open query, then a new one
         await reader.read(log, first.end - 1, 1)
         await loads_done(reader)
+        assert list(reader._segments.values()) == [first]
+    scripted.failing_chunks = 0
     (batch,) = await reader.read(log, first.end, 1)
     assert header_of(batch).base_offset == first.end
     assert len(await read_all(reader, log, 1)) > 10
+
+
+async def test_a_query_that_fails_between_two_ranges_is_begun_again(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, 1)
+    scripted.failing_chunks = 1
+    found = rows_of(await read_all(reader, log))
+    assert [row.offset for row in found] == list(range(35_000))
+    assert (scripted.failing_chunks, scripted.reads) == (0, 2)
+
+
+async def test_rows_removed_between_two_ranges_do_not_come(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
+) -> None:
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, 1)
+    (first,) = reader._segments.values()
+    await reader.read(log, first.end - 1, 1)  # the next range is being read, or was
+    await engine.execute("DELETE FROM messages WHERE offset % 2 = 0")
+    reader.forget(log)
+    found = rows_of(await read_all(reader, log))
+    assert [row.offset for row in found] == list(range(1, 35_000, 2))
+
+
+async def test_open_queries_are_closed_when_nobody_goes_on(
+    engine: EmbeddedEngine,
+    scripted: ScriptedEngine,
+    reader: ColdReader,
+    small_segments: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_reads, "_KEPT_S", 0.05)
+    log = await several_segments(engine, tail_bytes=0)
+    await reader.read(log, 0, 1)
+    assert scripted.open_reads == 1
+    async with asyncio.timeout(LIMIT_S):
+        while scripted.open_reads:
+            await scripted.next_close()
+    assert len(await read_all(reader, log)) > 10
+    assert scripted.reads == 2
+
+
+async def test_few_queries_stay_open_however_many_partitions_are_read(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
+) -> None:
+    logs = [await several_segments(engine, tail_bytes=0) for _ in range(6)]
+    for log in logs:
+        await reader.read(log, 0, 1)
+    async with asyncio.timeout(LIMIT_S):
+        while scripted.open_reads > 4:
+            await scripted.next_close()
+    for log in logs:
+        assert len(rows_of(await read_all(reader, log))) == 35_000
+    await reader.close()
+    assert scripted.open_reads == 0
 
 
 @pytest.mark.usefixtures("small_segments")

@@ -146,8 +146,9 @@ class ScriptedEngine:
     the real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
     closed inserts wait for it, as `execute` for `execute_gate`, streams for `read_gate` and small
     queries for `rows_gate`.
-    `failing_reads`: how many reads fail. A statement that contains a text of `failing_rows` fails
-    once.
+    `failing_reads`: how many reads fail when they begin; `failing_chunks`: how many fail when they
+    are asked for more. While `chunk_gate` is closed, streams that have begun wait for it. A
+    statement that contains a text of `failing_rows` fails once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -164,8 +165,13 @@ class ScriptedEngine:
         self.read_came = asyncio.Event()
         self.execute_gate = asyncio.Event()
         self.execute_gate.set()
+        self.failing_chunks = 0
+        self.open_reads = 0
+        self.read_closed = asyncio.Event()
         self.read_gate = asyncio.Event()
         self.read_gate.set()
+        self.chunk_gate = asyncio.Event()
+        self.chunk_gate.set()
         self.rows_gate = asyncio.Event()
         self.rows_gate.set()
 
@@ -204,6 +210,11 @@ class ScriptedEngine:
         self.read_came.clear()
         await self.read_came.wait()
 
+    async def next_close(self) -> None:
+        """Wait until another read has ended or was closed."""
+        self.read_closed.clear()
+        await self.read_closed.wait()
+
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
     ) -> AsyncGenerator[bytes, None]:
@@ -214,11 +225,18 @@ class ScriptedEngine:
             self.failing_reads -= 1
             raise EngineError("scripted", 999)
         stream = self.engine.read_native(sql, params, chunk_bytes)
+        self.open_reads += 1
         try:
             async for chunk in stream:
+                await self.chunk_gate.wait()
                 yield chunk
+                if self.failing_chunks:
+                    self.failing_chunks -= 1
+                    raise EngineError("scripted", 999)
         finally:
             await stream.aclose()
+            self.open_reads -= 1
+            self.read_closed.set()
 
     async def rows(
         self, sql: str, params: Mapping[str, Parameter] | None = None

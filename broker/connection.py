@@ -161,12 +161,12 @@ class Connection(asyncio.Protocol):
         if response is None or self._transport is None or self._closing:
             return
         try:
-            frame = encode_response(request, response)
+            pieces = encode_response(request, response)
         except Exception:
             log.exception("%s: the response to %s cannot be encoded", self._peer, name)
             self._close(f"{name} cannot be answered")
             return
-        self._transport.write(frame)
+        self._transport.writelines(pieces)
         if self._write_paused:
             self._set_unsent(self._transport.get_write_buffer_size())
 

@@ -11,13 +11,15 @@ closes the connection. Only ApiVersions in an unknown version is answered (KIP-5
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import FetchResponse
 
 from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
+from protocol.fetch_frame import fetch_frame
 from protocol.versions import ApiKey, ServedT, served
 
 _FIXED = struct.Struct(">hhih")  # key, version, correlation id, length of client id
@@ -71,16 +73,18 @@ def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT
     return Request(header, api, message)
 
 
-def encode_response(request: Request[ServedT], response: ApiMessage) -> bytes | bytearray:
-    """The whole frame, length first, in the version of the request.
+def encode_response(request: Request[ServedT], response: ApiMessage) -> Sequence[bytes | bytearray]:
+    """The whole frame, length first, in the version of the request; in pieces.
 
     An ApiVersions request of an unknown version is answered in version 0 (KIP-511).
     """
     header = request.header
+    if isinstance(response, FetchResponse):
+        return fetch_frame(response, header.api_version, header.correlation_id)
     response.API_VERSION = 0 if request.message is None else header.api_version
     response.with_header(correlation_id=header.correlation_id)
     frame: bytes | bytearray = response.encode(header=True, framed=True)
-    return frame
+    return (frame,)
 
 
 def _decode_header(frame: bytes) -> tuple[RequestHeader, int]:

@@ -262,7 +262,7 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
             log_start_offset=-1,
             aborted_transactions=[] if isolation_level else None,
             preferred_read_replica=-1,
-            records=b"",
+            records=(),
         )
     return _PartitionData(
         partition_index=reading.wanted.key[1],
@@ -272,7 +272,7 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
         log_start_offset=partition.log_start_offset,
         aborted_transactions=[] if isolation_level else None,
         preferred_read_replica=-1,
-        records=b"".join(reading.batches),
+        records=reading.batches,
     )
 
 

@@ -50,7 +50,7 @@ def encoded(header: RequestHeader, response: ApiMessage) -> bytes:
     """The answer to a request with this header."""
     api = APIS[header.api_key]
     message = api.request() if api.serves(header.api_version) else None
-    return bytes(encode_response(Request(header, api, message), response))
+    return b"".join(encode_response(Request(header, api, message), response))
 
 
 @pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
@@ -181,7 +181,7 @@ def test_a_refusal_says_what_is_wrong() -> None:
 def test_records_of_a_fetch_response_are_carried_byte_for_byte() -> None:
     records = bytes(range(256)) * 10
     topic = FetchResponse.FetchableTopicResponse
-    partition = topic.PartitionData(partition_index=0, records=records)
+    partition = topic.PartitionData(partition_index=0, records=[records])
     for version in (4, 11, 12):
         sent = FetchResponse(responses=[topic(topic="t", partitions=[partition])])
         frame = encoded(RequestHeader(ApiKey.Fetch, version, 1, None), sent)

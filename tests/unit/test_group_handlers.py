@@ -148,7 +148,7 @@ class Asking:
         context = RequestContext(self._broker, header, peer, APIS)
         response = await decoded.api.handler(context, decoded.message)
         _, answer = decode(
-            decoded.api.response, version, bytes(encode_response(decoded, response))[4:]
+            decoded.api.response, version, b"".join(encode_response(decoded, response))[4:]
         )
         return answer
 

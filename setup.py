@@ -19,6 +19,7 @@ setup(
             "protocol/_decode_batches",
             "protocol/_encode_batches",
             "storage/_merge_blocks",
+            "storage/_result_bytes",
         )
     ]
 )

@@ -6,7 +6,8 @@
 reads each row once, in C and without the GIL, and copies its fields from the columns into a batch.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cython.dataclasses cimport dataclass
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -490,7 +491,7 @@ cdef class EncodedBatch:
     cdef readonly bytes data
 
 
-cdef _raise_block_fault(BlockFault fault, Encoder *e, bytes block):
+cdef _raise_block_fault(BlockFault fault, Encoder *e, block):
     cdef str name
     cdef str type_
     if fault == NO_MEMORY:
@@ -501,16 +502,17 @@ cdef _raise_block_fault(BlockFault fault, Encoder *e, bytes block):
         name, type_ = READ_COLUMNS[e.fault_column]
         raise ValueError(
             f"column {e.fault_column} of the block is not `{name}` {type_}: "
-            f"{block[e.fault_at : e.fault_at + 64]!r}"
+            f"{bytes(block[e.fault_at : e.fault_at + 64])!r}"
         )
     raise ValueError(_FAULTS[fault])
 
 
-def encode_batches(bytes block not None, int64_t max_batch_bytes):
+def encode_batches(block not None, int64_t max_batch_bytes):
     """Uncompressed batches from Native blocks of rows: see `protocol.encode_batches.encode_batches`."""
     cdef Encoder e
-    cdef const uint8_t *base = <const uint8_t *>PyBytes_AS_STRING(block)
-    cdef const uint8_t *end = base + len(block)
+    cdef Py_buffer view
+    cdef const uint8_t *base
+    cdef const uint8_t *end
     cdef BlockFault fault
     cdef Batch *done
     cdef size_t i
@@ -519,8 +521,14 @@ def encode_batches(bytes block not None, int64_t max_batch_bytes):
     if max_batch_bytes < 0:
         max_batch_bytes = 0
     e.max_batch_bytes = <uint64_t>min(max_batch_bytes, <int64_t>INT32_MAX)
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
     try:
-        if len(block) < RELEASE_GIL_BYTES:
+        base = <const uint8_t *>view.buf
+        end = base + view.len
+        # A record is seldom larger than its row.
+        if not reserve(&e.out, view.len + BATCH_OVERHEAD):
+            raise MemoryError()
+        if view.len < RELEASE_GIL_BYTES:
             fault = _encode(&e, base, end)
         else:
             with nogil:
@@ -540,6 +548,7 @@ def encode_batches(bytes block not None, int64_t max_batch_bytes):
                 )
             )
     finally:
+        PyBuffer_Release(&view)
         free(e.out.data)
         free(e.done.data)
     return batches

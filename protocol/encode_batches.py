@@ -36,7 +36,7 @@ class EncodedBatch:
     data: bytes
 
 
-def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]:
+def encode_batches(block: bytes | memoryview, max_batch_bytes: int) -> list[EncodedBatch]:
     """Uncompressed batches from rows of one partition, in order of offset.
 
     `block` is one or more concatenated Native blocks whose columns are READ_COLUMNS. (The result of
@@ -56,7 +56,7 @@ def encode_batches(block: bytes, max_batch_bytes: int) -> list[EncodedBatch]:
     batch: list[MessageRow] = []
     size = 0
     last_offset: int | None = None
-    for row in _read_blocks(block):
+    for row in _read_blocks(bytes(block)):
         if last_offset is not None and row.offset <= last_offset:
             raise ValueError("the rows are not in order of offset")
         last_offset = row.offset

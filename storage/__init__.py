@@ -1,7 +1,8 @@
 """ClickHouse behind one interface, and what is stored there beside the log.
 
-* engine.py: the interface. embedded.py: chDB in this process, with free_space.py. clickhouse.py:
-  one server over HTTP. shards.py: the replicas of a shard as one engine.
+* engine.py: the interface. embedded.py: chDB in this process, with free_space.py and
+  _result_bytes.pyx. clickhouse.py: one server over HTTP. shards.py: the replicas of a shard as one
+  engine.
 * journal.py: the embedded engine behind a journal. journal_files.py: its files. journal_drain.py:
   how its blocks get into the engine.
 * Rows: blocks.py and parameters.py (Python values to ClickHouse), native_types.py (how a column's

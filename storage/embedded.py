@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
+from storage._result_bytes import result_bytes
 from storage.engine import (
     DATABASE,
     EngineError,
     InsertRejected,
+    NativeBlock,
     Parameter,
     Row,
 )
@@ -177,7 +179,7 @@ class EmbeddedEngine:
 
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         reader = await self._readers.get()
         try:
             statement = f"{sql} SETTINGS preferred_block_size_bytes = {int(chunk_bytes)}"
@@ -280,12 +282,9 @@ def _query(handle: Handle, sql: str, fmt: str, params: dict[str, str]) -> bytes:
     return result
 
 
-def _next_chunk(handle: Handle, stream: Any) -> bytes:
+def _next_chunk(handle: Handle, stream: Any) -> NativeBlock:
     chunk = _guarded(handle.streaming_fetch_result, stream)
-    if chunk is None or chunk.rows_read() == 0:
-        return b""
-    data: bytes = chunk.bytes()
-    return data
+    return b"" if chunk is None or chunk.rows_read() == 0 else result_bytes(chunk)
 
 
 def _insert(handle: Handle, into: str, settings: str, block: bytes) -> None:

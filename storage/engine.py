@@ -17,6 +17,7 @@ DATABASE = "brokerhouse"
 
 Parameter = str | int | Sequence[str] | Mapping[str, str]
 Row = list[Any]
+NativeBlock = bytes | memoryview
 
 
 class EngineError(Exception):
@@ -61,7 +62,7 @@ class Engine(Protocol):
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         """Run a SELECT and yield Native blocks of about `chunk_bytes` as they are produced.
 
         Closing the iterator cancels the query. Raises `EngineError`.

@@ -37,6 +37,7 @@ from uuid import uuid4
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import (
     EngineError,
+    NativeBlock,
     NotSent,
     Parameter,
     Row,
@@ -309,7 +310,7 @@ class JournaledEngine:
             {},
             1 << 30,
         )
-        blocks = [block async for block in missing]
+        blocks = [bytes(block) async for block in missing]
         if blocks:
             await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
         await engine.execute("DROP TABLE journal_round SYNC")
@@ -458,7 +459,7 @@ class JournaledEngine:
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         """Without what is only in the journal."""
         return self.embedded.read_native(sql, params, chunk_bytes)
 
@@ -484,7 +485,7 @@ class PatientEngine:
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         return self._journaled.read_native(sql, params, chunk_bytes)
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:

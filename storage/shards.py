@@ -30,6 +30,7 @@ from storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
+    NativeBlock,
     NotSent,
     Parameter,
     Row,
@@ -295,7 +296,7 @@ class Shard:
 
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         """As `Engine.read_native`. Another replica is asked only before the first block."""
         last: EngineError = NotSent(f"shard {self.name} is away")
         for replica in self._to_ask():
@@ -457,7 +458,7 @@ class AnyServer:
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         raise EngineError("a range of a log belongs to a shard")
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
-from storage.engine import EngineError
+from storage.engine import EngineError, NativeBlock
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class OpenRead:
     partition: PartitionLog
     position: int
     end: int
-    chunks: AsyncGenerator[bytes, None]
+    chunks: AsyncGenerator[NativeBlock, None]
 
 
 class OpenReads:

@@ -24,7 +24,14 @@ from broker.log.write_lease import EndlessLease, WriteLease
 from broker.topics import TopicCatalog
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, Parameter
+from storage.engine import (
+    Engine,
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    NativeBlock,
+    Parameter,
+)
 from storage.engine import Row as EngineRow
 from tests.support.record_batches import Batch, Record, Row, batch_of, stored
 
@@ -217,7 +224,7 @@ class ScriptedEngine:
 
     async def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[NativeBlock, None]:
         self.reads += 1
         self.read_came.set()
         await self.read_gate.wait()

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from storage.embedded import DataDirectoryError, EmbeddedEngine
-from storage.engine import EngineError, InsertRejected
+from storage.engine import EngineError, InsertRejected, NativeBlock
 from storage.schema import migrate
 from tests.support.engine_owner import EngineOwner
 from tests.support.log_parts import LANES
@@ -189,6 +189,24 @@ async def test_an_error_of_a_stream_comes_after_what_was_read_before_it(
         assert failed.value.code == 395
         assert read.size > 1 << 20
     assert await nothing_runs(engine)
+
+
+async def test_what_a_stream_gave_stays_as_it_was_when_stream_and_engine_are_closed(
+    tmp_path: Path,
+) -> None:
+    engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
+    kept: list[tuple[NativeBlock, bytes]] = []
+    for turn in range(3):
+        sql = f"SELECT number + {turn}, toString(number) FROM numbers(200000)"
+        async with aclosing(engine.read_native(sql, {}, 1 << 16)) as stream:
+            async for chunk in stream:
+                kept.append((chunk, bytes(chunk)))
+                if turn == 1 and len(kept) % 4 == 0:
+                    break  # the query is cancelled
+    await engine.rows("SELECT groupArray(number) FROM numbers(100000)")
+    await engine.close()
+    assert len(kept) > 6
+    assert all(chunk == copied for chunk, copied in kept)
 
 
 async def test_a_stream_gives_everything_in_order_and_in_pieces(engine: EmbeddedEngine) -> None:

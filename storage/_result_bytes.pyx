@@ -1,9 +1,11 @@
 # cython: language_level=3, embedsignature=True
 """The bytes of a result of chDB, without a copy."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 
 
+@cython.no_gc  # it refers to nothing that refers to it, and must not be cleared while it is used
 cdef class ResultBytes:
     """A buffer that keeps its result alive. chDB's own views do not: the memory is freed first."""
 

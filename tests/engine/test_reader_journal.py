@@ -17,27 +17,22 @@ from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.row_sources import SingleRowSource
 from broker.log.tail_cache import TailCache
-from storage.embedded import EmbeddedEngine
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
-from storage.journal_files import STREAMS
+from storage.journal import JournaledEngine
+from tests.support.journal_engine import journal
 from tests.support.log_parts import header_of, make_appender, make_log, plain, rows_of
 
 ALL = 1 << 40
-ONLY_WHEN_ASKED = DrainLimits(1 << 30, 1 << 30, 86_400_000)
 
 
 @pytest.fixture
 async def journaled(data_dir: Path) -> AsyncIterator[JournaledEngine]:
-    embedded = EmbeddedEngine(data_dir, STREAMS, fsync=False)
-    opened = await open_journal(embedded, JournalLimits(1 << 30, ONLY_WHEN_ASKED), fsync=False)
-    yield opened
-    await opened.close()
+    async with journal(data_dir) as opened:
+        yield opened
 
 
 @pytest.fixture
 async def reader(journaled: JournaledEngine) -> AsyncIterator[ColdReader]:
-    made = ColdReader(SingleRowSource(journaled), 64 << 20)
+    made = ColdReader(SingleRowSource(journaled, journaled), 64 << 20)
     yield made
     await made.close()
 
@@ -74,24 +69,6 @@ async def append(engine: JournaledEngine, log: PartitionLog, cache: TailCache, r
     batch = plain(*[b"value"] * rows)
     appender.append(log, batch.data, header_of(batch.data))
     await appender.close()
-
-
-async def test_a_cold_read_ends_where_only_the_journal_has_the_records(
-    journaled: JournaledEngine, reader: ColdReader
-) -> None:
-    log, cache = make_log(), TailCache(0, journaled)
-    consumer = Consumer(log, reader)
-    await append(journaled, log, cache, 10)
-    await journaled.drained()
-    await append(journaled, log, cache, 10)  # only in the journal
-    assert log.tail.start_offset == 10
-    await consumer.fetch()
-    assert consumer.offsets == list(range(10))
-    await journaled.drained()
-    await append(journaled, log, cache, 10)
-    assert log.tail.start_offset == 20, "the second block has left the tail"
-    await consumer.to_the_end()
-    assert consumer.offsets == list(range(30))
 
 
 @pytest.mark.parametrize("seed", range(3))

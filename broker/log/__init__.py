@@ -7,7 +7,8 @@
 * State: partition.py (one partition), topic.py, open_logs.py (those that this broker leads),
   ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
 * Reading: tail_cache.py (the newest batches), reader.py (cold reads), open_reads.py (their
-  queries), row_sources.py (which engine has the rows), partition_sql.py (conditions on one partition).
+  queries), row_sources.py (which engine has the rows), partition_sql.py (conditions on one
+  partition).
 * Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start).
 * rollup.py counts records per minute.
 """

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -27,6 +28,8 @@ from storage.engine import EngineError
 log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = 4 << 20
+_PIECE_BYTES = 4 << 20
+"""Larger segments are kept in pieces: the engine gives 8,192 rows at once, whatever their size."""
 _AHEAD_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 19
@@ -60,6 +63,17 @@ class _Segment:
 
     def size_from(self, index: int) -> int:
         return sum(len(batch.data) for batch in islice(self.batches, index, None))
+
+    def pieces(self) -> Iterator[_Segment]:
+        """The same offsets in segments of about `_PIECE_BYTES`."""
+        first, batches, size = self.first, list[EncodedBatch](), 0
+        for batch in self.batches:
+            if batches and size + len(batch.data) > _PIECE_BYTES:
+                yield _Segment(first, batch.base_offset, batches, size)
+                first, batches, size = batch.base_offset, [], 0
+            batches.append(batch)
+            size += len(batch.data)
+        yield _Segment(first, self.end, batches, size)
 
 
 class _Loaded(NamedTuple):
@@ -157,8 +171,11 @@ class ColdReader:
             self._open_reads.keep(rest)
         if outdated or not segment.batches:
             return
-        self._segments[key] = self._by_partition[key[0]][key[1]] = segment
-        self._size += segment.size
+        partition = key[0]
+        for piece in segment.pieces():
+            self._segments[partition, piece.first] = piece
+            self._by_partition[partition][piece.first] = piece
+            self._size += piece.size
         while self._size > self._max_bytes and len(self._segments) > 1:
             (partition, first), oldest = self._segments.popitem(last=False)
             self._size -= oldest.size

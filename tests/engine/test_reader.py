@@ -203,6 +203,19 @@ async def test_many_small_records_take_few_queries(
     assert scripted.reads <= 3
 
 
+async def test_a_large_range_is_kept_in_pieces(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    log = await filled(engine, *(plain(*[b"%04d" % n * 256] * 1000) for n in range(8)))
+    await reader.read(log, 0, 1)
+    pieces = list(reader._segments.values())
+    assert len(pieces) > 1
+    assert [piece.first for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+    assert pieces[-1].end == 8000
+    assert rows_of(await read_all(reader, log)) == tail_rows(log)
+    assert scripted.reads == 1
+
+
 async def test_gaps_are_skipped(engine: EmbeddedEngine, reader: ColdReader) -> None:
     log = await filled(engine, plain(*(b"%d" % n for n in range(100))))
     await engine.execute("DELETE FROM messages WHERE offset % 10 != 5")

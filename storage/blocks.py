@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
 from uuid import UUID
@@ -36,10 +36,14 @@ class Table:
 
     name: str
     columns: tuple[tuple[str, Type], ...]
+    column_list: str = field(init=False)
+    heads: tuple[bytes, ...] = field(init=False)
+    """What a block has in front of the values of each column: its name and its type."""
 
-    @property
-    def column_list(self) -> str:
-        return ", ".join(name for name, _ in self.columns)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column_list", ", ".join(name for name, _ in self.columns))
+        heads = tuple(_text(name) + _text(kind.name) for name, kind in self.columns)
+        object.__setattr__(self, "heads", heads)
 
 
 def block(table: Table, rows: Sequence[Sequence[Any]]) -> bytes:
@@ -48,8 +52,8 @@ def block(table: Table, rows: Sequence[Sequence[Any]]) -> bytes:
     if len(columns) != len(table.columns):
         raise ValueError(f"rows of {table.name} have {len(table.columns)} values")
     parts = [_varint(len(columns)), _varint(len(rows))]
-    for (name, kind), values in zip(table.columns, columns, strict=True):
-        parts += (_text(name), _text(kind.name), kind.encode(values))
+    for head, (_, kind), values in zip(table.heads, table.columns, columns, strict=True):
+        parts += (head, kind.encode(values))
     return b"".join(parts)
 
 
@@ -75,6 +79,8 @@ def _each(encode: Callable[[Any], bytes]) -> Callable[[Values], bytes]:
     """A column whose values are encoded one by one, each distinct value once."""
 
     def column(values: Values) -> bytes:
+        if values.count(values[0]) == len(values):
+            return encode(values[0]) * len(values)
         encoded = {value: encode(value) for value in set(values)}
         return b"".join(map(encoded.__getitem__, values))
 
@@ -106,6 +112,8 @@ def nullable(inner: Type) -> Type:
     """None is null."""
 
     def encode(values: Values) -> bytes:
+        if None not in values:
+            return bytes(len(values)) + inner.encode(values)
         missing = bytes(value is None for value in values)
         return missing + inner.encode([inner.default if v is None else v for v in values])
 

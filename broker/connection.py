@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import cast
+from typing import TypeAlias, cast
 
 from kafka.protocol.api_message import ApiMessage
 
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
 
+Response: TypeAlias = ApiMessage | bytes | None
+"""What a handler returns: a message, the body of one, or nothing to answer."""
+
 
 class Connection(asyncio.Protocol):
     """One client's connection, created by the listener; it ends when either side closes."""
@@ -43,7 +46,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._waiting: deque[tuple[Request[Api], int]] = deque()
-        self._running: deque[tuple[Request[Api], int, asyncio.Task[ApiMessage | None]]] = deque()
+        self._running: deque[tuple[Request[Api], int, asyncio.Task[Response]]] = deque()
         self._held = 0
         self._partial = 0
         self._unsent = 0
@@ -122,12 +125,12 @@ class Connection(asyncio.Protocol):
             and len(self._running) < _PIPELINED_MAX
         )
 
-    async def _handle(self, request: Request[Api]) -> ApiMessage | None:
+    async def _handle(self, request: Request[Api]) -> Response:
         if request.message is None:
             return unsupported_api_versions(APIS)
         context = RequestContext(self._broker, request.header, self._peer, APIS)
         try:
-            response: ApiMessage | None = await request.api.handler(context, request.message)
+            response: Response = await request.api.handler(context, request.message)
         except KafkaError as error:
             return _error_response(request, error)
         except CloseConnection:
@@ -140,7 +143,7 @@ class Connection(asyncio.Protocol):
             return _error_response(request, UnknownServerError("see the broker's log"))
         return response
 
-    def _finished(self, task: asyncio.Task[ApiMessage | None]) -> None:
+    def _finished(self, task: asyncio.Task[Response]) -> None:
         self._advance()
 
     def _send_finished(self) -> None:
@@ -150,7 +153,7 @@ class Connection(asyncio.Protocol):
             if not task.cancelled():
                 self._send(request, task)
 
-    def _send(self, request: Request[Api], task: asyncio.Task[ApiMessage | None]) -> None:
+    def _send(self, request: Request[Api], task: asyncio.Task[Response]) -> None:
         name = request.api.key.name
         if (error := task.exception()) is not None:
             if self._transport is None:

@@ -23,6 +23,8 @@ from protocol.fetch_frame import fetch_frame
 from protocol.versions import ApiKey, ServedT, served
 
 _FIXED = struct.Struct(">hhih")  # key, version, correlation id, length of client id
+_HEADER = struct.Struct(">ii")  # of a response: length of the frame, correlation id
+_FLEXIBLE_HEADER = struct.Struct(">iix")  # and no tagged fields, which is a zero
 
 
 class MalformedRequest(Exception):
@@ -73,14 +75,21 @@ def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT
     return Request(header, api, message)
 
 
-def encode_response(request: Request[ServedT], response: ApiMessage) -> Sequence[bytes | bytearray]:
+def encode_response(
+    request: Request[ServedT], response: ApiMessage | bytes
+) -> Sequence[bytes | bytearray]:
     """The whole frame, length first, in the version of the request; in pieces.
 
-    An ApiVersions request of an unknown version is answered in version 0 (KIP-511).
+    `response` as bytes is the body, encoded already. An ApiVersions request of an unknown version
+    is answered in version 0 (KIP-511).
     """
     header = request.header
     if isinstance(response, FetchResponse):
         return fetch_frame(response, header.api_version, header.correlation_id)
+    if isinstance(response, bytes):
+        flexible = request.api.response.flexible_version_q(header.api_version)
+        head = _FLEXIBLE_HEADER if flexible else _HEADER
+        return (head.pack(head.size - 4 + len(response), header.correlation_id) + response,)
     response.API_VERSION = 0 if request.message is None else header.api_version
     response.with_header(correlation_id=header.correlation_id)
     frame: bytes | bytearray = response.encode(header=True, framed=True)

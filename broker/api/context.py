@@ -46,7 +46,8 @@ class RequestContext:
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]
-"""Takes a request and returns the response of the same API, or None: no answer (acks=0)."""
+"""Takes a request and returns the response of the same API, its body in bytes, or None: no answer
+(acks=0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,11 @@ REBALANCE_IN_PROGRESS, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.group_offsets import BY_ID, look_for_topics
 from broker.api.topic_lookup import check_partition, find_topic
-from broker.log.topic import Topic
 from common.clock import wall_ms
 from coordinator.messages import Committer, OffsetCommit, TopicPartition
 from protocol.errors import (
@@ -31,108 +28,93 @@ from protocol.errors import (
     KafkaError,
     OffsetMetadataTooLarge,
 )
+from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
 
 _KEEP_BY_DEFAULT = -1
 _EXPIRE_MAX_MS = 4_102_444_800_000
 """The year 2100: ClickHouse's DateTime64 can hold it, and it is late enough for "never"."""
+_GROUP_DECIDES = frozenset({0, OffsetMetadataTooLarge.code})
+"""Codes of partitions that exist: an error of the group takes their place."""
 
 
-@dataclass(slots=True)
-class _AskedCommit:
-    """One partition of a request, and its error if it cannot be committed."""
-
-    partition: OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition
-    topic: Topic | None
-    error: KafkaError | None
-
-
-async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> bytes:
     await look_for_topics(ctx, request.topics)
-    asked = [
-        [_located(ctx, topic, partition) for partition in topic.partitions]
-        for topic in request.topics
-    ]
-    await _commit(ctx, request, [one for topic in asked for one in topic if one.error is None])
-    answer = OffsetCommitResponse.OffsetCommitResponseTopic
-    return OffsetCommitResponse(
-        throttle_time_ms=0,
-        topics=[
-            answer(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    answer.OffsetCommitResponsePartition(
-                        partition_index=one.partition.partition_index,
-                        error_code=0 if one.error is None else one.error.code,
-                    )
-                    for one in partitions
+    commits: dict[TopicPartition, OffsetCommit] = {}  # the last one, if a partition comes twice
+    expire_time_ms = _expire_time_ms(ctx, request)
+    codes = [_collect(ctx, topic, expire_time_ms, commits) for topic in request.topics]
+    if any(not _GROUP_DECIDES.isdisjoint(of_topic) for of_topic in codes):
+        try:
+            await _commit(ctx, request, list(commits.values()))
+        except KafkaError as error:
+            codes = [
+                [error.code if code in _GROUP_DECIDES else code for code in of_topic]
+                for of_topic in codes
+            ]
+    return offset_commit_body(
+        ctx.version,
+        [
+            AnsweredTopic(
+                topic.name,
+                topic.topic_id,
+                [
+                    (partition.partition_index, code)
+                    for partition, code in zip(topic.partitions, of_topic, strict=True)
                 ],
             )
-            for topic, partitions in zip(request.topics, asked, strict=True)
+            for topic, of_topic in zip(request.topics, codes, strict=True)
         ],
     )
 
 
-def _located(
+def _collect(
     ctx: RequestContext,
     asked: OffsetCommitRequest.OffsetCommitRequestTopic,
-    partition: OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition,
-) -> _AskedCommit:
+    expire_time_ms: int | None,
+    commits: dict[TopicPartition, OffsetCommit],
+) -> list[int]:
+    """Put what can be committed of a topic into `commits`. The error code of each partition.
+
+    Any offset and leader epoch is stored, as by Kafka: only the group knows what they mean.
+    """
     try:
         topic = find_topic(ctx, asked.topic_id if ctx.version >= BY_ID else asked.name)
-        check_partition(topic, partition.partition_index)
     except KafkaError as error:
-        return _AskedCommit(partition, None, error)
-    return _AskedCommit(partition, topic, None)
+        return [error.code] * len(asked.partitions)
+    name, topic_id = topic.name, topic.topic_id
+    metadata_max = ctx.broker.settings.offset_metadata_max_bytes
+    codes = []
+    for one in asked.partitions:
+        index, metadata = one.partition_index, one.committed_metadata or ""
+        try:
+            check_partition(topic, index)
+            # Characters, as Kafka counts them, though the setting is called so.
+            if len(metadata) > metadata_max:
+                raise OffsetMetadataTooLarge("the metadata of an offset is too large")
+        except KafkaError as error:
+            codes.append(error.code)
+            continue
+        commits[name, index] = OffsetCommit(
+            name, topic_id, index, one.committed_offset, one.committed_leader_epoch, metadata,
+            expire_time_ms,
+        )  # fmt: skip
+        codes.append(0)
+    return codes
 
 
 async def _commit(
-    ctx: RequestContext, request: OffsetCommitRequest, found: list[_AskedCommit]
+    ctx: RequestContext, request: OffsetCommitRequest, commits: list[OffsetCommit]
 ) -> None:
-    """Commit what can be committed; sets the errors of the others in `found`."""
-    if not found:
-        return
-    expire_time_ms = _expire_time_ms(ctx, request)
-    commits: dict[TopicPartition, OffsetCommit] = {}  # the last one, if a partition comes twice
-    for one in found:
-        assert one.topic is not None
-        commit = _offset_commit(one.topic, one.partition, expire_time_ms)
-        # Characters, as Kafka counts them, though its setting is called offset.metadata.max.bytes.
-        if len(commit.metadata) > ctx.broker.settings.offset_metadata_max_bytes:
-            one.error = OffsetMetadataTooLarge("the metadata of an offset is too large")
-        else:
-            commits[commit.topic, commit.partition] = commit
-    try:
-        await ctx.broker.groups.coordinator_of(request.group_id).commit(
-            request.group_id,
-            Committer(
-                member_id=request.member_id,
-                group_instance_id=request.group_instance_id,
-                generation=request.generation_id_or_member_epoch,
-                client=ctx.client,
-            ),
-            list(commits.values()),
-            group_must_exist_error=GroupIdNotFound if ctx.version >= 9 else IllegalGeneration,
-        )
-    except KafkaError as error:
-        for one in found:
-            one.error = error
-
-
-def _offset_commit(
-    topic: Topic,
-    asked: OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition,
-    expire_time_ms: int | None,
-) -> OffsetCommit:
-    """Any offset and leader epoch is stored, as by Kafka: only the group knows what they mean."""
-    return OffsetCommit(
-        topic=topic.name,
-        topic_id=topic.topic_id,
-        partition=asked.partition_index,
-        offset=asked.committed_offset,
-        leader_epoch=asked.committed_leader_epoch,
-        metadata=asked.committed_metadata or "",
-        expire_time_ms=expire_time_ms,
+    """Raises the error of the group."""
+    await ctx.broker.groups.coordinator_of(request.group_id).commit(
+        request.group_id,
+        Committer(
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            generation=request.generation_id_or_member_epoch,
+            client=ctx.client,
+        ),
+        commits,
+        group_must_exist_error=GroupIdNotFound if ctx.version >= 9 else IllegalGeneration,
     )
 
 

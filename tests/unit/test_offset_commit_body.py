@@ -1,0 +1,69 @@
+"""The body of an OffsetCommit response, against kafka-python's encoder in every version."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import OffsetCommitResponse
+
+from broker.api import APIS
+from protocol.codec import Request, RequestHeader, encode_response
+from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
+from protocol.versions import ApiKey
+
+API = APIS[ApiKey.OffsetCommit]
+VERSIONS = range(API.min_version, API.max_version + 1)
+
+partitions = st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**15), 2**15 - 1))
+topics = st.builds(
+    AnsweredTopic,
+    st.text(max_size=300),
+    st.uuids(),
+    st.lists(partitions, max_size=300),
+)
+
+
+def encoded_by_kafka_python(version: int, asked: list[AnsweredTopic]) -> bytes:
+    topic = OffsetCommitResponse.OffsetCommitResponseTopic
+    response = OffsetCommitResponse(
+        throttle_time_ms=0,
+        topics=[
+            topic(
+                name=one.name,
+                topic_id=one.topic_id,
+                partitions=[
+                    topic.OffsetCommitResponsePartition(partition_index=index, error_code=code)
+                    for index, code in one.partitions
+                ],
+            )
+            for one in asked
+        ],
+    )
+    return frame(version, response)
+
+
+def frame(version: int, response: ApiMessage | bytes) -> bytes:
+    request = Request(RequestHeader(API.key, version, 99, None), API, API.request())
+    return b"".join(encode_response(request, response))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(asked=st.lists(topics, max_size=4))
+def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic]) -> None:
+    assert frame(version, offset_commit_body(version, asked)) == encoded_by_kafka_python(
+        version, asked
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("count", [126, 127, 128, 20_000])
+def test_counts_of_any_length(version: int, count: int) -> None:
+    asked = [AnsweredTopic("t" * count, UUID(int=1), [(n, 0) for n in range(count)])]
+    asked += [AnsweredTopic("", UUID(int=0), [])] * count
+    assert frame(version, offset_commit_body(version, asked)) == encoded_by_kafka_python(
+        version, asked
+    )

@@ -43,7 +43,7 @@ from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_drain import DrainLimits
 from storage.journal_files import STREAMS
 from storage.registry import Registry, TableRegistry
-from storage.row_lane import RowLane
+from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
 from storage.schema import migrate
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class SingleNode:
         )
         row_sources = SingleRowSource(engine, engine)
         self.rollup = Rollup(engine.patient, self.appender, wall_ms)
-        self.rows = RowLane(engine, settings.lanes, uuid4())
+        self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(engine, settings, _TopicData(self.appender, self.groups))
         log_starts = LogStarts(SingleCheckpointLane(self.rows))

@@ -16,6 +16,7 @@ from storage.row_lane import PartlyStored, RowLane, TableRows
 from tests.support.log_parts import ScriptedEngine
 from tests.support.small_tables import make_lane, settled
 
+ENDLESS_S = 86_400.0
 A, B, C = (Table(f"small_{name}", (("n", INT32),)) for name in "abc")
 
 
@@ -94,6 +95,32 @@ async def test_a_round_is_bounded(
     assert await outcomes([first, *calls]) == [None] * 7 + [None]
     assert scripted.tables == [A.name] * 3
     assert len(await stored(scripted, A)) == 54
+
+
+async def test_a_single_caller_does_not_wait_for_others(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_lane, "_GATHER_PER_CALL_S", ENDLESS_S)
+    lane = make_lane(scripted, gather_max_s=ENDLESS_S)
+    for n in range(3):
+        await lane.store(rows(A, n))
+    await lane.close()
+
+
+async def test_after_a_round_of_several_calls_the_next_one_gathers(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_lane, "_GATHER_PER_CALL_S", ENDLESS_S)
+    lane = make_lane(scripted, gather_max_s=ENDLESS_S)
+    await asyncio.gather(lane.store(rows(A, 1)), lane.store(rows(A, 2)))
+    third = lane.put(rows(A, 3))
+    await settled()
+    fourth = lane.put(rows(A, 4))
+    await settled()
+    assert not third.done()
+    await lane.close()
+    assert await outcomes([third, fourth]) == [None, None]
+    assert scripted.tables == [A.name] * 2
 
 
 async def test_calls_end_in_the_order_in_which_they_were_made(

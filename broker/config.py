@@ -185,7 +185,7 @@ class Settings(BaseSettings):
     )
     journal_insert_ms: int = _ms(
         500,
-        "Rows go from the journal into the table after this time, or when they are asked for",
+        "How long records wait in the journal before an insert; rows of small tables: 4 times this",
         ge=0,
     )
     journal_skip_damage: bool = _setting(

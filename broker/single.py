@@ -15,7 +15,7 @@ import base64
 import logging
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -47,6 +47,11 @@ from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
 from storage.schema import migrate
 
 log = logging.getLogger(__name__)
+
+_SMALL_TABLES_WAIT = 4
+"""How many times as long as records the rows of small tables stay in the journal. 10,000 committed
+offsets a second cost the engine 0.09 of a core if they go into their table every 500 ms, and 0.05
+every 2 s (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +177,11 @@ async def open_engine(settings: Settings) -> JournaledEngine:
     drain = DrainLimits(
         settings.journal_insert_bytes, settings.journal_insert_rows, settings.journal_insert_ms
     )
+    small_tables = replace(drain, max_age_ms=_SMALL_TABLES_WAIT * drain.max_age_ms)
     try:
         return await open_journal(
             embedded,
-            JournalLimits(settings.journal_max_bytes, drain),
+            JournalLimits(settings.journal_max_bytes, drain, small_tables),
             fsync=settings.fsync,
             skip_damage=settings.journal_skip_damage,
         )

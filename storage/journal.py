@@ -76,10 +76,12 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
-    """`max_bytes`: of blocks that are not in the engine; `drain`: when they go there."""
+    """`max_bytes`: of blocks that are not in the engine. The others: when they go there."""
 
     max_bytes: int
     drain: DrainLimits
+    drain_small_tables: DrainLimits | None = None
+    """None: as the log."""
 
 
 @dataclass(slots=True)
@@ -204,10 +206,11 @@ def _not_written(error: OSError) -> NotSent:
 class _Rounds:
     """`RoundLog` of the streams."""
 
-    def __init__(self, queue: JournalQueue, writer: JournalWriter) -> None:
+    def __init__(self, queue: JournalQueue, writer: JournalWriter, files_max_bytes: int) -> None:
         self.streams: list[DrainStream] = []
         self._queue = queue
         self._writer = writer
+        self._files_max_bytes = files_max_bytes
 
     async def begin_round(self, stream: int, first: int, last: int) -> None:
         await self._queue.run(lambda: self._writer.begin_round(stream, first, last))
@@ -219,6 +222,9 @@ class _Rounds:
         waiting = [stream.oldest for stream in self.streams if stream.oldest is not None]
         needed_from = min([*waiting, self._queue.last_written + 1])
         await self._queue.run(lambda: self._writer.recycle(needed_from))
+        if self._writer.file_bytes > self._files_max_bytes // 2:
+            for stream in self.streams:  # the one that drains less often keeps files of the other
+                stream.hurry()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +250,14 @@ class JournaledEngine:
         self._limits = limits
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
-        self._rounds = _Rounds(self._queue, writer)
+        self._files_max_bytes = _FILES_PER_LIMIT * limits.max_bytes + 4 * SEGMENT_BYTES
+        self._rounds = _Rounds(self._queue, writer, self._files_max_bytes)
         # Not the journal's id: its numbers may come again, after an older copy was restored.
         identity = str(uuid4())
+        small_tables = limits.drain_small_tables or limits.drain
         self._streams = [
-            DrainStream(number, embedded, self._rounds, limits.drain, identity)
-            for number in (LOG, ROWS)
+            DrainStream(LOG, embedded, self._rounds, limits.drain, identity),
+            DrainStream(ROWS, embedded, self._rounds, small_tables, identity),
         ]
         self._rounds.streams = self._streams
         self._one_by_one: frozenset[str] = frozenset()
@@ -398,7 +406,7 @@ class JournaledEngine:
             raise stream.refusal
         if stream.refusal is not None:
             raise NotSent(str(stream.refusal), stream.refusal.code)
-        if self._writer.file_bytes > _FILES_PER_LIMIT * self._limits.max_bytes + 4 * SEGMENT_BYTES:
+        if self._writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
             raise NotSent("the journal is full: rows of another table are refused, see the log")
         free = os.statvfs(self._directory)

@@ -145,8 +145,7 @@ class DrainStream:
         """
         failures = self._failures
         if at_once:
-            self._wanted = max(self._wanted, sequence)
-            self._due.set()
+            self._begin_up_to(sequence)
             self._retry.set()
         while self.drained < sequence:
             if isinstance(self.refusal, StorageFault) or self._failures > failures:
@@ -160,6 +159,14 @@ class DrainStream:
                 await caller
             finally:
                 self._callers.discard(caller)
+
+    def hurry(self) -> None:
+        """What waits now goes into the engine without waiting for more."""
+        self._begin_up_to(self.appended)
+
+    def _begin_up_to(self, sequence: int) -> None:
+        self._wanted = max(self._wanted, sequence)
+        self._due.set()
 
     async def close(self) -> None:
         """Put everything that waits into the engine, unless it refuses."""

@@ -37,6 +37,12 @@ async def commit(opened: JournaledEngine, *offsets: int) -> None:
     await opened.insert_block(0, "consumer_offsets", OFFSET_ROWS.column_list, data, token)
 
 
+async def fill(opened: JournaledEngine, megabytes: int) -> None:
+    data = block(LOG_ROWS, [("x" * (1 << 20), *log_row(0)[1:])])
+    for number in range(megabytes):
+        await opened.insert_block(0, "messages", LOG_ROWS.column_list, data, f"big-{number}")
+
+
 async def stored(opened: JournaledEngine) -> list[int]:
     """The offsets that are in the engine, without asking the journal for more."""
     return [n for (n,) in await opened.embedded.rows("SELECT offset FROM messages ORDER BY offset")]
@@ -254,21 +260,24 @@ async def test_a_table_that_refuses_does_not_let_the_files_grow_without_limit(
             "ALTER TABLE consumer_offsets ADD CONSTRAINT no CHECK offset < 0"
         )
         await commit(opened, 0)
-        data = block(LOG_ROWS, [("x" * (1 << 20), *log_row(0)[1:])])
-
-        async def fill() -> None:
-            for number in range(1000):
-                await opened.insert_block(
-                    0, "messages", LOG_ROWS.column_list, data, f"big-{number}"
-                )
-
         with pytest.raises(NotSent, match="the journal is full: rows of another table"):
-            await fill()
+            await fill(opened, megabytes=1000)
         files = (data_dir / "journal").iterdir()
         assert sum(path.stat().st_size for path in files) < 128 << 20
         await opened.embedded.execute("ALTER TABLE consumer_offsets DROP CONSTRAINT no")
         await opened.rows("SELECT count() FROM latest_offsets")
         await append(opened, 5000)
+
+
+async def test_a_table_that_drains_seldom_does_not_let_the_files_grow(data_dir: Path) -> None:
+    small, seldom = DrainLimits(1 << 20, 1 << 30, 10), DrainLimits(1 << 20, 1 << 30, NEVER_MS)
+    async with journal(data_dir, small, max_bytes=4 << 20, small_tables=seldom) as opened:
+        await commit(opened, 0)
+        await append(opened, 0)
+        await until_stored(opened, lambda offsets: offsets == [0])
+        assert await parts(opened, "consumer_offsets") == 0
+        await fill(opened, megabytes=100)
+        assert await parts(opened, "consumer_offsets") == 1
 
 
 async def test_a_large_block_gets_its_turn_among_small_ones(data_dir: Path) -> None:

@@ -24,11 +24,15 @@ async def journal(
     *,
     fsync: bool = False,
     skip_damage: bool = False,
+    small_tables: DrainLimits | None = None,
 ) -> AsyncIterator[JournaledEngine]:
     engine = EmbeddedEngine(data_dir, STREAMS, fsync=fsync)
     try:
         opened = await open_journal(
-            engine, JournalLimits(max_bytes, drain), fsync=fsync, skip_damage=skip_damage
+            engine,
+            JournalLimits(max_bytes, drain, small_tables),
+            fsync=fsync,
+            skip_damage=skip_damage,
         )
     except BaseException:
         await engine.close()

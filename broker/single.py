@@ -15,7 +15,7 @@ import base64
 import logging
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -33,14 +33,13 @@ from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
-from broker.wiring import append_limits, group_coordinator
+from broker.wiring import append_limits, group_coordinator, journal_limits
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from sql.http.interface import make_app
 from storage.embedded import EmbeddedEngine
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
+from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
@@ -48,10 +47,6 @@ from storage.schema import migrate
 
 log = logging.getLogger(__name__)
 
-_SMALL_TABLES_WAIT = 4
-"""How many times as long as records the rows of small tables stay in the journal. 10,000 committed
-offsets a second cost the engine 0.09 of a core if they go into their table every 500 ms, and 0.05
-every 2 s (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +169,10 @@ async def open_engine(settings: Settings) -> JournaledEngine:
         settings.fsync,
         settings.sql_max_memory_bytes,
     )
-    drain = DrainLimits(
-        settings.journal_insert_bytes, settings.journal_insert_rows, settings.journal_insert_ms
-    )
-    small_tables = replace(drain, max_age_ms=_SMALL_TABLES_WAIT * drain.max_age_ms)
     try:
         return await open_journal(
             embedded,
-            JournalLimits(settings.journal_max_bytes, drain, small_tables),
+            journal_limits(settings),
             fsync=settings.fsync,
             skip_damage=settings.journal_skip_damage,
         )

@@ -1,10 +1,13 @@
-"""Parts that a single broker and a broker of a cluster build from the settings in the same way.
+"""Parts that are built from the settings in the same way in several places.
 
 broker/single.py builds them once, broker/cluster/shard_host.py for each shard: the limits of the
-appender (broker/log/), and the coordinator of the groups on one engine (coordinator/).
+appender (broker/log/), and the coordinator of the groups on one engine (coordinator/). The limits
+of the journal are the same for a single broker and for `brokerhouse engine`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from broker.config import Settings
 from broker.log.block import AppendLimits
@@ -15,7 +18,14 @@ from coordinator.duties import Duties
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from storage.engine import Engine
+from storage.journal import JournalLimits
+from storage.journal_drain import DrainLimits
 from storage.row_lane import RowLane
+
+_SMALL_TABLES_WAIT = 4
+"""How many times as long as records the rows of small tables stay in the journal. 10,000 committed
+offsets a second cost the engine 0.09 of a core if they go into their table every 500 ms, and 0.05
+every 2 s (measured)."""
 
 
 def append_limits(settings: Settings) -> AppendLimits:
@@ -26,6 +36,14 @@ def append_limits(settings: Settings) -> AppendLimits:
         settings.linger_ms,
         settings.producer_id_expiration_ms,
     )
+
+
+def journal_limits(settings: Settings) -> JournalLimits:
+    drain = DrainLimits(
+        settings.journal_insert_bytes, settings.journal_insert_rows, settings.journal_insert_ms
+    )
+    small_tables = replace(drain, max_age_ms=_SMALL_TABLES_WAIT * drain.max_age_ms)
+    return JournalLimits(settings.journal_max_bytes, drain, small_tables)
 
 
 def group_coordinator(

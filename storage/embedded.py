@@ -63,6 +63,8 @@ INSERT_SETTINGS = (
     " input_format_skip_unknown_fields = 0,"
     " materialized_views_ignore_errors = 1, max_threads = 1, max_insert_threads = 1"
 )
+# Many blocks of the journal are one insert; each of them may be of another day.
+_MERGED_BLOCK_SETTINGS = "max_partitions_per_insert_block = 0"
 _ERROR_CODE = re.compile(r"Code: (\d+)\. ")
 _TRANSIENT_CODES = frozenset({241, 242, 252})  # MEMORY_LIMIT, TABLE_IS_READ_ONLY, TOO_MANY_PARTS
 _INSERT_ATTEMPTS = 3
@@ -93,13 +95,16 @@ class EmbeddedEngine:
         fsync: bool,
         sql_max_memory_bytes: int = 4 << 30,
         place: ClusterPlace | None = None,
+        database: str = DATABASE,
     ) -> None:
         """Open or create the engine's files in `data_dir`. Raises `DataDirectoryError`.
 
         `sql_max_memory_bytes`: the memory limit of one user query. `place`: None outside a cluster.
-        Keeper need not answer; KeeperMap tables fail until it does.
+        Keeper need not answer; KeeperMap tables fail until it does. `database`: the tables of
+        `insert_block` are there.
         """
         self.data_dir = data_dir
+        self.database = database
         self.read_nice = _READ_NICE if _may_renice() else 0
         self._lock_fd = _lock_directory(data_dir)
         try:
@@ -113,8 +118,9 @@ class EmbeddedEngine:
             os.close(self._lock_fd)
             raise
         self._base = base
+        lane_settings = f"{INSERT_SETTINGS}, {_MERGED_BLOCK_SETTINGS}"
         self._lanes = [
-            _Worker(f"insert-{n}", partial(self.handle, INSERT_SETTINGS)) for n in range(lanes)
+            _Worker(f"insert-{n}", partial(self.handle, lane_settings)) for n in range(lanes)
         ]
         # The one used last comes first, so that a quiet broker has few threads.
         self._readers: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
@@ -148,7 +154,7 @@ class EmbeddedEngine:
         self, lane: int, table: str, columns: str, block: bytes, token: str
     ) -> None:
         worker = self._lanes[lane]
-        into = f"INSERT INTO {table} ({columns})"
+        into = f"INSERT INTO {self.database}.{table} ({columns})"
         settings = f"SETTINGS insert_deduplication_token = '{token}'"
         for attempt in range(1, _INSERT_ATTEMPTS + 1):
             try:

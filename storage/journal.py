@@ -25,12 +25,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -50,28 +48,23 @@ from storage.journal_files import (
     JournalBlock,
     JournalContents,
     JournalError,
+    JournalTokens,
     JournalWriter,
     keep_copies,
     read_journal,
 )
-from storage.schema_files import tables_behind
+from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOG, ROWS = 0, 1
-"""The streams: the table `messages`, and all others."""
-LOG_TABLE = "messages"
-
 SEGMENT_BYTES = 16 << 20
 _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
-_TOKENS_KEPT = 100_000
-_NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
+NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
 _LOOK_AGAIN_S = 0.005
 _FILES_PER_LIMIT = 2
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,28 +254,31 @@ class JournaledEngine:
         ]
         self._rounds.streams = self._streams
         self._one_by_one: frozenset[str] = frozenset()
-        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Blocks that are being appended, by table and token."""
         self._in_flight_bytes = 0
         self._full: deque[asyncio.Future[None]] = deque()
         """Appends that wait for room, in order."""
-        self._tokens: dict[str, None] = {}
+        self._tokens = JournalTokens()
+        self._announced: Counter[tuple[str, str]] = Counter()
+        """Tokens that are being written by `note_direct`, by table and token."""
 
     # --- start and stop
 
     async def recover(self, contents: JournalContents) -> None:
         """Put what the files hold into the engine. Before anything else; raises `EngineError`."""
+        self._tokens = contents.tokens.copy()  # these are the writer's, which has a thread
         for stream in self._streams:
             blocks = [one for one in contents.blocks if one.stream == stream.number]
             if blocks:
                 log.info("%d blocks of the journal go into the tables", len(blocks))
                 await self._recover(stream.number, blocks)
             stream.start(contents.last_sequence)
-        for block in contents.blocks:
-            self._remember(block.token)
         await self._rounds.recycle()
         constrained = await self.embedded.rows(
-            "SELECT name FROM system.tables WHERE database = currentDatabase()"
-            " AND position(create_table_query, ' CONSTRAINT ') > 0"
+            "SELECT name FROM system.tables WHERE database = {database:String}"
+            " AND position(create_table_query, ' CONSTRAINT ') > 0",
+            {"database": self.embedded.database},
         )
         self._one_by_one = frozenset(name for (name,) in constrained)
 
@@ -303,25 +299,25 @@ class JournaledEngine:
     async def _insert_missing(self, columns: str, data: bytes) -> None:
         """Insert the rows of a block of the log that the table does not have."""
         engine = self.embedded
-        await engine.execute("DROP TABLE IF EXISTS journal_round SYNC")
+        table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
+        await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
         await engine.execute(
-            f"CREATE TABLE journal_round ENGINE = Memory AS SELECT {columns} FROM {LOG_TABLE}"
-            " LIMIT 0"
+            f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
         )
         await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
         missing = engine.read_native(
-            f"SELECT {columns} FROM journal_round"
+            f"SELECT {columns} FROM {some}"
             " WHERE (topic_id, partition, offset, append_time) NOT IN ("
-            f"SELECT topic_id, partition, offset, append_time FROM {LOG_TABLE}"
-            " WHERE append_time >= (SELECT min(append_time) FROM journal_round)"
-            " AND append_time <= (SELECT max(append_time) FROM journal_round))",
+            f"SELECT topic_id, partition, offset, append_time FROM {table}"
+            f" WHERE append_time >= (SELECT min(append_time) FROM {some})"
+            f" AND append_time <= (SELECT max(append_time) FROM {some}))",
             {},
             1 << 30,
         )
         blocks = [bytes(block) async for block in missing]
         if blocks:
             await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
-        await engine.execute("DROP TABLE journal_round SYNC")
+        await engine.execute(f"DROP TABLE {some} SYNC")
 
     async def close(self) -> None:
         """Put everything into the engine, and close both."""
@@ -348,9 +344,13 @@ class JournaledEngine:
             number = LOG if table == LOG_TABLE else ROWS
             await self.embedded.insert_block(number, table, columns, block, token)
             return
-        if token in self._tokens:
+        await self.append_block(table, columns, block, token)
+
+    async def append_block(self, table: str, columns: str, block: bytes, token: str) -> None:
+        """As `insert_block`, for a table that cannot refuse the block."""
+        if self._tokens.journaled.has(table, token):
             return
-        task = self._in_flight.get(token)
+        task = self._in_flight.get((table, token))
         if task is None:
             append = self._append(table, columns, block, token)
             if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
@@ -358,9 +358,45 @@ class JournaledEngine:
                 self._queue.run_now(append.write, append.written)
                 return
             task = asyncio.create_task(self._append_in_turn(append))
-            self._in_flight[token] = task
-            task.add_done_callback(lambda _: self._in_flight.pop(token))
+            self._in_flight[table, token] = task
+            task.add_done_callback(lambda _: self._in_flight.pop((table, token)))
         await asyncio.shield(task)
+
+    async def knows(self, table: str, token: str) -> bool:
+        """Whether a block with this token is in the journal, or was. Raises as `insert_block`.
+
+        Waits for one that is being appended.
+        """
+        task = self._in_flight.get((table, token))
+        if task is not None:
+            await asyncio.shield(task)
+        return self._tokens.journaled.has(table, token)
+
+    def is_direct(self, table: str, token: str) -> bool:
+        """Whether a block with this token was, or is being, announced by `note_direct`."""
+        return (table, token) in self._announced or self._tokens.direct.has(table, token)
+
+    async def note_direct(self, table: str, token: str) -> None:
+        """Remember that the caller will send the block with this token to the engine by itself.
+
+        Raises as `insert_block`.
+        """
+        if self._tokens.direct.has(table, token):
+            return
+        self._announced[table, token] += 1  # at once: nobody may append it meanwhile
+        try:
+            await self._queue.run(
+                lambda: self._writer.note_direct(table, token),
+                lambda _: self._tokens.direct.add(table, token),
+            )
+        finally:
+            self._announced[table, token] -= 1
+            self._announced += Counter()  # without those that are 0
+
+    async def appended_all(self) -> None:
+        """Wait until no block is being appended."""
+        while self._in_flight:
+            await asyncio.wait(self._in_flight.values())
 
     def _append(self, table: str, columns: str, block: bytes, token: str) -> _Append:
         stream = self._streams[LOG if table == LOG_TABLE else ROWS]
@@ -369,7 +405,7 @@ class JournaledEngine:
             return self._writer.append_block(stream.number, table, columns, token, block)
 
         def written(sequence: int) -> None:
-            self._remember(token)
+            self._tokens.journaled.add(table, token)
             stream.add(JournalBlock(sequence, stream.number, table, columns, token, block))
 
         return _Append(stream, len(block), write, written)
@@ -395,11 +431,6 @@ class JournaledEngine:
         finally:
             self._in_flight_bytes -= append.size
 
-    def _remember(self, token: str) -> None:
-        self._tokens[token] = None
-        if len(self._tokens) > _TOKENS_KEPT:
-            del self._tokens[next(iter(self._tokens))]
-
     def _check(self, stream: DrainStream) -> None:
         """Raises an error if the stream takes no block at the moment."""
         if isinstance(stream.refusal, StorageFault):
@@ -411,7 +442,7 @@ class JournaledEngine:
             raise NotSent("the journal is full: rows of another table are refused, see the log")
         free = os.statvfs(self._directory)
         if free.f_bavail * free.f_frsize < KEEP_FREE_BYTES:
-            raise NotSent("not enough space on the disk", _NOT_ENOUGH_SPACE)
+            raise NotSent("not enough space on the disk", NOT_ENOUGH_SPACE)
 
     def _has_room(self, size: int) -> bool:
         waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self._streams)
@@ -429,9 +460,7 @@ class JournaledEngine:
 
     # --- statements
 
-    async def drained(
-        self, streams: Collection[int] = (LOG, ROWS), *, at_once: bool = True
-    ) -> None:
+    async def drained(self, streams: Collection[int] = ALL, *, at_once: bool = True) -> None:
         """Wait until the engine has what these streams hold now.
 
         `at_once`: put it there now. Otherwise it may take as long as a block may wait. Raises
@@ -444,8 +473,13 @@ class JournaledEngine:
 
     async def drained_for(self, sql: str, *, at_once: bool) -> None:
         """As `drained`, for the tables that a statement of the broker names."""
-        if any(stream.waits for stream in self._streams):
+        if not self.is_empty:
             await self.drained(streams_of(sql), at_once=at_once)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the engine has everything that was appended."""
+        return not any(stream.waits for stream in self._streams)
 
     @property
     def appended(self) -> int:
@@ -510,27 +544,6 @@ class PatientEngine:
 
     async def close(self) -> None:
         """The journal is closed by its owner."""
-
-
-def streams_of(sql: str) -> tuple[int, ...]:
-    """The streams whose tables a statement of the broker names, itself or through views."""
-    return _streams_of_names(frozenset(_tables_behind().keys() & _WORD.findall(sql)))
-
-
-@lru_cache(maxsize=1024)
-def _streams_of_names(names: Collection[str]) -> tuple[int, ...]:
-    tables = {table for name in names for table in _tables_behind()[name]}
-    found = []
-    if LOG_TABLE in tables:
-        found.append(LOG)
-    if tables - {LOG_TABLE}:
-        found.append(ROWS)
-    return tuple(found)
-
-
-@cache
-def _tables_behind() -> Mapping[str, frozenset[str]]:
-    return tables_behind()
 
 
 async def open_journal(

@@ -17,7 +17,9 @@ Entries follow, each at a multiple of 8 bytes:
 There are two sums because a large block need not be copied to its head then.
 Sequence numbers go up by one, through all segments; what follows the last entry is zeros, or
 entries of the file's earlier use with lower numbers. Kinds: a block of rows; a round of a stream
-has begun (from now on some of its rows may be in the engine); the round has ended.
+has begun (from now on some of its rows may be in the engine); the round has ended; the tokens that
+are known, which is the first entry of each segment; a token whose block goes to the engine itself.
+So the newest segment knows the tokens of all before it, and they can be recycled.
 
 An entry that a crash cut off is left out: nobody was told of it. It is the last one, as entries are
 written one after the other; only after a power failure the disk may have kept a later one and lost
@@ -40,8 +42,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol._batches import crc32c
+from storage.token_memory import TokenMemory
 
-VERSION = 1
+VERSION = 2
 STREAMS = 2
 HEAD_BYTES = 512
 ENTRY_BYTES = 40
@@ -54,13 +57,14 @@ _ENTRY = struct.Struct("<IIQQIIII")
 _CHECKED = struct.Struct("<QQIIII")  # the last six of these
 _NAMES = struct.Struct("<IHHH")
 _ROUND = struct.Struct("<IIQQ")
+_SIZE = struct.Struct("<I")
 _MAX_BODY = (1 << 32) - 1
 
 log = logging.getLogger(__name__)
 
 Data = bytes | memoryview
 
-BLOCK, ROUND_BEGUN, ROUND_ENDED = 1, 2, 3
+BLOCK, ROUND_BEGUN, ROUND_ENDED, TOKENS, DIRECT = 1, 2, 3, 4, 5
 
 ID_FILE = "id"
 """The journal's id again, in case that the head of the only segment is damaged."""
@@ -113,6 +117,32 @@ def _streams() -> list[StreamState]:
 
 
 @dataclass(slots=True)
+class JournalTokens:
+    """Tokens that were used: `journaled` for blocks of the journal, wherever their rows are now.
+
+    The blocks of `direct` were sent to the engine by themselves, which may have stored them or not.
+    """
+
+    journaled: TokenMemory = field(default_factory=TokenMemory)
+    direct: TokenMemory = field(default_factory=TokenMemory)
+
+    def copy(self) -> JournalTokens:
+        return JournalTokens(self.journaled.copy(), self.direct.copy())
+
+    def to_bytes(self) -> bytes:
+        journaled = self.journaled.to_bytes()
+        return b"".join((_SIZE.pack(len(journaled)), journaled, self.direct.to_bytes()))
+
+    @classmethod
+    def from_bytes(cls, data: memoryview) -> JournalTokens:
+        (size,) = _SIZE.unpack_from(data)
+        end = _SIZE.size + size
+        return cls(
+            TokenMemory.from_bytes(data[_SIZE.size : end]), TokenMemory.from_bytes(data[end:])
+        )
+
+
+@dataclass(slots=True)
 class JournalContents:
     """What the files hold: `blocks` are not in the engine, but for those of a begun round."""
 
@@ -121,6 +151,7 @@ class JournalContents:
     last_segment: int = 0
     streams: list[StreamState] = field(default_factory=_streams)
     blocks: list[JournalBlock] = field(default_factory=list)
+    tokens: JournalTokens = field(default_factory=JournalTokens)
 
 
 @dataclass(slots=True)
@@ -308,6 +339,7 @@ def _read_entries(
         found.last_sequence, at = entry.sequence, entry.end
         if entry.kind == BLOCK:
             block = _read_block(entry.sequence, entry.body)
+            found.tokens.journaled.add(block.table, block.token)
             if block.sequence > found.streams[block.stream].drained:
                 found.blocks.append(block)
         elif entry.kind in (ROUND_BEGUN, ROUND_ENDED):
@@ -319,6 +351,11 @@ def _read_entries(
                 found.blocks = [
                     one for one in found.blocks if one.stream != stream or one.sequence > last
                 ]
+        elif entry.kind == TOKENS:
+            found.tokens = JournalTokens.from_bytes(entry.body)
+        elif entry.kind == DIRECT:
+            direct = _read_block(entry.sequence, entry.body)
+            found.tokens.direct.add(direct.table, direct.token)
         else:
             raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
 
@@ -388,6 +425,7 @@ class JournalWriter:
         self._segment_bytes = segment_bytes
         self.journal_id = contents.journal_id
         self.streams = contents.streams
+        self._tokens = contents.tokens
         self.last_sequence = contents.last_sequence
         self._durable = durable
         self._segments = [
@@ -405,7 +443,14 @@ class JournalWriter:
 
     def append_block(self, stream: int, table: str, columns: str, token: str, data: bytes) -> int:
         """The sequence number of the entry."""
-        return self._append(BLOCK, block_body(stream, table, columns, token), data)
+        sequence = self._append(BLOCK, block_body(stream, table, columns, token), data)
+        self._tokens.journaled.add(table, token)
+        return sequence
+
+    def note_direct(self, table: str, token: str) -> None:
+        """A block with this token is sent to the engine by itself from now on."""
+        self._append(DIRECT, block_body(0, table, "", token))
+        self._tokens.direct.add(table, token)
 
     def begin_round(self, stream: int, first: int, last: int) -> None:
         """The blocks first <= sequence <= last of a stream go into the engine from now on."""
@@ -425,9 +470,13 @@ class JournalWriter:
         self._synced = self.last_sequence
 
     def may_recycle(self, needed_from: int) -> bool:
-        """Whether there is a segment without an entry from `needed_from` on."""
-        in_use = 1 if self._fd >= 0 else 0
-        return len(self._segments) > in_use and self._segments[0].last_sequence < needed_from
+        """Whether there is a segment without an entry from `needed_from` on.
+
+        Not before a segment was begun: the older ones may be the only ones that know the tokens.
+        """
+        if self._fd < 0:
+            return False
+        return len(self._segments) > 1 and self._segments[0].last_sequence < needed_from
 
     def recycle(self, needed_from: int) -> None:
         """Reuse the segments with entries below `needed_from` alone.
@@ -458,6 +507,7 @@ class JournalWriter:
             raise OSError(errno.EFBIG, "a block is too large for the journal")
         if self._at + ENTRY_BYTES + length > self._size:
             self._begin_segment(ENTRY_BYTES + length)
+            sequence = self.last_sequence + 1
         acknowledged = self._synced if self._durable else self.last_sequence
         numbers = (sequence, acknowledged)
         head = _entry_head(self.journal_id.bytes, numbers, kind, prefix, rest)
@@ -467,8 +517,11 @@ class JournalWriter:
         return sequence
 
     def _begin_segment(self, entry_bytes: int) -> None:
-        number = self._next_number
-        size = max(self._segment_bytes, HEAD_BYTES + entry_bytes)
+        """Begin a segment in which there is room for an entry after that of the tokens."""
+        number, sequence = self._next_number, self.last_sequence + 1
+        tokens = self._tokens.to_bytes()
+        begin = HEAD_BYTES + ENTRY_BYTES + len(tokens) + _padding(len(tokens))
+        size = max(self._segment_bytes, begin + entry_bytes)
         path = self._directory / f"{number:012}.journal"
         if size == self._segment_bytes:
             with suppress(FileNotFoundError):
@@ -481,8 +534,11 @@ class JournalWriter:
             os.ftruncate(fd, size)  # the spare one may be of another size
             if self._durable:
                 self.sync()  # a segment exists only if all before it are whole
-            head = _head_bytes(self.journal_id, number, self.last_sequence + 1, self.streams)
+            head = _head_bytes(self.journal_id, number, sequence, self.streams)
             _write(fd, (head,), 0)
+            numbers = (sequence, self._synced if self._durable else self.last_sequence)
+            entry = _entry_head(self.journal_id.bytes, numbers, TOKENS, b"", tokens)
+            _write(fd, (entry, tokens), HEAD_BYTES)
             if self._durable:
                 _flush(fd)
                 _flush_directory(self._directory)
@@ -492,10 +548,11 @@ class JournalWriter:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._at, self._size = fd, HEAD_BYTES, size
+        self._fd, self._at, self._size = fd, begin, size
         self._next_number += 1
         self.file_bytes += size
-        self._segments.append(_SegmentFile(number, path, size, self.last_sequence))
+        self.last_sequence = sequence
+        self._segments.append(_SegmentFile(number, path, size, sequence))
 
 
 def _flush(fd: int) -> None:

@@ -89,6 +89,25 @@ def block_rows(block: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockColumns:
+    """The columns of a block: name and type of each, and a block that has them and no rows."""
+
+    columns: list[tuple[str, str]]
+    empty_block: bytes
+
+
+def block_columns(block: bytes) -> BlockColumns:
+    """Raises as `block_rows`."""
+    heads = _shape(block).heads
+    columns = []
+    for head in heads:
+        reader = _reader(head)
+        name, kind = (reader.read(reader.varuint()).decode(errors="replace") for _ in range(2))
+        columns.append((name, kind))
+    return BlockColumns(columns, b"".join((varuint(len(heads)), varuint(0), *heads)))
+
+
+@dataclass(frozen=True, slots=True)
 class _Shape:
     """What a block is, without its values."""
 

@@ -52,6 +52,11 @@ def _keepers(
     "on this machine has all rights.",
 )
 @click.option("--fsync/--no-fsync", default=None, help="Flush every insert to the disk.")
+@click.option(
+    "--journal-skip-damage/--no-journal-skip-damage",
+    default=None,
+    help="Start although the journal is damaged, without what is damaged; for one start only.",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.pass_context
 def engine(
@@ -63,6 +68,7 @@ def engine(
     replica: str,
     sql_user: str | None,
     fsync: bool | None,
+    journal_skip_damage: bool | None,
     log_level: str | None,
 ) -> None:
     """Run the embedded ClickHouse alone until Ctrl-C or SIGTERM, without a broker.
@@ -75,19 +81,27 @@ def engine(
         ready http=127.0.0.1:8123
     """
     flags = {
-        "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level
+        "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level,
+        "journal_skip_damage": journal_skip_damage,
     }  # fmt: skip
     with settings_errors():
         settings = config.load(flags).settings
         config.prepare_data_dir(settings)
 
+    from broker.wiring import journal_limits
     from sql.http import engine_server
+    from storage.embedded import ClusterPlace
 
     log_to_stderr(settings.log_level, settings.log_format)
     context.exit(
         engine_server.run(
             engine_server.EngineServerSettings(
-                settings.sql, settings.fsync, listen, keepers, shard, replica
+                settings.sql,
+                settings.fsync,
+                journal_limits(settings),
+                settings.journal_skip_damage,
+                listen,
+                ClusterPlace(keepers, shard, replica) if keepers else None,
             )
         )
     )

@@ -1,9 +1,10 @@
 """`brokerhouse engine`: the embedded engine alone, behind ClickHouse's HTTP interface.
 
-It takes the place of a ClickHouse server, and does what a broker needs of a shard:
-one-part inserts with deduplication, KeeperMap tables over a real Keeper, the same SQL and error
-codes. It does not replicate and does not speak the native protocol. Several listeners of one engine
-stand for several replicas that are always in sync.
+It takes the place of a ClickHouse server, and does what a broker needs of a shard: inserts with
+deduplication, through the journal where that is possible (storage/block_intake.py), KeeperMap
+tables over a real Keeper, the same SQL and error codes. It does not replicate and does not speak
+the native protocol. Several listeners of one engine stand for several replicas that are always
+in sync.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from common.address import Address
 from sql.http.interface import application
 from sql.http.settings import SqlSettings
 from sql.http.trusted import EngineInterface
+from storage.block_intake import BlockIntake
+from storage.cluster_sql import SHARD_DATABASE
 from storage.embedded import ClusterPlace, DataDirectoryError, EmbeddedEngine
-from storage.engine import StorageFault
+from storage.engine import EngineError, StorageFault
+from storage.journal import JournaledEngine, JournalLimits, open_journal
+from storage.journal_files import STREAMS
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +44,18 @@ class EngineStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineServerSettings:
-    """What one engine stores, where it listens, and which replica of which shard it is."""
+    """What one engine stores, where it listens, and which replica of which shard it is.
+
+    `place`: None if it has no Keeper.
+    """
 
     sql: SqlSettings
     fsync: bool
+    journal: JournalLimits
+    skip_damage: bool
+    """Of the journal, at this start."""
     listen: Sequence[Address]
-    keepers: Sequence[Address]
-    shard: str
-    replica: str
+    place: ClusterPlace | None
 
 
 async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -> None:
@@ -59,12 +68,13 @@ async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     progress(f"opening {server.sql.data_dir}")
-    engine = await asyncio.to_thread(_open, server)
+    journal = await _open(server)
+    engine = journal.embedded
     try:
         for path in await engine.damaged_parts():
             log.error("the engine found %s damaged and left it out: its rows are missing", path)
-        await _look_for_keeper(server.keepers)
-        interface = EngineInterface(engine, server.sql)
+        await _look_for_keeper(server.place.keepers if server.place else ())
+        interface = EngineInterface(engine, server.sql, BlockIntake(journal))
         runner = web.AppRunner(application(interface), access_log=None)
         await runner.setup()
         try:
@@ -78,16 +88,29 @@ async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -
         if interface.fault.done():
             interface.fault.result()
     finally:
-        await engine.close()
+        await journal.close()
 
 
-def _open(server: EngineServerSettings) -> EmbeddedEngine:
-    place = ClusterPlace(server.keepers, server.shard, server.replica) if server.keepers else None
+async def _open(server: EngineServerSettings) -> JournaledEngine:
+    """Returns when the tables have what the journal holds."""
     try:
-        return EmbeddedEngine(
-            server.sql.data_dir, 0, server.fsync, server.sql.limits.max_memory_bytes, place
+        engine = await asyncio.to_thread(
+            EmbeddedEngine,
+            server.sql.data_dir,
+            STREAMS,
+            server.fsync,
+            server.sql.limits.max_memory_bytes,
+            server.place,
+            SHARD_DATABASE,
         )
-    except DataDirectoryError as error:
+        try:
+            return await open_journal(
+                engine, server.journal, fsync=server.fsync, skip_damage=server.skip_damage
+            )
+        except BaseException:
+            await engine.close()
+            raise
+    except (DataDirectoryError, EngineError) as error:
         raise EngineStartError(str(error)) from error
 
 
@@ -100,10 +123,10 @@ async def _listen(runner: web.AppRunner, address: Address) -> Address:
     return address._replace(port=int(runner.addresses[-1][1]))
 
 
-async def _look_for_keeper(keepers: Sequence[Address]) -> None:
+async def _look_for_keeper(keepers: Sequence[tuple[str, int]]) -> None:
     """Warn when no Keeper answers. One may come later, as it may go away later."""
 
-    async def answers(address: Address) -> bool:
+    async def answers(address: tuple[str, int]) -> bool:
         try:
             async with asyncio.timeout(KEEPER_LOOK_S):
                 _, writer = await asyncio.open_connection(*address)
@@ -117,7 +140,7 @@ async def _look_for_keeper(keepers: Sequence[Address]) -> None:
     if keepers and not any(await asyncio.gather(*map(answers, keepers))):
         log.warning(
             "no Keeper answers at %s: tables that need one fail until it does",
-            ", ".join(map(str, keepers)),
+            ", ".join(f"{host}:{port}" for host, port in keepers),
         )
 
 

@@ -7,7 +7,6 @@ session's: sessions.py), is checked on it (access.py), and runs in a thread (run
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,12 +29,7 @@ from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits
 from sql.http.text import InsertData
 from storage.engine import EngineError
-
-_READS_ONLY_SYSTEM = re.compile(
-    rb"(?is)\s*SELECT\b(?:(?!\bFROM\b|\bJOIN\b|\bIN\b|\w\s*\().)*"
-    rb"(?:\bFROM\s+system\.\w+\b(?:(?!\bFROM\b|\bJOIN\b|\bIN\b|\w\s*\(|,).)*)?"
-)
-"""A SELECT from nothing, or from one table of the database `system`, without functions."""
+from storage.journal_statements import reads_only_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class SqlGateway:
 
         `permit` stays the caller's until the statement is started.
         """
-        await self._see_acknowledged(sql)
+        await self._see_acknowledged(context, sql)
         opening = asyncio.wrap_future(self.pool.submit(self._open, context, sql))
         try:
             handle, action = await asyncio.shield(opening)
@@ -77,14 +71,18 @@ class SqlGateway:
             raise
         return OpenStatement(handle, context, action, permit)
 
-    async def _see_acknowledged(self, sql: bytes) -> None:
+    async def _see_acknowledged(self, context: StatementContext, sql: bytes) -> None:
         """Every record that was acknowledged until now is seen by the statement."""
         try:
-            await self._engine.drained()
+            await self._drain_for(context, sql)
         except EngineError as error:
             # A statement about the engine itself may be needed to find out why.
-            if not _READS_ONLY_SYSTEM.fullmatch(sql):
+            if not reads_only_system(sql):
                 raise engine_error(RuntimeError(str(error))) from error
+
+    async def _drain_for(self, context: StatementContext, sql: bytes) -> None:
+        """Put what was acknowledged into the tables of a statement. Raises `EngineError`."""
+        await self._engine.drained()
 
     def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Action]:
         params = context.text_params()

@@ -1,5 +1,5 @@
 """ClickHouse's HTTP interface as brokers use it, without the fence: everyone let in may do
-everything.
+everything. Blocks of brokers go into the journal where they can (storage/block_intake.py).
 
 interface.py with another login and another gateway (trusted_gateway.py) behind it. A client proves
 who it is by the password that is set; where none is set, it has to be a program of this machine.
@@ -13,6 +13,8 @@ from dataclasses import replace
 from aiohttp import web
 
 from sql.http.body import Body
+from sql.http.engine import Summary
+from sql.http.errors import STD_EXCEPTION, SqlError, engine_error, sql_error
 from sql.http.handles import StatementContext
 from sql.http.interface import HttpInterface
 from sql.http.login import OwnerLogin
@@ -20,36 +22,52 @@ from sql.http.pool import Permit
 from sql.http.request import SqlRequest
 from sql.http.settings import SqlSettings
 from sql.http.text import InsertData
+from sql.http.token_inserts import TokenInsert, token_insert
 from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine
-from storage.engine import StorageFault
+from storage.block_intake import BlockIntake
+from storage.engine import EngineError, StorageFault
+from storage.journal import NOT_ENOUGH_SPACE
+from storage.journal_statements import changes_tables
 
+NOTHING_COUNTED = Summary(0, 0, 0, 0)
 STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of this order
 
 
 class EngineInterface(HttpInterface):
     """Serves one engine, on any number of listeners."""
 
-    def __init__(self, engine: WatchedEngine, settings: SqlSettings) -> None:
+    def __init__(self, engine: WatchedEngine, settings: SqlSettings, blocks: BlockIntake) -> None:
+        """`blocks`: of brokers, on their way into the journal in front of `engine`."""
         limits = replace(settings.limits, max_queries=STATEMENTS_AT_ONCE)
-        self._trusted = TrustedGateway(engine, limits)
+        self._trusted = TrustedGateway(engine, limits, blocks)
         super().__init__(self._trusted, OwnerLogin(settings), settings.data_dir)
+        self._blocks = blocks
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with `StorageFault` when the engine must not serve any more."""
+
+    async def _run(
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
+        permit: Permit,
+    ) -> web.StreamResponse:
+        if not changes_tables(text, context.database):
+            return await super()._run(request, wanted, context, text, permit)
+        async with self._blocks.tables_may_change():
+            return await super()._run(request, wanted, context, text, permit)
 
     async def _insert(
         self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
         head: InsertData, body: Body, permit: Permit,
     ) -> web.StreamResponse:  # fmt: skip
         data = InsertBody()
+        data.write(text[head.data_start :])
+        while not body.complete:
+            data.write(await body.read())
         try:
-            data.write(text[head.data_start :])
-            while not body.complete:
-                data.write(await body.read())
-        except BaseException:
-            data.close()
-            raise
-        try:
-            summary = await self._trusted.insert(context, head, data)
+            summary = await self._store(token_insert(wanted, context, head), context, head, data)
         except StorageFault as fault:
             # Whether the rows are stored is unknown: the sender must not be told that they are, or
             # that they are not.
@@ -59,3 +77,36 @@ class EngineInterface(HttpInterface):
                 request.transport.abort()
             return web.Response(status=500)
         return await self._answers.whole(wanted, b"", summary, None)
+
+    async def _store(
+        self,
+        insert: TokenInsert | None,
+        context: StatementContext,
+        head: InsertData,
+        data: InsertBody,
+    ) -> Summary:
+        """Into the journal if that is possible, else into the table."""
+        if insert is None:
+            return await self._trusted.insert(context, head, data)
+        table, token = insert.table, insert.token
+        try:
+            if insert.columns is not None and await self._blocks.append(
+                table, insert.columns, data.whole(), token
+            ):
+                return NOTHING_COUNTED
+            if not await self._blocks.begin_direct(table, token):
+                return NOTHING_COUNTED
+        except EngineError as error:
+            raise _refused(error) from error
+        return await self._trusted.insert(context, head, data)
+
+
+def _refused(error: EngineError) -> SqlError:
+    """Nothing was stored. TOO_MANY_PARTS says so to a broker, if the engine gave no reason."""
+    text = str(error)
+    found = engine_error(RuntimeError(text))
+    if found.code != STD_EXCEPTION:
+        return found
+    if error.code == NOT_ENOUGH_SPACE:
+        return sql_error(error.code, "NOT_ENOUGH_SPACE", text)
+    return sql_error(252, "TOO_MANY_PARTS", text)

@@ -32,7 +32,9 @@ from sql.http.handles import (
 )
 from sql.http.settings import SqlLimits
 from sql.http.text import InsertData, identifier, tokens
+from storage.block_intake import BlockIntake
 from storage.embedded import INSERT_SETTINGS
+from storage.journal_statements import needed_by
 
 INSERT_MAX_BYTES = 1 << 30
 HANDLES_KEPT = 32
@@ -45,14 +47,10 @@ class WatchedEngine(SqlEngine, Protocol):
 
 
 class InsertBody:
-    """The data of one insert, in memory (a file that has no name)."""
+    """The data of one insert, in memory."""
 
     def __init__(self) -> None:
-        """Raises MEMORY_LIMIT_EXCEEDED."""
-        try:
-            self._file = os.memfd_create("insert")
-        except OSError as error:
-            raise _no_memory(error) from error
+        self._pieces: deque[bytes] = deque()
         self._size = 0
 
     def write(self, data: bytes) -> None:
@@ -61,19 +59,29 @@ class InsertBody:
             raise sql_error(
                 307, "TOO_MANY_BYTES", f"An insert can have {INSERT_MAX_BYTES} bytes here"
             )
-        rest = memoryview(data)
+        if data:
+            self._pieces.append(data)
+
+    def whole(self) -> bytes:
+        data = b"".join(self._pieces)
+        self._pieces = deque((data,))
+        return data
+
+    def to_file(self) -> int:
+        """Move the data into a file that has no name. Raises MEMORY_LIMIT_EXCEEDED."""
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            file = os.memfd_create("insert")
         except OSError as error:
             raise _no_memory(error) from error
-
-    @property
-    def source(self) -> bytes:
-        return b"FROM INFILE '/proc/self/fd/%d'" % self._file
-
-    def close(self) -> None:
-        os.close(self._file)
+        try:
+            while self._pieces:
+                rest = memoryview(self._pieces.popleft())
+                while rest:
+                    rest = rest[os.write(file, rest) :]
+        except OSError as error:
+            os.close(file)
+            raise _no_memory(error) from error
+        return file
 
 
 def _no_memory(error: OSError) -> SqlError:
@@ -202,10 +210,11 @@ class _OnceHandles(TrustedHandles):
 class TrustedGateway(SqlGateway):
     """Runs the statements of brokers, which may do everything."""
 
-    def __init__(self, engine: WatchedEngine, limits: SqlLimits) -> None:
+    def __init__(self, engine: WatchedEngine, limits: SqlLimits, blocks: BlockIntake) -> None:
         handles = TrustedHandles(engine)
         super().__init__(engine, limits, handles)
         self._trusted = handles
+        self._blocks = blocks
         self._for_inserts = _OnceHandles(engine)
         self._watched = engine
 
@@ -216,22 +225,28 @@ class TrustedGateway(SqlGateway):
     async def insert(
         self, context: StatementContext, head: InsertData, body: InsertBody
     ) -> Summary:
-        """Insert a complete body, which is closed then; the caller holds a permit.
+        """Insert a complete body, which is empty then; the caller holds a permit.
 
         Runs to its end even if the caller is cancelled. Raises SqlError and `StorageFault`.
         """
+        await self._see_acknowledged(context, head.statement())
 
         def call() -> Summary:
+            params = context.text_params()
+            file = body.to_file()
             try:
-                params = context.text_params()
+                source = b"FROM INFILE '/proc/self/fd/%d'" % file
                 handle = prepare(self._for_inserts, context)
                 try:
                     with self._watched.watched_write(handle):
-                        text = new_mark() + head.statement(body.source)
+                        text = new_mark() + head.statement(source)
                         return Summary.of(run(handle, text, "Null", params))
                 finally:
                     give_back(handle, context)
             finally:
-                body.close()
+                os.close(file)
 
         return await self.pool.call(call)
+
+    async def _drain_for(self, context: StatementContext, sql: bytes) -> None:
+        await self._blocks.drained(needed_by(sql, context.database))

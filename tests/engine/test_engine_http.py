@@ -13,8 +13,11 @@ from aiohttp import web
 from broker.config import Settings
 from sql.http.interface import application
 from sql.http.trusted import EngineInterface
+from storage.block_intake import BlockIntake
 from storage.embedded import EmbeddedEngine
 from storage.engine import StorageFault
+from storage.journal import JournalLimits, open_journal
+from storage.journal_drain import DrainLimits
 from tests.support.sql_client import ANSWER_LIMIT_S
 
 INSERT = "INSERT INTO rows FORMAT TSV\n1\n"
@@ -48,8 +51,13 @@ def disk(engine: EmbeddedEngine) -> FailingDisk:
 
 
 @pytest.fixture
-async def interface(disk: FailingDisk, tmp_path: Path) -> EngineInterface:
-    return EngineInterface(disk, Settings(data_dir=tmp_path).sql)
+async def interface(
+    disk: FailingDisk, engine: EmbeddedEngine, tmp_path: Path
+) -> AsyncIterator[EngineInterface]:
+    limits = JournalLimits(1 << 20, DrainLimits(1 << 20, 1000, 100))
+    journal = await open_journal(engine, limits, fsync=False)
+    yield EngineInterface(disk, Settings(data_dir=tmp_path).sql, BlockIntake(journal))
+    await journal.close_files()
 
 
 @pytest.fixture

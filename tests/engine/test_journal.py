@@ -15,9 +15,10 @@ import pytest
 from storage.blocks import block
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError, NotSent, StorageFault
-from storage.journal import LOG, ROWS, JournaledEngine, streams_of
+from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
 from storage.journal_files import JournalBlock, JournalWriter
+from storage.journal_statements import LOG, ROWS, streams_of
 from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.server_process import PROJECT

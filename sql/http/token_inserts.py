@@ -1,0 +1,75 @@
+"""Inserts with a deduplication token: which table, which token, and whether a broker may send it.
+
+Brokers send one form (storage/clickhouse.py): one Native block for a table of their database, with
+settings that change nothing about what is stored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sql.http.handles import StatementContext
+from sql.http.request import SqlRequest
+from sql.http.text import InsertData
+from storage.cluster_sql import SHARD_DATABASE
+
+_TOKEN = "insert_deduplication_token"
+_TOKEN_MAX_CHARS = 500
+_TARGET = re.compile(
+    r"INSERT\s+INTO\s+(?:TABLE\s+)?(?:(\w+)\.)?(\w+)\s*(?:\(\s*([\w\s,]*\w)\s*\))?\s*",
+    re.IGNORECASE | re.ASCII,
+)
+_TOKEN_CLAUSE = re.compile(rf"SETTINGS\s+{_TOKEN}\s*=\s*'([^'\\]*)'\s*", re.IGNORECASE)
+_EXPECTED = {
+    "async_insert": "0",
+    "insert_deduplicate": "1",
+    "materialized_views_ignore_errors": "1",
+}
+_WITHOUT_EFFECT = frozenset(
+    {
+        _TOKEN, "cast_string_to_dynamic_use_inference", "date_time_input_format",
+        "input_format_skip_unknown_fields", "insert_quorum", "insert_quorum_parallel",
+        "insert_quorum_timeout", "max_insert_block_size", "max_insert_threads", "max_threads",
+        "min_insert_block_size_bytes", "min_insert_block_size_rows",
+    }
+)  # fmt: skip
+"""On one whole block, whose columns are those of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInsert:
+    """`columns`: as in storage/engine.py; None if the insert has not the form of the brokers'."""
+
+    table: str
+    token: str
+    columns: str | None
+
+
+def token_insert(
+    wanted: SqlRequest, context: StatementContext, head: InsertData
+) -> TokenInsert | None:
+    """None: there is no token, or the table is not in the brokers' database."""
+    text = head.target.decode("utf-8", "replace")
+    target = _TARGET.fullmatch(text)
+    if target is None or (target[1] or context.database) != SHARD_DATABASE:
+        return None
+    clause = _TOKEN_CLAUSE.fullmatch(head.settings.decode("utf-8", "replace"))
+    token = clause[1] if clause else context.settings.get(_TOKEN, "")
+    if not token or len(token) > _TOKEN_MAX_CHARS or not token.isprintable():
+        return None
+    is_plain = (
+        target[3] is not None
+        and head.format == "Native"
+        and (clause is not None or not head.settings)
+        and context.session is None
+        and not (context.params or context.tables or context.read_only)
+        and not wanted.client_revision
+        and all(map(_changes_nothing, context.settings, context.settings.values()))
+    )
+    columns = ", ".join(re.split(r"\s*,\s*", target[3])) if is_plain else None
+    return TokenInsert(target[2], token, columns)
+
+
+def _changes_nothing(name: str, value: str) -> bool:
+    return name in _WITHOUT_EFFECT or _EXPECTED.get(name) == value

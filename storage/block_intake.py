@@ -1,0 +1,146 @@
+"""Blocks that other processes send to the embedded engine: which of them go into the journal.
+
+A block of the journal is acknowledged before the engine sees it, so the engine must not be able to
+refuse it. Anybody may send one, so each is checked: it is one whole Native block, of a table that
+brokers fill, and its columns have the types of the table's. Every other block is inserted directly.
+
+A token is stored once, whichever way its block takes, also after a crash. A token of the journal is
+known there. Before a block is inserted directly the journal notes its token; from then on all
+blocks with this token go directly, and the engine knows which of them it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+
+from storage._merge_blocks import merge_blocks
+from storage.engine import EngineError
+from storage.journal import JournaledEngine
+from storage.merge_blocks import BlockColumns, block_columns
+from storage.native_types import UnmergeableBlock
+from storage.shards import SYNCED_TABLES
+
+log = logging.getLogger(__name__)
+
+TABLES = frozenset(SYNCED_TABLES)
+"""The tables of which brokers send blocks. A row of theirs may be there twice after a crash, unless
+it is of the log: see storage/journal.py."""
+_CHECK_IN_THREAD_BYTES = 256 << 10
+_NEVER_REFUSED = {("String", "LowCardinality(String)"), ("LowCardinality(String)", "String")}
+"""Types of a block and of a table that differ, but every value of one is a value of the other."""
+
+
+class BlockIntake:
+    """In front of the journal of `brokerhouse engine`."""
+
+    def __init__(self, journal: JournaledEngine) -> None:
+        self._journal = journal
+        self._changing = 0
+        """Statements that change tables now."""
+        self._changes = 0
+        """How many such statements there were."""
+        self._shapes: dict[tuple[str, str], bytes] = {}
+        """By table and columns: a block without rows, whose columns the table has. Only one, as
+        blocks of the journal are merged."""
+
+    async def append(self, table: str, columns: str, block: bytes, token: str) -> bool:
+        """Append a block to the journal. False: it has to be inserted directly.
+
+        Raises as `JournaledEngine.insert_block`.
+        """
+        if await self._journal.knows(table, token):
+            return True
+        if self._must_be_direct(table, token):
+            return False
+        changes = self._changes
+        fits = await self._fits(table, columns, block)
+        if not fits or changes != self._changes or self._must_be_direct(table, token):
+            return False
+        await self._journal.append_block(table, columns, block, token)
+        return True
+
+    async def begin_direct(self, table: str, token: str) -> bool:
+        """Announce a direct insert. False: the block of this token is stored already.
+
+        Raises as `JournaledEngine.insert_block`.
+        """
+        if await self._journal.knows(table, token):
+            return False
+        await self._journal.note_direct(table, token)
+        return True
+
+    @asynccontextmanager
+    async def tables_may_change(self) -> AsyncGenerator[None, None]:
+        """Around a statement that changes tables: the journal is empty, and all inserts are direct.
+
+        If the engine refuses rows of the journal, the statement may be there to change that.
+        """
+        self._changing += 1
+        self._changes += 1
+        try:
+            await self._journal.appended_all()
+            try:
+                await self._journal.drained()
+            except EngineError as error:
+                log.warning("tables are changed while rows wait in the journal: %s", error)
+            yield
+        finally:
+            self._changing -= 1
+            if self._journal.is_empty:
+                self._shapes.clear()
+
+    async def drained(self, streams: Collection[int]) -> None:
+        """As `JournaledEngine.drained`."""
+        await self._journal.drained(streams)
+
+    def _must_be_direct(self, table: str, token: str) -> bool:
+        return self._changing > 0 or table not in TABLES or self._journal.is_direct(table, token)
+
+    async def _fits(self, table: str, columns: str, block: bytes) -> bool:
+        """Whether the engine takes every block with the columns of this one, and it is whole."""
+        shape = self._shapes.get((table, columns))
+        try:
+            if shape is None:
+                found = await asyncio.to_thread(block_columns, block)
+                if not await self._has_columns(table, columns, found):
+                    return False
+                shape = self._shapes.setdefault((table, columns), found.empty_block)
+            if len(block) > _CHECK_IN_THREAD_BYTES:
+                whole = await asyncio.to_thread(merge_blocks, (shape, block))
+            else:
+                whole = merge_blocks((shape, block))
+        except UnmergeableBlock:
+            return False
+        return whole is block  # it is not if there are no rows
+
+    async def _has_columns(self, table: str, columns: str, found: BlockColumns) -> bool:
+        """Whether the table has the columns of a block, and nothing that may refuse their rows."""
+        embedded = self._journal.embedded
+        place = {"database": embedded.database, "table": table}
+        changes = self._changes
+        plain = await embedded.rows(
+            "SELECT 1 FROM system.tables WHERE database = {database:String}"
+            " AND name = {table:String} AND endsWith(engine, 'MergeTree')"
+            " AND NOT startsWith(engine, 'Replicated')"
+            " AND position(create_table_query, ' CONSTRAINT ') = 0",
+            place,
+        )
+        rows = await embedded.rows(
+            "SELECT name, type FROM system.columns WHERE database = {database:String}"
+            " AND table = {table:String} AND default_kind NOT IN ('ALIAS', 'MATERIALIZED')",
+            place,
+        )
+        types = {str(name): str(kind) for name, kind in rows}
+        return (
+            plain == [[1]]
+            and changes == self._changes
+            and columns.split(", ") == [name for name, _ in found.columns]
+            and len(dict(found.columns)) == len(found.columns)
+            and all(
+                name in types and (kind == types[name] or (kind, types[name]) in _NEVER_REFUSED)
+                for name, kind in found.columns
+            )
+        )

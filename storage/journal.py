@@ -26,7 +26,7 @@ import asyncio
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ from storage.engine import (
     StorageFault,
 )
 from storage.free_space import KEEP_FREE_BYTES
-from storage.journal_drain import DrainLimits, DrainStream, inserts_of, merged
+from storage.journal_drain import DrainLimits, DrainStream
 from storage.journal_files import (
     FlushError,
     JournalBlock,
@@ -53,6 +53,7 @@ from storage.journal_files import (
     keep_copies,
     read_journal,
 )
+from storage.journal_recovery import put_back
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 
 log = logging.getLogger(__name__)
@@ -272,7 +273,7 @@ class JournaledEngine:
             blocks = [one for one in contents.blocks if one.stream == stream.number]
             if blocks:
                 log.info("%d blocks of the journal go into the tables", len(blocks))
-                await self._recover(stream.number, blocks)
+                await put_back(self.embedded, self._rounds, self._limits.drain, blocks)
             stream.start(contents.last_sequence)
         await self._rounds.recycle()
         constrained = await self.embedded.rows(
@@ -281,43 +282,6 @@ class JournaledEngine:
             {"database": self.embedded.database},
         )
         self._one_by_one = frozenset(name for (name,) in constrained)
-
-    async def _recover(self, stream: int, blocks: Sequence[JournalBlock]) -> None:
-        """Insert what is missing of these blocks. One round: a crash repeats all of it."""
-        await self._rounds.begin_round(stream, blocks[0].sequence, blocks[-1].sequence)
-        for some in self._limits.drain.split(blocks):
-            for insert in inserts_of(some):
-                data = await merged(insert.blocks)
-                if stream == LOG:
-                    await self._insert_missing(insert.columns, data)
-                else:
-                    await self.embedded.insert_block(
-                        stream, insert.table, insert.columns, data, str(uuid4())
-                    )
-        await self._rounds.end_round(stream)
-
-    async def _insert_missing(self, columns: str, data: bytes) -> None:
-        """Insert the rows of a block of the log that the table does not have."""
-        engine = self.embedded
-        table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
-        await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
-        await engine.execute(
-            f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
-        )
-        await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
-        missing = engine.read_native(
-            f"SELECT {columns} FROM {some}"
-            " WHERE (topic_id, partition, offset, append_time) NOT IN ("
-            f"SELECT topic_id, partition, offset, append_time FROM {table}"
-            f" WHERE append_time >= (SELECT min(append_time) FROM {some})"
-            f" AND append_time <= (SELECT max(append_time) FROM {some}))",
-            {},
-            1 << 30,
-        )
-        blocks = [bytes(block) async for block in missing]
-        if blocks:
-            await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
-        await engine.execute(f"DROP TABLE {some} SYNC")
 
     async def close(self) -> None:
         """Put everything into the engine, and close both."""

@@ -58,9 +58,9 @@ def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
         append(journal, "three", stream=1)
     found = read_journal(tmp_path)
     assert [(one.sequence, one.stream, one.data) for one in found.blocks] == [
-        (1, 0, b"one"),
-        (2, 0, b"two"),
-        (3, 1, b"three"),
+        (2, 0, b"one"),  # entry 1: the known tokens
+        (3, 0, b"two"),
+        (4, 1, b"three"),
     ]
     assert {(one.table, one.columns, one.token) for one in found.blocks[:1]} == {
         ("messages", "a, b", "token of one")
@@ -85,8 +85,8 @@ def test_a_block_may_be_larger_than_a_segment(tmp_path: Path) -> None:
 
 def test_blocks_of_an_ended_round_are_not_needed(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
-        append(journal, "one", "two", "three")
-        journal.begin_round(0, 1, 2)
+        first, second, _ = append(journal, "one", "two", "three")
+        journal.begin_round(0, first, second)
         append(journal, "other", stream=1)
         journal.end_round(0)
     assert texts(tmp_path) == ["three", "other"]
@@ -94,19 +94,20 @@ def test_blocks_of_an_ended_round_are_not_needed(tmp_path: Path) -> None:
 
 def test_a_round_that_has_begun_is_known_also_in_the_next_segment(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
-        append(journal, "one", "two")
-        journal.begin_round(0, 1, 2)
+        first, second = append(journal, "one", "two")
+        journal.begin_round(0, first, second)
     with writer(tmp_path):
         pass
     found = read_journal(tmp_path)
-    assert (found.streams[0].round_from, found.streams[0].round_to) == (1, 2)
+    assert (found.streams[0].round_from, found.streams[0].round_to) == (first, second)
     assert [one.data for one in found.blocks] == [b"one", b"two"]
 
 
 def test_segments_are_reused_and_their_old_entries_are_not_read(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         for n in range(200):
-            (last,) = append(journal, f"{n} " + "x" * 700)
+            data = f"{n} " + "x" * 700
+            last = journal.append_block(0, "messages", "a, b", f"token-{n}", data.encode())
             journal.begin_round(0, last, last)
             journal.end_round(0)
             journal.recycle(last + 1)
@@ -134,11 +135,11 @@ WRITTEN = [f"block {n}" for n in range(6)]
 def journal_bytes(tmp_path: Path) -> bytes:
     """A small journal of one segment, with a round that has ended and one that has begun."""
     with writer(tmp_path) as journal:
-        append(journal, *WRITTEN[:3])
-        journal.begin_round(0, 1, 2)
+        first, second, third = append(journal, *WRITTEN[:3])
+        journal.begin_round(0, first, second)
         journal.end_round(0)
         append(journal, *WRITTEN[3:])
-        journal.begin_round(0, 3, 3)
+        journal.begin_round(0, third, third)
         append(journal, "the last")
     (path,) = segments(tmp_path)
     data = path.read_bytes()
@@ -250,12 +251,11 @@ def test_a_reused_file_whose_head_is_still_the_old_one_holds_nothing(tmp_path: P
 
 
 def test_entries_of_an_earlier_journal_in_a_reused_file_are_not_read(tmp_path: Path) -> None:
-    """When all segments are reused, the next start begins a journal with the same numbers."""
+    """When all segments are gone, the next start begins a journal with the same numbers."""
     with writer(tmp_path) as journal:
         append(journal, "one", "two", "three")
-    with writer(tmp_path) as journal:
-        journal.recycle(4)
-    assert segments(tmp_path) == []
+    (path,) = segments(tmp_path)
+    path.rename(tmp_path / "spare")
     with writer(tmp_path) as journal:
         append(journal, "ONE")
     assert texts(tmp_path) == ["ONE"]
@@ -285,3 +285,53 @@ def test_no_room_for_another_segment_leaves_the_journal_as_it_is(
             append(journal, "two")
         append(journal, "x" * SEGMENT_BYTES)
     assert texts(tmp_path) == ["one", "two", "x" * SEGMENT_BYTES]
+
+
+# --- tokens
+
+
+def test_tokens_are_known_when_the_segments_of_their_blocks_were_reused(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        journal.note_direct("messages", "direct-1")
+        for n in range(50):
+            last = journal.append_block(0, "messages", "a", f"17-3-{n}", b"x" * 700)
+            journal.begin_round(0, last, last)
+            journal.end_round(0)
+            journal.recycle(last + 1)
+    assert segments(tmp_path)[0].stem > "000000000002"
+    for _ in range(2):
+        tokens = read_journal(tmp_path).tokens
+        assert all(tokens.journaled.has("messages", f"17-3-{n}") for n in range(50))
+        assert tokens.direct.has("messages", "direct-1")
+        assert not tokens.journaled.has("messages", "direct-1")
+        assert not tokens.direct.has("messages", "17-3-1")
+        with writer(tmp_path) as journal:
+            append(journal, "another")
+
+
+def test_a_start_that_appends_nothing_keeps_the_segment_that_knows_the_tokens(
+    tmp_path: Path,
+) -> None:
+    with writer(tmp_path) as journal:
+        (last,) = append(journal, "one")
+        journal.begin_round(0, last, last)
+        journal.end_round(0)
+    for _ in range(2):
+        with writer(tmp_path) as journal:
+            journal.recycle(last + 100)
+    assert read_journal(tmp_path).tokens.journaled.has("messages", "token of one")
+
+
+def test_a_crash_while_a_segment_is_begun_forgets_no_token(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        append(journal, "one")
+        append(journal, "x" * SEGMENT_BYTES)
+    path = segments(tmp_path)[1]
+    path.write_bytes(path.read_bytes()[:HEAD_BYTES].ljust(SEGMENT_BYTES, b"\0"))
+    with writer(tmp_path) as journal:
+        journal.recycle(1000)
+        append(journal, "two")
+        journal.recycle(1000)
+    tokens = read_journal(tmp_path).tokens.journaled
+    assert tokens.has("messages", "token of one")
+    assert tokens.has("messages", "token of two")

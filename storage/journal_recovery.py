@@ -1,0 +1,55 @@
+"""Puts into the engine what the journal held at the end of the last run, and nothing twice.
+
+A crash may have come after rows were inserted and before the journal knew. So rows of the log are
+compared with those of the table. A row of a small table may be there twice then: its readers take
+the newest version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from storage.embedded import EmbeddedEngine
+from storage.journal_drain import DrainLimits, RoundLog, inserts_of, merged
+from storage.journal_files import JournalBlock
+from storage.journal_statements import LOG, LOG_TABLE
+
+
+async def put_back(
+    engine: EmbeddedEngine, rounds: RoundLog, limits: DrainLimits, blocks: Sequence[JournalBlock]
+) -> None:
+    """Insert what is missing of the blocks of one stream. One round: a crash repeats all of it."""
+    stream = blocks[0].stream
+    await rounds.begin_round(stream, blocks[0].sequence, blocks[-1].sequence)
+    for some in limits.split(blocks):
+        for insert in inserts_of(some):
+            data = await merged(insert.blocks)
+            if stream == LOG:
+                await _insert_missing(engine, insert.columns, data)
+            else:
+                await engine.insert_block(stream, insert.table, insert.columns, data, str(uuid4()))
+    await rounds.end_round(stream)
+
+
+async def _insert_missing(engine: EmbeddedEngine, columns: str, data: bytes) -> None:
+    """Insert the rows of a block of the log that the table does not have."""
+    table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
+    await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
+    await engine.execute(
+        f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
+    )
+    await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
+    missing = engine.read_native(
+        f"SELECT {columns} FROM {some}"
+        " WHERE (topic_id, partition, offset, append_time) NOT IN ("
+        f"SELECT topic_id, partition, offset, append_time FROM {table}"
+        f" WHERE append_time >= (SELECT min(append_time) FROM {some})"
+        f" AND append_time <= (SELECT max(append_time) FROM {some}))",
+        {},
+        1 << 30,
+    )
+    blocks = [bytes(block) async for block in missing]
+    if blocks:
+        await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
+    await engine.execute(f"DROP TABLE {some} SYNC")

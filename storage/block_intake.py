@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
@@ -29,8 +30,13 @@ TABLES = frozenset(SYNCED_TABLES)
 """The tables of which brokers send blocks. A row of theirs may be there twice after a crash, unless
 it is of the log: see storage/journal.py."""
 _CHECK_IN_THREAD_BYTES = 256 << 10
-_NEVER_REFUSED = {("String", "LowCardinality(String)"), ("LowCardinality(String)", "String")}
-"""Types of a block and of a table that differ, but every value of one is a value of the other."""
+# What may differ between the type of a block and that of its table: each value of one is a value of
+# the other.
+_EQUIVALENT = (
+    (re.compile(r"LowCardinality\(String\)"), "String"),
+    (re.compile(r"(DateTime64\(\d+), '[^']*'\)"), r"\1)"),
+    (re.compile(r"^SimpleAggregateFunction\(\w+, (.*)\)$"), r"\1"),
+)
 
 
 class BlockIntake:
@@ -140,7 +146,13 @@ class BlockIntake:
             and columns.split(", ") == [name for name, _ in found.columns]
             and len(dict(found.columns)) == len(found.columns)
             and all(
-                name in types and (kind == types[name] or (kind, types[name]) in _NEVER_REFUSED)
-                for name, kind in found.columns
+                name in types and _bare(kind) == _bare(types[name]) for name, kind in found.columns
             )
         )
+
+
+def _bare(kind: str) -> str:
+    """A type without what makes no difference to which values it has."""
+    for pattern, text in _EQUIVALENT:
+        kind = pattern.sub(text, kind)
+    return kind

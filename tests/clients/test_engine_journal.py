@@ -1,0 +1,399 @@
+"""`brokerhouse engine` acknowledges blocks of brokers in its journal: seen at once, stored once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.log.fence import block_token, fence
+from common.clock import DAY_MS, wall_ms
+from storage.blocks import STRING, Table, block
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
+from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard_migrations
+from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
+from tests.support.engine_process import EngineProcess
+from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+from tests.support.waiting import LIMIT_S, until, until_async
+
+COLUMNS = LOG_ROWS.column_list
+LAYOUT = ClusterLayout("test", replicated=False, distributed=False)
+SESSION = 41
+LATE_MS = "3600000"
+"""Nothing goes into the tables but what is asked for."""
+
+
+def make_tables(engine: EngineProcess) -> None:
+    engine.sql(foundation(LAYOUT)[0].statement)
+    for one in shard_migrations(LAYOUT):
+        engine.sql(one.statement)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> EngineProcess:
+    """An engine of the test's own, with the tables of a shard and two listeners."""
+    settings = {"journal_insert_ms": LATE_MS}
+    return EngineProcess(tmp_path / "data", replicas=2, settings=settings)
+
+
+@pytest.fixture
+async def running(engine: EngineProcess) -> AsyncIterator[EngineProcess]:
+    with engine:
+        make_tables(engine)
+        yield engine
+
+
+@asynccontextmanager
+async def connected(engine: EngineProcess, replica: int = 0) -> AsyncIterator[ClickHouseServer]:
+    settings = ConnectionSettings(
+        user="default", password="", request_timeout_ms=int(LIMIT_S * 1000)
+    )
+    server = ClickHouseServer(engine.urls[replica], settings)
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def insert(server: ClickHouseServer, *offsets: int, token: str) -> None:
+    data = block(LOG_ROWS, [log_row(offset) for offset in offsets])
+    await server.insert_block(0, "messages", COLUMNS, data, token)
+
+
+def seen(engine: EngineProcess, replica: int = 0) -> list[int]:
+    rows = engine.sql(
+        "SELECT offset FROM messages WHERE topic != '' ORDER BY offset",
+        database=SHARD_DATABASE,
+        replica=replica,
+    )
+    return [int(row["offset"]) for row in rows]
+
+
+def journaled(engine: EngineProcess, token: str) -> bool:
+    """Whether the journal has a block with this token."""
+    files = (engine.data_dir / "journal").glob("*.journal")
+    return any(f"{COLUMNS}{token}".encode() in file.read_bytes() for file in files)
+
+
+async def test_a_block_is_seen_at_once_through_every_listener(running: EngineProcess) -> None:
+    async with connected(running) as first, connected(running, 1) as second:
+        for offset, server in enumerate((first, second, first, second)):
+            await insert(server, offset, token=f"1-1-{offset}")
+            assert journaled(running, f"1-1-{offset}")
+            assert await second.rows("SELECT count() FROM messages") == [[offset + 1]]
+            assert seen(running) == list(range(offset + 1))
+        await insert(first, 9, token="1-1-9")
+        assert [one async for one in second.read_native("SELECT offset FROM messages", {}, 1000)]
+        found = await first.rows("SELECT max(offset) FROM messages")
+        assert found == [[9]]
+
+
+async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
+    async with connected(running) as server:
+        for offset in range(100):
+            await insert(server, offset, token=f"1-1-{offset}")
+        assert seen(running) == list(range(100))
+    (row,) = running.sql(
+        "SELECT count() AS n FROM system.parts WHERE active AND table = 'messages' AND rows > 0"
+    )
+    assert int(row["n"]) <= 2
+
+
+async def test_rows_go_into_the_tables_of_their_own_accord(tmp_path: Path) -> None:
+    settings = {"journal_insert_ms": "200"}
+    with EngineProcess(tmp_path / "data", settings=settings) as engine:
+        make_tables(engine)
+        async with connected(engine) as server:
+            await insert(server, 1, token="1-1-1")
+        running_view = "SELECT name, value FROM system.settings"  # it does not ask for the rows
+        engine.sql(running_view)
+        folder = engine.data_dir / "clickhouse"
+
+        def has_part() -> bool:
+            return any(path.name.startswith("20") for path in folder.glob("store/*/*/*"))
+
+        until(has_part)
+
+
+async def test_small_tables_are_seen_at_once(running: EngineProcess) -> None:
+    async with connected(running) as server:
+        for offset in range(3):
+            data = block(OFFSET_ROWS, [offset_row(offset)])
+            await server.insert_block(
+                0, "consumer_offsets", OFFSET_ROWS.column_list, data, f"rows-{offset}"
+            )
+            found = await server.rows("SELECT max(offset) FROM consumer_offsets")
+            assert found == [[offset]]
+        await server.insert_block(0, "consumer_offsets", OFFSET_ROWS.column_list, data, "rows-2")
+        assert await server.rows("SELECT count() FROM consumer_offsets") == [[3]]
+
+
+@pytest.mark.parametrize("fsync", ["false", "true"])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_token_counts_once_also_after_a_restart(
+    tmp_path: Path, fsync: str, end: str
+) -> None:
+    settings = {"journal_insert_ms": LATE_MS, "fsync": fsync}
+    with EngineProcess(tmp_path / "data", settings=settings) as engine:
+        make_tables(engine)
+        async with connected(engine) as server:
+            await insert(server, 1, token="1-1-1")
+            await insert(server, 1, token="1-1-1")
+            assert seen(engine) == [1]
+            await insert(server, 1, token="1-1-1")
+            await insert(server, 2, token="1-1-2")
+        for _ in range(2):
+            engine.stop() if end == "stop" else engine.kill()
+            engine.start()
+            async with connected(engine) as server:
+                await insert(server, 1, token="1-1-1")
+                await insert(server, 2, token="1-1-2")
+                assert seen(engine) == [1, 2]
+        async with connected(engine) as server:
+            await insert(server, 3, token="1-1-3")
+        assert seen(engine) == [1, 2, 3]
+
+
+async def test_sigterm_puts_everything_into_the_tables(running: EngineProcess) -> None:
+    async with connected(running) as server:
+        for offset in range(20):
+            await insert(server, offset, token=f"1-1-{offset}")
+    running.stop()
+    for path in (running.data_dir / "journal").glob("*.journal"):
+        path.unlink()
+    running.start()
+    assert seen(running) == list(range(20))
+
+
+# --- fences
+
+
+def session_block(number: int, lane: int = 0) -> tuple[bytes, str]:
+    rows = [("t", log_row(0)[1], lane, number, wall_ms())]
+    return block(LOG_ROWS, rows), block_token(SESSION, lane, number)
+
+
+async def send(server: ClickHouseServer, number: int) -> None:
+    data, token = session_block(number)
+    await server.insert_block(0, "messages", COLUMNS, data, token)
+
+
+@pytest.mark.parametrize("restart", ["", "stop", "kill"])
+async def test_a_block_that_comes_after_the_fence_vanishes(
+    running: EngineProcess, restart: str
+) -> None:
+    async with connected(running) as server:
+        for number in (1, 2, 3):
+            await send(server, number)
+    if restart:
+        getattr(running, restart)()
+        running.start()
+    async with connected(running, 1) as successor:
+        await fence(successor, SESSION, [1], wall_ms() // DAY_MS)
+
+        async def rows_are_hidden() -> bool:
+            found = await successor.rows("SELECT count() FROM messages WHERE topic = ''")
+            return found == [[0]]
+
+        await until_async(rows_are_hidden)
+    if restart:
+        getattr(running, restart)()
+        running.start()
+    async with connected(running) as server:
+        await send(server, 4)  # as ClickHouse: success, without a row
+        assert seen(running) == [1, 2, 3]
+        await send(server, 3)
+        assert seen(running) == [1, 2, 3]
+    async with connected(running, 1) as another:
+        await fence(another, SESSION, [1], wall_ms() // DAY_MS)
+    assert seen(running) == [1, 2, 3]
+
+
+# --- what does not go into the journal
+
+
+async def test_a_malformed_block_is_refused_with_the_engines_error(running: EngineProcess) -> None:
+    data, token = session_block(1)
+    async with connected(running) as server:
+        with pytest.raises(InsertOutcomeUnknown) as cut:
+            await server.insert_block(0, "messages", COLUMNS, data[:-3], token)
+        assert cut.value.code == 33  # CANNOT_READ_ALL_DATA
+        with pytest.raises(EngineError) as wrong:
+            await server.insert_block(0, "messages", "nosuch", data, "1-1-7")
+        assert isinstance(wrong.value, InsertRejected)
+        with pytest.raises(InsertRejected):
+            await server.insert_block(0, "messages_of_nobody", COLUMNS, data, "1-1-8")
+        for one in (token, "1-1-7", "1-1-8"):
+            assert not journaled(running, one)
+        assert seen(running) == []
+        await server.insert_block(0, "messages", COLUMNS, data, token)
+        await server.insert_block(0, "messages", COLUMNS, data, token)
+        assert seen(running) == [1]
+
+
+async def test_what_a_table_might_refuse_is_not_acknowledged_before_it_has_taken_it(
+    running: EngineProcess,
+) -> None:
+    as_text = Table("messages", (("offset", STRING), ("topic", STRING)))
+    async with connected(running) as server:
+        for text, token in (("7", "1-1-1"), ("seven", "1-1-2"), ("8", "1-1-3"), ("7", "1-1-1")):
+            data = block(as_text, [(text, "t")])
+            try:
+                await server.insert_block(0, "messages", as_text.column_list, data, token)
+            except EngineError:
+                assert text == "seven"
+            else:
+                assert text != "seven"
+            assert not journaled(running, token)
+        assert seen(running) == [7, 8]
+
+
+# --- statements that change tables
+
+
+@pytest.mark.parametrize("restart", ["", "stop", "kill"])
+async def test_a_token_counts_once_whichever_way_its_blocks_go(
+    running: EngineProcess, restart: str
+) -> None:
+    def restarted() -> None:
+        if restart:
+            getattr(running, restart)()
+            running.start()
+
+    async def again(*offsets: int) -> None:
+        async with connected(running) as server:
+            for offset in offsets:
+                await insert(server, offset, token=f"1-1-{offset}")
+
+    await again(1)
+    assert journaled(running, "1-1-1")
+    running.sql(
+        "ALTER TABLE messages ADD CONSTRAINT small CHECK offset < 10", database=SHARD_DATABASE
+    )
+    restarted()
+    await again(1, 2)
+    assert not journaled(running, "1-1-2")
+    with pytest.raises(InsertRejected) as refused:
+        await again(11)
+    assert refused.value.code == 469
+    restarted()
+    running.sql("ALTER TABLE messages DROP CONSTRAINT small", database=SHARD_DATABASE)
+    await again(1, 2, 3, 11)
+    assert journaled(running, "1-1-3")
+    assert not journaled(running, "1-1-2")
+    restarted()
+    await again(1, 2, 3, 11)
+    assert seen(running) == [1, 2, 3, 11]
+
+
+async def test_columns_may_change_between_two_blocks(running: EngineProcess) -> None:
+    async with connected(running) as server:
+        await insert(server, 1, token="1-1-1")
+        running.sql("ALTER TABLE messages ADD COLUMN more String", database=SHARD_DATABASE)
+        await insert(server, 2, token="1-1-2")
+        running.sql("ALTER TABLE messages DROP COLUMN more", database=SHARD_DATABASE)
+        await insert(server, 3, token="1-1-3")
+        assert seen(running) == [1, 2, 3]
+        running.sql("RENAME TABLE messages TO elsewhere", database=SHARD_DATABASE)
+        with pytest.raises(InsertRejected):
+            await insert(server, 4, token="1-1-4")
+        running.sql("RENAME TABLE elsewhere TO messages", database=SHARD_DATABASE)
+        await insert(server, 4, token="1-1-4")
+        assert seen(running) == [1, 2, 3, 4]
+
+
+async def test_a_view_of_others_sees_what_was_acknowledged(running: EngineProcess) -> None:
+    running.sql(f"CREATE VIEW default.mine AS SELECT count() AS n FROM {SHARD_DATABASE}.messages")
+    async with connected(running) as server:
+        for number in range(1, 4):
+            await insert(server, number, token=f"1-1-{number}")
+            assert running.sql("SELECT n FROM mine") == [{"n": number}]
+    assert running.sql("SELECT count() AS n FROM merge('brokerhouse_shard', '^messages$')") == [
+        {"n": 3}
+    ]
+
+
+# --- many at once, and crashes
+
+
+async def test_many_may_send_the_same_block_at_once(running: EngineProcess) -> None:
+    async with connected(running) as one, connected(running, 1) as other:
+        await asyncio.gather(
+            *(
+                insert(server, offset, token=f"1-1-{offset}")
+                for offset in range(20)
+                for server in (one, other, one)
+            )
+        )
+    assert seen(running) == list(range(20))
+
+
+LANES = 6
+ROUNDS = 6
+
+
+async def test_kills_at_any_time_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Lanes that repeat what they are not sure of; statements that make blocks change their way."""
+    chance = random.Random()
+    settings = {"journal_insert_ms": "30", "journal_insert_rows": "40"}
+    engine = EngineProcess(tmp_path / "data", settings=settings)
+    acknowledged: list[set[int]] = [set() for _ in range(LANES)]
+    ended = asyncio.Event()
+
+    async def lane(number: int) -> None:
+        async with connected(engine) as server:
+            offset = 0
+            while not ended.is_set():
+                offset += 1
+                rows = [("t", log_row(0)[1], number, offset, wall_ms())]
+                data = block(LOG_ROWS, rows)
+                while True:
+                    try:
+                        await server.insert_block(
+                            0, "messages", COLUMNS, data, f"1-{number}-{offset}"
+                        )
+                        break
+                    except (InsertOutcomeUnknown, NotSent):
+                        await asyncio.sleep(0.01)
+                acknowledged[number].add(offset)
+
+    async def change_tables() -> None:
+        async with connected(engine) as server:
+            statements: Sequence[str] = ("ADD CONSTRAINT c CHECK 1", "DROP CONSTRAINT c")
+            turn = 0
+            while not ended.is_set():
+                try:
+                    await server.execute(f"ALTER TABLE messages {statements[turn % 2]}")
+                except EngineError as error:
+                    if error.code:  # it was there, or was gone, already
+                        turn += 1
+                else:
+                    turn += 1
+                await asyncio.sleep(chance.uniform(0, 0.3))
+
+    with engine:
+        make_tables(engine)
+        tasks = [asyncio.create_task(lane(number)) for number in range(LANES)]
+        tasks.append(asyncio.create_task(change_tables()))
+        for _ in range(ROUNDS):
+            await asyncio.sleep(chance.uniform(0.2, 1.2))
+            await asyncio.to_thread(engine.kill)
+            await asyncio.to_thread(engine.start)
+        await asyncio.sleep(0.5)
+        ended.set()
+        await asyncio.gather(*tasks)
+        rows = engine.sql(
+            "SELECT partition, offset, count() AS n FROM messages GROUP BY partition, offset",
+            database=SHARD_DATABASE,
+        )
+        found: list[set[int]] = [set() for _ in range(LANES)]
+        for row in rows:
+            assert int(row["n"]) == 1, row
+            found[int(row["partition"])].add(int(row["offset"]))
+        assert found == acknowledged
+        assert all(acknowledged)
+        engine.stop()

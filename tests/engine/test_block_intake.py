@@ -1,0 +1,294 @@
+"""Blocks of other processes in front of the journal: which go in, and that a token counts once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.log.checkpoints import CHECKPOINTS
+from common.clock import wall_ms
+from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
+from protocol._decode_batches import BlockBuilder
+from storage.block_intake import BlockIntake
+from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
+from storage.embedded import EmbeddedEngine
+from storage.engine import NotSent
+from storage.journal import JournaledEngine, JournalLimits, open_journal
+from storage.journal_drain import DrainLimits
+from storage.journal_files import STREAMS
+from tests.support.journal_rows import LOG_ROWS, log_row
+from tests.support.log_parts import header_of, plain
+
+NEVER_MS = 86_400_000
+COLUMNS = LOG_ROWS.column_list
+
+
+@asynccontextmanager
+async def opened(data_dir: Path, *, fsync: bool = False) -> AsyncIterator[JournaledEngine]:
+    """Nothing goes into the tables but what is asked for."""
+    limits = JournalLimits(1 << 30, DrainLimits(1 << 30, 1 << 30, NEVER_MS))
+    journal = await open_journal(EmbeddedEngine(data_dir, STREAMS, fsync), limits, fsync=fsync)
+    try:
+        yield journal
+    finally:
+        await journal.close()
+
+
+@pytest.fixture
+async def journal(data_dir: Path) -> AsyncIterator[JournaledEngine]:
+    async with opened(data_dir) as found:
+        yield found
+
+
+@pytest.fixture
+def intake(journal: JournaledEngine) -> BlockIntake:
+    return BlockIntake(journal)
+
+
+def rows(*offsets: int) -> bytes:
+    return block(LOG_ROWS, [log_row(offset) for offset in offsets])
+
+
+async def append(intake: BlockIntake, offset: int, token: str | None = None) -> bool:
+    return await intake.append("messages", COLUMNS, rows(offset), token or f"1-1-{offset}")
+
+
+async def seen(journal: JournaledEngine) -> list[int]:
+    return [n for (n,) in await journal.rows("SELECT offset FROM messages ORDER BY offset")]
+
+
+def log_block() -> tuple[str, bytes]:
+    """A block as a lane sends it."""
+    batch = plain(b"value")
+    builder = BlockBuilder(1_700_000_000_000)
+    builder.append("t", bytes(16), 0, 0, 0, header_of(batch.data), batch.data[61:], None)
+    return ", ".join(name for name, _ in BlockBuilder.COLUMNS), builder.finish()
+
+
+@pytest.mark.parametrize(
+    "table", [GROUPS, MEMBERS, HEARTBEATS, OFFSETS, CHECKPOINTS], ids=lambda table: table.name
+)
+async def test_rows_of_groups_and_checkpoints_go_into_the_journal(
+    journal: JournaledEngine, intake: BlockIntake, table: Table
+) -> None:
+    values = [wall_ms() if kind is DATETIME64_MS else kind.default for _, kind in table.columns]
+    data = block(table, [values])
+    assert await intake.append(table.name, table.column_list, data, "a-1")
+    assert not journal.is_empty
+    await journal.drained()
+    assert await journal.rows(f"SELECT count() FROM {table.name}") == [[1]]
+
+
+async def test_blocks_of_a_lane_go_into_the_journal(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    columns, data = log_block()
+    for number in range(3):
+        assert await intake.append("messages", columns, data, f"1-1-{number}")
+    assert not journal.is_empty
+    assert await journal.rows("SELECT count() FROM messages") == [[3]]
+
+
+def changed(**types: Type) -> Table:
+    """The table of the log with other types of some columns."""
+    columns = tuple((name, types.get(name, kind)) for name, kind in LOG_ROWS.columns)
+    return Table("messages", columns)
+
+
+def unfit() -> Iterator[Any]:
+    good = rows(1)
+    yield pytest.param("messages", COLUMNS, good[:-1], id="cut")
+    yield pytest.param("messages", COLUMNS, good + b"\0", id="too long")
+    yield pytest.param("messages", COLUMNS, good + good, id="two blocks")
+    yield pytest.param("messages", COLUMNS, b"", id="nothing")
+    yield pytest.param("messages", COLUMNS, os.urandom(300), id="noise")
+    yield pytest.param("messages", COLUMNS, b"offset\n1\n", id="text")
+    yield pytest.param("messages", f"{COLUMNS}, value", good, id="fewer columns")
+    yield pytest.param("messages", COLUMNS.replace("topic,", "topics,"), good, id="other names")
+    yield pytest.param("consumer_offsets", COLUMNS, good, id="another table")
+    yield pytest.param("lag_history", COLUMNS, good, id="a table that brokers do not fill")
+    yield pytest.param("nosuch", COLUMNS, good, id="no table")
+    text = block(changed(partition=STRING), [("t", log_row(0)[1], "one", 0, 0)])
+    yield pytest.param("messages", COLUMNS, text, id="another type")
+    wide = block(changed(partition=INT64), [("t", log_row(0)[1], 1 << 40, 0, 0)])
+    yield pytest.param("messages", COLUMNS, wide, id="a wider type")
+    unknown = Table("messages", (*LOG_ROWS.columns, ("nosuch", INT32)))
+    yield pytest.param(
+        "messages", unknown.column_list, block(unknown, [(*log_row(0), 1)]), id="unknown column"
+    )
+    twice = Table("messages", (*LOG_ROWS.columns, ("topic", STRING)))
+    yield pytest.param(
+        "messages", twice.column_list, block(twice, [(*log_row(0), "t")]), id="a column twice"
+    )
+    alias = Table("messages", (*LOG_ROWS.columns, ("timestamp", LOG_ROWS.columns[-1][1])))
+    yield pytest.param(
+        "messages", alias.column_list, block(alias, [(*log_row(0), 1)]), id="an alias"
+    )
+
+
+@pytest.mark.parametrize(("table", "columns", "data"), list(unfit()))
+@pytest.mark.parametrize("first", [True, False], ids=["first", "after a good one"])
+async def test_a_block_that_the_engine_may_refuse_does_not_go_into_the_journal(
+    journal: JournaledEngine,
+    intake: BlockIntake,
+    table: str,
+    columns: str,
+    data: bytes,
+    first: bool,
+) -> None:
+    if not first:
+        assert await append(intake, 0)
+        await journal.drained()
+    assert not await intake.append(table, columns, data, "2-1-1")
+    assert journal.is_empty
+    assert await append(intake, 1)
+    assert await seen(journal) == [1] if first else [0, 1]
+
+
+async def test_a_block_without_rows_does_not_go_into_the_journal(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    assert await append(intake, 0)
+    parts = [(name, kind.name) for name, kind in LOG_ROWS.columns]
+    empty = bytes([len(parts), 0]) + b"".join(
+        bytes([len(text)]) + text.encode() for pair in parts for text in pair
+    )
+    assert not await intake.append("messages", COLUMNS, empty, "2-1-1")
+
+
+async def test_a_table_with_a_constraint_gets_each_block_itself(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    async with intake.tables_may_change():
+        await journal.execute("ALTER TABLE messages ADD CONSTRAINT c CHECK offset < 10")
+    assert not await append(intake, 0)
+    async with intake.tables_may_change():
+        await journal.execute("ALTER TABLE messages DROP CONSTRAINT c")
+    assert await append(intake, 0)
+
+
+# --- statements that change tables
+
+
+async def test_while_tables_change_the_journal_is_empty_and_inserts_are_direct(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    assert await append(intake, 0)
+    async with intake.tables_may_change():
+        assert journal.is_empty
+        assert not await append(intake, 1)
+        assert await append(intake, 0)  # it is known
+        async with intake.tables_may_change():
+            assert not await append(intake, 1)
+        assert not await append(intake, 1)
+    assert await append(intake, 1)
+
+
+async def test_a_check_that_began_before_tables_changed_does_not_count(
+    journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checking, go_on = asyncio.Event(), asyncio.Event()
+    inner = EmbeddedEngine.rows
+
+    async def slow(self: EmbeddedEngine, *arguments: Any) -> Any:
+        found = await inner(self, *arguments)
+        checking.set()
+        await go_on.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedEngine, "rows", slow)
+        appending = asyncio.create_task(append(intake, 0))
+        await checking.wait()
+    async with intake.tables_may_change():
+        await journal.embedded.execute("ALTER TABLE messages ADD CONSTRAINT c CHECK offset = 1")
+    go_on.set()
+    assert not await appending
+    assert not await append(intake, 0)
+
+
+async def test_the_columns_of_a_table_may_change(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    assert await append(intake, 0)
+    async with intake.tables_may_change():
+        await journal.execute("ALTER TABLE messages MODIFY COLUMN leader_epoch Int64")
+        await journal.execute("ALTER TABLE messages DROP COLUMN value")
+    columns, data = log_block()
+    assert not await intake.append("messages", columns, data, "2-1-1")
+    assert await append(intake, 1)
+    assert await seen(journal) == [0, 1]
+
+
+# --- tokens of blocks that go both ways
+
+
+async def test_a_token_of_the_journal_is_stored_already(
+    journal: JournaledEngine, intake: BlockIntake
+) -> None:
+    assert await append(intake, 0, "1-1-1")
+    assert not await intake.begin_direct("messages", "1-1-1")
+    await journal.drained()
+    assert not await intake.begin_direct("messages", "1-1-1")
+    assert await intake.begin_direct("consumer_offsets", "1-1-1")
+
+
+async def test_a_direct_token_stays_direct(data_dir: Path) -> None:
+    async with opened(data_dir) as journal:
+        intake = BlockIntake(journal)
+        assert await intake.begin_direct("messages", "1-1-1")
+        assert await intake.begin_direct("messages", "1-1-1")
+        assert not await append(intake, 0, "1-1-1")
+        assert await append(intake, 0, "1-1-2")
+    for _ in range(2):
+        async with opened(data_dir) as journal:
+            intake = BlockIntake(journal)
+            assert not await append(intake, 0, "1-1-1")
+            assert await append(intake, 0, "1-1-2")
+            assert journal.is_empty
+
+
+async def test_a_token_that_is_being_announced_is_direct(data_dir: Path) -> None:
+    """With fsync the announcement takes a while."""
+    async with opened(data_dir, fsync=True) as journal:
+        intake = BlockIntake(journal)
+        assert await append(intake, 0)
+        direct = asyncio.create_task(intake.begin_direct("messages", "1-1-1"))
+        await asyncio.sleep(0)
+        assert not direct.done()
+        assert not await append(intake, 1, "1-1-1")
+        assert await direct
+
+
+async def test_a_token_that_is_being_appended_is_stored(data_dir: Path) -> None:
+    async with opened(data_dir, fsync=True) as journal:
+        intake = BlockIntake(journal)
+        assert await append(intake, 0)
+        appending = asyncio.create_task(append(intake, 1, "1-1-1"))
+        await asyncio.sleep(0)
+        assert not appending.done()
+        assert not await intake.begin_direct("messages", "1-1-1")
+        assert await appending
+
+
+async def test_an_announcement_that_failed_does_not_count(
+    journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    assert await append(intake, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwritev", full)
+        with pytest.raises(NotSent, match="No space left"):
+            await intake.begin_direct("messages", "1-1-1")
+        with pytest.raises(NotSent, match="No space left"):
+            await append(intake, 1, "1-1-1")
+    assert await append(intake, 1, "1-1-1")
+    assert await seen(journal) == [0, 1]

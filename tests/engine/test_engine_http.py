@@ -1,4 +1,4 @@
-"""`brokerhouse engine` over HTTP: a statement does not see others; a disk that fails ends it."""
+"""`brokerhouse engine` over HTTP: statements are apart; what a broker learns of faults."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,11 +14,22 @@ from broker.config import Settings
 from sql.http.interface import application
 from sql.http.trusted import EngineInterface
 from storage.block_intake import BlockIntake
+from storage.blocks import block
+from storage.clickhouse import ClickHouseServer, ConnectionSettings
+from storage.cluster_sql import SHARD_DATABASE
 from storage.embedded import EmbeddedEngine
-from storage.engine import StorageFault
-from storage.journal import JournalLimits, open_journal
+from storage.engine import (
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    NotSent,
+    StorageFault,
+)
+from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_drain import DrainLimits
+from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.sql_client import ANSWER_LIMIT_S
+from tests.support.waiting import until_async
 
 INSERT = "INSERT INTO rows FORMAT TSV\n1\n"
 
@@ -51,13 +62,20 @@ def disk(engine: EmbeddedEngine) -> FailingDisk:
 
 
 @pytest.fixture
-async def interface(
-    disk: FailingDisk, engine: EmbeddedEngine, tmp_path: Path
-) -> AsyncIterator[EngineInterface]:
+async def journal(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+    """In front of the table `messages` of a shard."""
+    await engine.execute(f"CREATE DATABASE {SHARD_DATABASE}")
+    await engine.execute(f"CREATE TABLE {SHARD_DATABASE}.messages AS messages")
+    engine.database = SHARD_DATABASE
     limits = JournalLimits(1 << 20, DrainLimits(1 << 20, 1000, 100))
-    journal = await open_journal(engine, limits, fsync=False)
-    yield EngineInterface(disk, Settings(data_dir=tmp_path).sql, BlockIntake(journal))
-    await journal.close_files()
+    opened = await open_journal(engine, limits, fsync=False)
+    yield opened
+    await opened.close_files()
+
+
+@pytest.fixture
+async def interface(disk: FailingDisk, journal: JournaledEngine, tmp_path: Path) -> EngineInterface:
+    return EngineInterface(disk, Settings(data_dir=tmp_path).sql, BlockIntake(journal))
 
 
 @pytest.fixture
@@ -88,6 +106,89 @@ async def test_an_insert_that_may_have_lost_a_write_is_not_answered_and_ends_the
     disk.fails = True
     with pytest.raises(aiohttp.ClientConnectionError):
         await client.post(url, data=INSERT)
+    with pytest.raises(StorageFault):
+        await interface.fault
+
+
+@pytest.fixture
+async def server(url: str) -> AsyncIterator[ClickHouseServer]:
+    """The engine as a broker sees it."""
+    settings = ConnectionSettings(user="default", password="")
+    connected = ClickHouseServer(url, settings)
+    yield connected
+    await connected.close()
+
+
+async def insert(server: ClickHouseServer, offset: int) -> None:
+    data = block(LOG_ROWS, [log_row(offset)])
+    await server.insert_block(0, "messages", LOG_ROWS.column_list, data, f"1-1-{offset}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "outcome", "code"),
+    [
+        (NotSent("the journal is full"), InsertRejected, 252),
+        (NotSent("Code: 469. DB::Exception: no. (VIOLATED_CONSTRAINT)", 469), InsertRejected, 469),
+        (NotSent("not enough space on the disk", 243), InsertOutcomeUnknown, 243),
+        (NotSent("Code: 241. DB::Exception: no. (MEMORY_LIMIT)", 241), InsertOutcomeUnknown, 241),
+    ],
+    ids=str,
+)
+async def test_a_broker_is_told_why_the_journal_takes_no_block(
+    journal: JournaledEngine,
+    server: ClickHouseServer,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: EngineError,
+    outcome: type[EngineError],
+    code: int,
+) -> None:
+    """A refusal is sure only if the code is one that a ClickHouse server raises before a write."""
+
+    def refuse(*_: object) -> None:
+        raise failure
+
+    await insert(server, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_check", refuse)
+        with pytest.raises(EngineError) as refused:
+            await insert(server, 2)
+    assert type(refused.value) is outcome
+    assert refused.value.code == code
+    await insert(server, 2)
+    assert await server.rows("SELECT count() FROM messages") == [[2]]
+
+
+async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
+    journal: JournaledEngine, engine: EmbeddedEngine, server: ClickHouseServer
+) -> None:
+    await insert(server, 1)
+    # As nobody can do over HTTP, where the journal would be emptied first.
+    await engine.execute("ALTER TABLE brokerhouse_shard.messages ADD CONSTRAINT c CHECK offset < 0")
+    with pytest.raises(EngineError, match="acknowledged rows cannot be put into the table"):
+        await server.rows("SELECT count() FROM messages")
+    with pytest.raises(InsertRejected) as refused:
+        await insert(server, 2)
+    assert refused.value.code == 469
+    assert await server.rows("SELECT 1") == [[1]]
+    await server.execute("ALTER TABLE messages DROP CONSTRAINT c")
+    await until_async(lambda: journal.is_empty)
+    await insert(server, 2)
+    assert await server.rows("SELECT count() FROM messages") == [[2]]
+
+
+async def test_a_journal_that_may_have_lost_a_write_ends_the_engine(
+    journal: JournaledEngine,
+    interface: EngineInterface,
+    server: ClickHouseServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise StorageFault("the journal cannot be flushed to the disk")
+
+    await insert(server, 1)
+    monkeypatch.setattr(journal, "_check", fails)
+    with pytest.raises(InsertOutcomeUnknown):
+        await insert(server, 2)
     with pytest.raises(StorageFault):
         await interface.fault
 

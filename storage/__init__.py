@@ -3,8 +3,10 @@
 * engine.py: the interface. embedded.py: chDB in this process, with free_space.py and
   _result_bytes.pyx. clickhouse.py: one server over HTTP. shards.py: the replicas of a shard as one
   engine.
-* journal.py: the embedded engine behind a journal. journal_files.py: its files. journal_drain.py:
-  how its blocks get into the engine.
+* journal.py: the embedded engine behind a journal. journal_files.py: its files. journal_drain.py
+  and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a
+  statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
+  other processes go into it.
 * Rows: blocks.py and parameters.py (Python values to ClickHouse), native_types.py (how a column's
   type lays out its values), native_stream.py (blocks in a stream), merge_blocks.py (many blocks as
   one; what runs is _merge_blocks.pyx, the same in Cython), row_lane.py (group commit for the small

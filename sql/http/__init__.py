@@ -6,5 +6,5 @@
   and running.py run it in a thread, engine.py and handles.py give it a handle; sessions.py has the
   sessions (`session_id`).
 * settings.py: who may query, and how much.
-* `brokerhouse engine`: engine_server.py, trusted.py, trusted_gateway.py.
+* `brokerhouse engine`: engine_server.py, trusted.py, trusted_gateway.py, token_inserts.py.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +18,17 @@ from storage.block_intake import BlockIntake
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
 from storage.embedded import EmbeddedEngine
 from storage.engine import NotSent
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
-from storage.journal_files import STREAMS
+from storage.journal import JournaledEngine
+from tests.support import journal_engine
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.log_parts import header_of, plain
 
-NEVER_MS = 86_400_000
 COLUMNS = LOG_ROWS.column_list
 
 
-@asynccontextmanager
-async def opened(data_dir: Path, *, fsync: bool = False) -> AsyncIterator[JournaledEngine]:
-    """Nothing goes into the tables but what is asked for."""
-    limits = JournalLimits(1 << 30, DrainLimits(1 << 30, 1 << 30, NEVER_MS))
-    journal = await open_journal(EmbeddedEngine(data_dir, STREAMS, fsync), limits, fsync=fsync)
-    try:
-        yield journal
-    finally:
-        await journal.close()
-
-
-@pytest.fixture
-async def journal(data_dir: Path) -> AsyncIterator[JournaledEngine]:
-    async with opened(data_dir) as found:
+@pytest.fixture(name="journal")
+async def a_journal(data_dir: Path) -> AsyncIterator[JournaledEngine]:
+    async with journal_engine.journal(data_dir) as found:
         yield found
 
 
@@ -240,14 +226,14 @@ async def test_a_token_of_the_journal_is_stored_already(
 
 
 async def test_a_direct_token_stays_direct(data_dir: Path) -> None:
-    async with opened(data_dir) as journal:
+    async with journal_engine.journal(data_dir) as journal:
         intake = BlockIntake(journal)
         assert await intake.begin_direct("messages", "1-1-1")
         assert await intake.begin_direct("messages", "1-1-1")
         assert not await append(intake, 0, "1-1-1")
         assert await append(intake, 0, "1-1-2")
     for _ in range(2):
-        async with opened(data_dir) as journal:
+        async with journal_engine.journal(data_dir) as journal:
             intake = BlockIntake(journal)
             assert not await append(intake, 0, "1-1-1")
             assert await append(intake, 0, "1-1-2")
@@ -256,7 +242,7 @@ async def test_a_direct_token_stays_direct(data_dir: Path) -> None:
 
 async def test_a_token_that_is_being_announced_is_direct(data_dir: Path) -> None:
     """With fsync the announcement takes a while."""
-    async with opened(data_dir, fsync=True) as journal:
+    async with journal_engine.journal(data_dir, fsync=True) as journal:
         intake = BlockIntake(journal)
         assert await append(intake, 0)
         direct = asyncio.create_task(intake.begin_direct("messages", "1-1-1"))
@@ -267,7 +253,7 @@ async def test_a_token_that_is_being_announced_is_direct(data_dir: Path) -> None
 
 
 async def test_a_token_that_is_being_appended_is_stored(data_dir: Path) -> None:
-    async with opened(data_dir, fsync=True) as journal:
+    async with journal_engine.journal(data_dir, fsync=True) as journal:
         intake = BlockIntake(journal)
         assert await append(intake, 0)
         appending = asyncio.create_task(append(intake, 1, "1-1-1"))

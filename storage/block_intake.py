@@ -30,6 +30,9 @@ TABLES = frozenset(SYNCED_TABLES)
 """The tables of which brokers send blocks. A row of theirs may be there twice after a crash, unless
 it is of the log: see storage/journal.py."""
 _CHECK_IN_THREAD_BYTES = 256 << 10
+_LEARN_MAX_BYTES = 1 << 20
+"""The columns of a larger block are not read: that is Python, and the block costs less directly."""
+_SHAPES_MAX = 1000
 # What may differ between the type of a block and that of its table: each value of one is a value of
 # the other.
 _EQUIVALENT = (
@@ -49,8 +52,10 @@ class BlockIntake:
         self._changes = 0
         """How many such statements there were."""
         self._shapes: dict[tuple[str, str], bytes] = {}
-        """By table and columns: a block without rows, whose columns the table has. Only one, as
-        blocks of the journal are merged."""
+        """By table and columns: a block without rows, of the same types as all that wait in the
+        journal, because those are merged."""
+        self._checked: set[tuple[str, str]] = set()
+        """The shapes that the tables have now."""
 
     async def append(self, table: str, columns: str, block: bytes, token: str) -> bool:
         """Append a block to the journal. False: it has to be inserted directly.
@@ -95,6 +100,7 @@ class BlockIntake:
             yield
         finally:
             self._changing -= 1
+            self._checked.clear()
             if self._journal.is_empty:
                 self._shapes.clear()
 
@@ -106,21 +112,33 @@ class BlockIntake:
         return self._changing > 0 or table not in TABLES or self._journal.is_direct(table, token)
 
     async def _fits(self, table: str, columns: str, block: bytes) -> bool:
-        """Whether the engine takes every block with the columns of this one, and it is whole."""
-        shape = self._shapes.get((table, columns))
+        """Whether it is a whole block with columns of which the engine takes every block."""
+        if (table, columns) not in self._checked and not await self._learn(table, columns, block):
+            return False
+        blocks = self._shapes[table, columns], block
         try:
-            if shape is None:
-                found = await asyncio.to_thread(block_columns, block)
-                if not await self._has_columns(table, columns, found):
-                    return False
-                shape = self._shapes.setdefault((table, columns), found.empty_block)
             if len(block) > _CHECK_IN_THREAD_BYTES:
-                whole = await asyncio.to_thread(merge_blocks, (shape, block))
+                whole = await asyncio.to_thread(merge_blocks, blocks)
             else:
-                whole = merge_blocks((shape, block))
+                whole = merge_blocks(blocks)
         except UnmergeableBlock:
             return False
         return whole is block  # it is not if there are no rows
+
+    async def _learn(self, table: str, columns: str, block: bytes) -> bool:
+        """Whether the table has the columns of this block, which are remembered then."""
+        if len(block) > _LEARN_MAX_BYTES or len(self._shapes) >= _SHAPES_MAX:
+            return False
+        try:
+            found = await asyncio.to_thread(block_columns, block)
+        except UnmergeableBlock:
+            return False
+        shape = self._shapes.get((table, columns), found.empty_block)
+        if shape != found.empty_block or not await self._has_columns(table, columns, found):
+            return False
+        self._shapes.setdefault((table, columns), shape)
+        self._checked.add((table, columns))
+        return True
 
     async def _has_columns(self, table: str, columns: str, found: BlockColumns) -> bool:
         """Whether the table has the columns of a block, and nothing that may refuse their rows."""

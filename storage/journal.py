@@ -356,6 +356,8 @@ class JournaledEngine:
         finally:
             self._announced[table, token] -= 1
             self._announced += Counter()  # without those that are 0
+        if self._writer.file_bytes > 4 * SEGMENT_BYTES:  # perhaps nothing else is appended
+            await self._rounds.recycle()
 
     async def appended_all(self) -> None:
         """Wait until no block is being appended."""

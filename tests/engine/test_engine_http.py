@@ -164,8 +164,9 @@ async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
     await insert(server, 1)
     # As nobody can do over HTTP, where the journal would be emptied first.
     await engine.execute("ALTER TABLE brokerhouse_shard.messages ADD CONSTRAINT c CHECK offset < 0")
-    with pytest.raises(EngineError, match="acknowledged rows cannot be put into the table"):
+    with pytest.raises(EngineError) as failed:
         await server.rows("SELECT count() FROM messages")
+    assert failed.value.code == 469
     with pytest.raises(InsertRejected) as refused:
         await insert(server, 2)
     assert refused.value.code == 469

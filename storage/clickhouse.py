@@ -48,7 +48,7 @@ from storage.native_stream import BlockStream, NotNative, ServerException
 from storage.parameters import parameter_texts
 
 # One block is one part: see storage/embedded.py.
-_INSERT_SETTINGS = {
+INSERT_SETTINGS = {
     "max_insert_block_size": "1000000000",
     "min_insert_block_size_rows": "0",
     "min_insert_block_size_bytes": "0",
@@ -179,7 +179,7 @@ class ClickHouseServer:
                     f"INSERT INTO {table} ({columns}) FORMAT Native",
                     data=body,
                     settings={
-                        **_INSERT_SETTINGS,
+                        **INSERT_SETTINGS,
                         **settings,
                         "insert_deduplication_token": token,
                         "query_id": query_id,

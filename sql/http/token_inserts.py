@@ -16,14 +16,17 @@ from storage.cluster_sql import SHARD_DATABASE
 
 _TOKEN = "insert_deduplication_token"
 _TOKEN_MAX_CHARS = 500
+_DEDUPLICATE = "insert_deduplicate"
 _TARGET = re.compile(
-    r"INSERT\s+INTO\s+(?:TABLE\s+)?(?:(\w+)\.)?(\w+)\s*(?:\(\s*([\w\s,]*\w)\s*\))?\s*",
-    re.IGNORECASE | re.ASCII,
+    r"INSERT\s+INTO\s+(?:TABLE\s+)?(?:(\w+)\.)?(\w+)\s*(?:\((.*)\))?\s*",
+    re.IGNORECASE | re.ASCII | re.DOTALL,
 )
-_TOKEN_CLAUSE = re.compile(rf"SETTINGS\s+{_TOKEN}\s*=\s*'([^'\\]*)'\s*", re.IGNORECASE)
+_COLUMNS = re.compile(r"\s*\w+(?:\s*,\s*\w+)*\s*", re.ASCII)
+_TOKEN_CLAUSE = re.compile(rf"\b{_TOKEN}\s*=\s*'([^'\\]*)'", re.IGNORECASE)
+_ONLY_TOKEN = re.compile(rf"(?:SETTINGS\s+{_TOKEN_CLAUSE.pattern}\s*)?", re.IGNORECASE)
 _EXPECTED = {
     "async_insert": "0",
-    "insert_deduplicate": "1",
+    _DEDUPLICATE: "1",
     "materialized_views_ignore_errors": "1",
 }
 _WITHOUT_EFFECT = frozenset(
@@ -49,26 +52,30 @@ class TokenInsert:
 def token_insert(
     wanted: SqlRequest, context: StatementContext, head: InsertData
 ) -> TokenInsert | None:
-    """None: there is no token, or the table is not in the brokers' database."""
+    """None: no token counts, or the table is not in the brokers' database."""
     text = head.target.decode("utf-8", "replace")
     target = _TARGET.fullmatch(text)
     if target is None or (target[1] or context.database) != SHARD_DATABASE:
         return None
-    clause = _TOKEN_CLAUSE.fullmatch(head.settings.decode("utf-8", "replace"))
-    token = clause[1] if clause else context.settings.get(_TOKEN, "")
+    if context.settings.get(_DEDUPLICATE, "1") != "1" or _DEDUPLICATE.encode() in head.settings:
+        return None
+    clause = head.settings.decode("utf-8", "replace")
+    found = _TOKEN_CLAUSE.search(clause)
+    token = found[1] if found else context.settings.get(_TOKEN, "")
     if not token or len(token) > _TOKEN_MAX_CHARS or not token.isprintable():
         return None
+    columns = target[3] or ""
     is_plain = (
-        target[3] is not None
-        and head.format == "Native"
-        and (clause is not None or not head.settings)
+        head.format == "Native"
+        and _COLUMNS.fullmatch(columns) is not None
+        and _ONLY_TOKEN.fullmatch(clause) is not None
         and context.session is None
         and not (context.params or context.tables or context.read_only)
         and not wanted.client_revision
         and all(map(_changes_nothing, context.settings, context.settings.values()))
     )
-    columns = ", ".join(re.split(r"\s*,\s*", target[3])) if is_plain else None
-    return TokenInsert(target[2], token, columns)
+    names = ", ".join(name.strip() for name in columns.split(","))
+    return TokenInsert(target[2], token, names if is_plain else None)
 
 
 def _changes_nothing(name: str, value: str) -> bool:

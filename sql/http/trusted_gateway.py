@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,11 @@ from sql.http.settings import SqlLimits
 from sql.http.text import InsertData, identifier, tokens
 from storage.block_intake import BlockIntake
 from storage.embedded import INSERT_SETTINGS
-from storage.journal_statements import needed_by
+from storage.journal_statements import changes_tables, needed_by
 
 INSERT_MAX_BYTES = 1 << 30
 HANDLES_KEPT = 32
+_SELECT = re.compile(rb"\bSELECT\b", re.IGNORECASE)
 DEFAULT_DATABASE = "default"
 
 
@@ -249,4 +251,6 @@ class TrustedGateway(SqlGateway):
         return await self.pool.call(call)
 
     async def _drain_for(self, context: StatementContext, sql: bytes) -> None:
+        if changes_tables(sql, context.database) and not _SELECT.search(sql):
+            return  # `tables_may_change` has tried it
         await self._blocks.drained(needed_by(sql, context.database))

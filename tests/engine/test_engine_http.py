@@ -171,6 +171,8 @@ async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
         await insert(server, 2)
     assert refused.value.code == 469
     assert await server.rows("SELECT 1") == [[1]]
+    with pytest.raises(EngineError):
+        await server.execute("CREATE TABLE copy ENGINE = Log AS SELECT * FROM messages")
     await server.execute("ALTER TABLE messages DROP CONSTRAINT c")
     await until_async(lambda: journal.is_empty)
     await insert(server, 2)

@@ -212,13 +212,20 @@ class _Rounds:
     async def end_round(self, stream: int) -> None:
         await self._queue.run(lambda: self._writer.end_round(stream))
 
+    @property
+    def may_recycle(self) -> bool:
+        return self._writer.may_recycle(self._needed_from())
+
     async def recycle(self) -> None:
-        waiting = [stream.oldest for stream in self.streams if stream.oldest is not None]
-        needed_from = min([*waiting, self._queue.last_written + 1])
+        needed_from = self._needed_from()
         await self._queue.run(lambda: self._writer.recycle(needed_from))
         if self._writer.file_bytes > self._files_max_bytes // 2:
             for stream in self.streams:  # the one that drains less often keeps files of the other
                 stream.hurry()
+
+    def _needed_from(self) -> int:
+        waiting = [stream.oldest for stream in self.streams if stream.oldest is not None]
+        return min([*waiting, self._queue.last_written + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +363,7 @@ class JournaledEngine:
         finally:
             self._announced[table, token] -= 1
             self._announced += Counter()  # without those that are 0
-        if self._writer.file_bytes > 4 * SEGMENT_BYTES:  # perhaps nothing else is appended
+        if self._rounds.may_recycle:  # perhaps there is never a round
             await self._rounds.recycle()
 
     async def appended_all(self) -> None:

@@ -18,7 +18,8 @@ from storage.block_intake import BlockIntake
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
 from storage.embedded import EmbeddedEngine
 from storage.engine import NotSent
-from storage.journal import JournaledEngine
+from storage.journal import JournaledEngine, JournalLimits, open_journal
+from storage.journal_files import STREAMS
 from tests.support import journal_engine
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.log_parts import header_of, plain
@@ -278,3 +279,16 @@ async def test_an_announcement_that_failed_does_not_count(
             await append(intake, 1, "1-1-1")
     assert await append(intake, 1, "1-1-1")
     assert await seen(journal) == [0, 1]
+
+
+async def test_the_notes_of_direct_inserts_do_not_fill_the_disk(data_dir: Path) -> None:
+    engine = EmbeddedEngine(data_dir, STREAMS, fsync=False)
+    limits = JournalLimits(1 << 20, journal_engine.PATIENT)
+    journal = await open_journal(engine, limits, fsync=False, segment_bytes=4096)
+    intake = BlockIntake(journal)
+    for number in range(1000):
+        assert await intake.begin_direct("messages", f"1-1-{number}")
+    files = list((data_dir / "journal").iterdir())
+    assert sum(path.stat().st_size for path in files) <= 4 * 4096
+    assert not await append(intake, 0, "1-1-0")
+    await journal.close()

@@ -71,3 +71,11 @@ def test_at_the_limit_the_sender_that_was_silent_for_longest_is_forgotten() -> N
     assert [number for number in range(10, 20) if memory.has("messages", f"5-1-{number}")] == [
         14, 16, 18
     ]  # fmt: skip
+
+
+def test_numbers_without_a_hole_are_one_range_whatever_their_order() -> None:
+    memory, numbers = TokenMemory(), list(range(100))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        memory.add("messages", f"17-3-{number}")
+    assert len(memory.to_bytes()) < 50

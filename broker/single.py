@@ -48,7 +48,6 @@ from storage.schema import migrate
 log = logging.getLogger(__name__)
 
 
-
 @dataclass(frozen=True, slots=True)
 class _TopicData:
     """`TopicData` of this broker."""

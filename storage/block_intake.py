@@ -20,6 +20,8 @@ from contextlib import asynccontextmanager
 from storage._merge_blocks import merge_blocks
 from storage.engine import EngineError
 from storage.journal import JournaledEngine
+from storage.journal_recovery import LOG_KEY
+from storage.journal_statements import ALL, LOG_TABLE
 from storage.merge_blocks import BlockColumns, block_columns
 from storage.native_types import UnmergeableBlock
 from storage.shards import SYNCED_TABLES
@@ -67,7 +69,7 @@ class BlockIntake:
         if self._must_be_direct(table, token):
             return False
         changes = self._changes
-        fits = await self._fits(table, columns, block)
+        fits = await self._fits(table, columns, block, changes)
         if not fits or changes != self._changes or self._must_be_direct(table, token):
             return False
         await self._journal.append_block(table, columns, block, token)
@@ -93,10 +95,11 @@ class BlockIntake:
         self._changes += 1
         try:
             await self._journal.appended_all()
-            try:
-                await self._journal.drained()
-            except EngineError as error:
-                log.warning("tables are changed while rows wait in the journal: %s", error)
+            for stream in ALL:
+                try:
+                    await self._journal.drained([stream])
+                except EngineError as error:
+                    log.warning("tables are changed while rows wait in the journal: %s", error)
             yield
         finally:
             self._changing -= 1
@@ -111,9 +114,14 @@ class BlockIntake:
     def _must_be_direct(self, table: str, token: str) -> bool:
         return self._changing > 0 or table not in TABLES or self._journal.is_direct(table, token)
 
-    async def _fits(self, table: str, columns: str, block: bytes) -> bool:
-        """Whether it is a whole block with columns of which the engine takes every block."""
-        if (table, columns) not in self._checked and not await self._learn(table, columns, block):
+    async def _fits(self, table: str, columns: str, block: bytes, changes: int) -> bool:
+        """Whether it is a whole block with columns of which the engine takes every block.
+
+        A shape is not remembered if tables have changed since `changes`.
+        """
+        if (table, columns) not in self._checked and not await self._learn(
+            table, columns, block, changes
+        ):
             return False
         blocks = self._shapes[table, columns], block
         try:
@@ -125,7 +133,7 @@ class BlockIntake:
             return False
         return whole is block  # it is not if there are no rows
 
-    async def _learn(self, table: str, columns: str, block: bytes) -> bool:
+    async def _learn(self, table: str, columns: str, block: bytes, changes: int) -> bool:
         """Whether the table has the columns of this block, which are remembered then."""
         if len(block) > _LEARN_MAX_BYTES or len(self._shapes) >= _SHAPES_MAX:
             return False
@@ -136,6 +144,8 @@ class BlockIntake:
         shape = self._shapes.get((table, columns), found.empty_block)
         if shape != found.empty_block or not await self._has_columns(table, columns, found):
             return False
+        if changes != self._changes:  # what was read may be of before, or of the midst
+            return False
         self._shapes.setdefault((table, columns), shape)
         self._checked.add((table, columns))
         return True
@@ -144,7 +154,6 @@ class BlockIntake:
         """Whether the table has the columns of a block, and nothing that may refuse their rows."""
         embedded = self._journal.embedded
         place = {"database": embedded.database, "table": table}
-        changes = self._changes
         plain = await embedded.rows(
             "SELECT 1 FROM system.tables WHERE database = {database:String}"
             " AND name = {table:String} AND endsWith(engine, 'MergeTree')"
@@ -160,7 +169,7 @@ class BlockIntake:
         types = {str(name): str(kind) for name, kind in rows}
         return (
             plain == [[1]]
-            and changes == self._changes
+            and (table != LOG_TABLE or {name for name, _ in found.columns}.issuperset(LOG_KEY))
             and columns.split(", ") == [name for name, _ in found.columns]
             and len(dict(found.columns)) == len(found.columns)
             and all(

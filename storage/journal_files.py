@@ -191,8 +191,8 @@ def _read_head(data: memoryview, path: Path) -> _Head | None:
     if version != VERSION:
         raise JournalError(
             f"{path} has version {version} of the journal's format, and this brokerhouse knows"
-            f" version {VERSION}: start it once with the brokerhouse that wrote it and stop that"
-            " one, which empties the journal"
+            f" version {VERSION}: start the brokerhouse that wrote it, stop it, and if it ended"
+            f" without an error, remove {path.parent}"
         )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     if crc != crc32c(data[: _HEAD.size]):

@@ -15,6 +15,9 @@ from storage.journal_drain import DrainLimits, RoundLog, inserts_of, merged
 from storage.journal_files import JournalBlock
 from storage.journal_statements import LOG, LOG_TABLE
 
+LOG_KEY = ("topic_id", "partition", "offset", "append_time")
+"""What tells whether a row of the log is in its table."""
+
 
 async def put_back(
     engine: EmbeddedEngine, rounds: RoundLog, limits: DrainLimits, blocks: Sequence[JournalBlock]
@@ -40,10 +43,11 @@ async def _insert_missing(engine: EmbeddedEngine, columns: str, data: bytes) -> 
         f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
     )
     await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
+    key = ", ".join(LOG_KEY)
     missing = engine.read_native(
         f"SELECT {columns} FROM {some}"
-        " WHERE (topic_id, partition, offset, append_time) NOT IN ("
-        f"SELECT topic_id, partition, offset, append_time FROM {table}"
+        f" WHERE ({key}) NOT IN ("
+        f"SELECT {key} FROM {table}"
         f" WHERE append_time >= (SELECT min(append_time) FROM {some})"
         f" AND append_time <= (SELECT max(append_time) FROM {some}))",
         {},

@@ -97,6 +97,7 @@ class ColdReader:
         self._outdated: set[asyncio.Task[_Loaded]] = set()
         self._open_reads = OpenReads()
         self._read_ahead_slots = _READ_AHEADS
+        self._closing = False
 
     async def read(self, partition: PartitionLog, offset: int, max_bytes: int) -> list[bytes]:
         """Whole batches from the one that holds `offset` on; about `max_bytes`, at least one.
@@ -128,6 +129,7 @@ class ColdReader:
         self._open_reads.forget(partition)
 
     async def close(self) -> None:
+        self._closing = True
         tasks = [*self._loads.values(), *self._outdated]
         for task in tasks:
             task.cancel()
@@ -171,17 +173,23 @@ class ColdReader:
             self._open_reads.keep(rest)
         if outdated or not segment.batches:
             return
-        partition = key[0]
-        for piece in segment.pieces():
-            self._segments[partition, piece.first] = piece
-            self._by_partition[partition][piece.first] = piece
-            self._size += piece.size
+        # The first piece is wanted first, so it goes last if there is no room for all.
+        for piece in reversed(list(segment.pieces())):
+            self._keep(key[0], piece)
         while self._size > self._max_bytes and len(self._segments) > 1:
             (partition, first), oldest = self._segments.popitem(last=False)
             self._size -= oldest.size
             del self._by_partition[partition][first]
             if not self._by_partition[partition]:
                 del self._by_partition[partition]
+
+    def _keep(self, partition: PartitionLog, piece: _Segment) -> None:
+        before = self._segments.pop((partition, piece.first), None)
+        if before is not None:
+            self._size -= before.size
+        self._segments[partition, piece.first] = piece
+        self._by_partition[partition][piece.first] = piece
+        self._size += piece.size
 
     def _read_ahead(self, partition: PartitionLog, offset: int, room: int) -> None:
         """Read on from `offset`, until about `room` bytes more are kept."""
@@ -191,7 +199,8 @@ class ColdReader:
         tail_start = partition.tail.start_offset
         end = partition.high_watermark if tail_start is None else tail_start
         if (
-            room <= 0
+            self._closing
+            or room <= 0
             or offset >= end
             or self._read_ahead_slots == 0
             or (partition, offset) in self._loads

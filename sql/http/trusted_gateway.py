@@ -39,7 +39,8 @@ from storage.journal_statements import changes_tables, needed_by
 
 INSERT_MAX_BYTES = 1 << 30
 HANDLES_KEPT = 32
-_SELECT = re.compile(rb"\bSELECT\b", re.IGNORECASE)
+_TAKES_ROWS = re.compile(rb"\b(?:SELECT|DELETE|UPDATE|PARTITION)\b", re.IGNORECASE)
+"""In a statement that changes tables: it reads or removes rows as well."""
 DEFAULT_DATABASE = "default"
 
 
@@ -251,6 +252,6 @@ class TrustedGateway(SqlGateway):
         return await self.pool.call(call)
 
     async def _drain_for(self, context: StatementContext, sql: bytes) -> None:
-        if changes_tables(sql, context.database) and not _SELECT.search(sql):
+        if changes_tables(sql, context.database) and not _TAKES_ROWS.search(sql):
             return  # `tables_may_change` has tried it
         await self._blocks.drained(needed_by(sql, context.database))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from broker.log.checkpoints import CHECKPOINTS
 from common.clock import wall_ms
 from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
 from protocol._decode_batches import BlockBuilder
+from storage import block_intake
 from storage.block_intake import BlockIntake
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
 from storage.embedded import EmbeddedEngine
 from storage.engine import NotSent
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_files import STREAMS
+from storage.merge_blocks import BlockColumns, block_columns
 from tests.support import journal_engine
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.log_parts import header_of, plain
+from tests.support.waiting import LIMIT_S
 
 COLUMNS = LOG_ROWS.column_list
 
@@ -198,6 +202,52 @@ async def test_a_check_that_began_before_tables_changed_does_not_count(
     go_on.set()
     assert not await appending
     assert not await append(intake, 0)
+
+
+async def test_a_check_that_begins_while_tables_change_does_not_count(
+    journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    checked, finish = asyncio.Event(), asyncio.Event()
+    inner = EmbeddedEngine.rows
+
+    def slow_columns(data: bytes) -> BlockColumns:
+        reading.set()
+        go_on.wait(LIMIT_S)
+        return block_columns(data)
+
+    async def slow_rows(self: EmbeddedEngine, *arguments: Any) -> Any:
+        found = await inner(self, *arguments)
+        if "system.columns" in arguments[0]:
+            checked.set()
+            await finish.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_intake, "block_columns", slow_columns)
+        patch.setattr(EmbeddedEngine, "rows", slow_rows)
+        appending = asyncio.create_task(append(intake, 0))
+        await asyncio.to_thread(reading.wait, LIMIT_S)
+        async with intake.tables_may_change():
+            go_on.set()
+            await checked.wait()
+            await journal.embedded.execute("ALTER TABLE messages ADD CONSTRAINT c CHECK offset = 1")
+        finish.set()
+        assert not await appending
+    assert not await append(intake, 0)
+
+
+async def test_rows_of_the_log_that_a_recovery_could_not_find_go_directly(
+    intake: BlockIntake,
+) -> None:
+    names = ("topic_id", "topic", "partition", "offset")
+    some = Table("messages", tuple(one for one in LOG_ROWS.columns if one[0] in names))
+    values = [
+        value
+        for one, value in zip(LOG_ROWS.columns, log_row(0), strict=True)
+        if one in some.columns
+    ]
+    assert not await intake.append("messages", some.column_list, block(some, [values]), "1-1-0")
 
 
 async def test_the_columns_of_a_table_may_change(

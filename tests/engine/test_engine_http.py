@@ -173,6 +173,8 @@ async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
     assert await server.rows("SELECT 1") == [[1]]
     with pytest.raises(EngineError):
         await server.execute("CREATE TABLE copy ENGINE = Log AS SELECT * FROM messages")
+    with pytest.raises(EngineError):
+        await server.execute("ALTER TABLE messages DELETE WHERE offset = 1")
     await server.execute("ALTER TABLE messages DROP CONSTRAINT c")
     await until_async(lambda: journal.is_empty)
     await insert(server, 2)

@@ -203,12 +203,34 @@ async def test_many_small_records_take_few_queries(
     assert scripted.reads <= 3
 
 
+async def test_of_a_range_larger_than_the_budget_the_beginning_is_kept(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_PIECE_BYTES", 600_000)
+    reader = ColdReader(SingleRowSource(scripted), 3_000_000)
+    log = await filled(engine, *(plain(*[b"%04d" % n * 256] * 1000) for n in range(8)))
+    other = await filled(engine, plain(*[b"x" * 1000] * 1000))
+    for _ in range(3):
+        await reader.read(log, 0, 1)
+        await loads_done(reader)
+        kept = sorted(piece.first for one, piece in reader._segments.items() if one[0] is log)
+        assert kept[0] == 0
+        assert len(kept) > 2
+        await reader.read(other, 0, 1)  # some pieces give way, and are read once more
+        await loads_done(reader)
+        await reader.read(log, 7000, 1)
+        await loads_done(reader)
+        assert reader._size == kept_bytes(reader) <= 3_000_000
+        assert sum(map(len, reader._by_partition.values())) == len(reader._segments)
+    await reader.close()
+
+
 async def test_a_large_range_is_kept_in_pieces(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, *(plain(*[b"%04d" % n * 256] * 1000) for n in range(8)))
     await reader.read(log, 0, 1)
-    pieces = list(reader._segments.values())
+    pieces = sorted(reader._segments.values(), key=lambda piece: piece.first)
     assert len(pieces) > 1
     assert [piece.first for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
     assert pieces[-1].end == 8000

@@ -79,7 +79,7 @@ def _each(encode: Callable[[Any], bytes]) -> Callable[[Values], bytes]:
     """A column whose values are encoded one by one, each distinct value once."""
 
     def column(values: Values) -> bytes:
-        if values.count(values[0]) == len(values):
+        if values and values.count(values[0]) == len(values):
             return encode(values[0]) * len(values)
         encoded = {value: encode(value) for value in set(values)}
         return b"".join(map(encoded.__getitem__, values))
@@ -134,7 +134,7 @@ def tuple_of(**fields: Type) -> Type:
     inner = tuple(fields.values())
 
     def encode(values: Values) -> bytes:
-        columns = zip(*values, strict=True)
+        columns = zip(*values, strict=True) if values else ((),) * len(inner)
         return b"".join(kind.encode(column) for kind, column in zip(inner, columns, strict=True))
 
     names = ", ".join(f"{name} {kind.name}" for name, kind in fields.items())

@@ -96,6 +96,11 @@ async def test_thousands_of_rows_with_few_and_with_many_different_values(
     assert await engine.rows("SELECT * FROM many ORDER BY n") == [list(row) for row in rows]
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_column_may_have_no_values(name: str) -> None:
+    assert SAMPLES[name][0].encode([]) == b""
+
+
 @given(st.lists(st.tuples(st.text(), st.binary()), max_size=5), st.integers(1, 4))
 def test_sizes_are_those_of_the_bytes(pairs: list[tuple[str, bytes]], repeats: int) -> None:
     """Every length is read back by hand: a wrong one would shift all that follows."""

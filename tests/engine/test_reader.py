@@ -209,19 +209,20 @@ async def test_of_a_range_larger_than_the_budget_the_beginning_is_kept(
     monkeypatch.setattr(reader_module, "_PIECE_BYTES", 600_000)
     reader = ColdReader(SingleRowSource(scripted), 3_000_000)
     log = await filled(engine, *(plain(*[b"%04d" % n * 256] * 1000) for n in range(8)))
-    other = await filled(engine, plain(*[b"x" * 1000] * 1000))
+    other = await filled(engine, *(plain(*[b"x" * 1000] * 1000) for _ in range(2)))
     for _ in range(3):
         await reader.read(log, 0, 1)
         await loads_done(reader)
         kept = sorted(piece.first for one, piece in reader._segments.items() if one[0] is log)
         assert kept[0] == 0
         assert len(kept) > 2
-        await reader.read(other, 0, 1)  # some pieces give way, and are read once more
+        await reader.read(log, kept[-1], 1)  # used last, so kept longest
+        await reader.read(other, 0, 1)
         await loads_done(reader)
-        await reader.read(log, 7000, 1)
-        await loads_done(reader)
-        assert reader._size == kept_bytes(reader) <= 3_000_000
-        assert sum(map(len, reader._by_partition.values())) == len(reader._segments)
+        assert reader._cached(log, 0) is None
+        assert reader._cached(log, kept[-1]) is not None  # and is read once more, with the others
+    assert reader._size == kept_bytes(reader) <= 3_000_000
+    assert sum(map(len, reader._by_partition.values())) == len(reader._segments)
     await reader.close()
 
 

@@ -65,7 +65,9 @@ _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
 _LOOK_AGAIN_S = 0.005
+"""How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2
+"""So many times `max_bytes` the files may have: a stream that waits keeps those of the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from storage.journal_files import JournalBlock
 log = logging.getLogger(__name__)
 
 _FIRST = ("group_member_versions",)
+"""Tables that get their rows first."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
@@ -40,6 +41,7 @@ class DrainLimits:
     max_bytes: int
     max_rows: int
     max_age_ms: int
+    """Of the block that waits longest."""
 
     def split(self, blocks: Iterable[JournalBlock]) -> Iterator[list[JournalBlock]]:
         """Blocks that go in together, at least one each time."""
@@ -58,9 +60,10 @@ class DrainLimits:
 
 @dataclass(frozen=True, slots=True)
 class TableInsert:
-    """Blocks of one table that become one insert; `number`: which of its round, from 0 on."""
+    """Blocks of one table that become one insert."""
 
     number: int
+    """Which insert of its round it is, from 0 on."""
     table: str
     columns: str
     blocks: tuple[bytes, ...]

@@ -20,16 +20,20 @@ from storage.engine import EngineError, NativeBlock
 log = logging.getLogger(__name__)
 
 _KEPT_MAX = 4
+"""Queries that wait. Each keeps a reader of the engine."""
 _KEPT_S = 1.0
+"""So long a consumer may take to ask for more."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenRead:
-    """A query that has given all rows below `position`, and will give those up to `end`."""
+    """A query of one partition that has not given all its rows."""
 
     partition: PartitionLog
     position: int
+    """It has given all rows below this offset."""
     end: int
+    """It gives no row from this offset on."""
     chunks: AsyncGenerator[NativeBlock, None]
 
 

@@ -98,7 +98,8 @@ class _Sender:
                 self._producer.produce(
                     self._topic, b"x", partition=partition, callback=partial(self._told, partition)
                 )
-            self._producer.poll(_SEND_EVERY_S)
+            time.sleep(_SEND_EVERY_S)
+            self._producer.poll(0)
             if wanted and all(self.first_after(one, since) is not None for one in wanted):
                 return
 

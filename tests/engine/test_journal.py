@@ -98,11 +98,12 @@ def test_the_tables_of_a_statement_are_found_through_views() -> None:
 
 
 async def test_patient_statements_wait_until_rows_are_drained_anyway(data_dir: Path) -> None:
-    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 300)) as opened:
+    async with journal(data_dir, DrainLimits(1 << 30, 2, NEVER_MS)) as opened:
         await append(opened, 0)
         asking = asyncio.create_task(opened.patient.rows("SELECT count() FROM messages"))
         await asyncio.sleep(0.1)
         assert await stored(opened) == []
+        assert not asking.done()
         await append(opened, 1)
         assert await asking == [[2]]
         assert await parts(opened) == 1
@@ -294,7 +295,8 @@ async def test_a_large_block_gets_its_turn_among_small_ones(data_dir: Path) -> N
                 await asyncio.sleep(0)
 
         others = [asyncio.create_task(small(number)) for number in range(8)]
-        await asyncio.sleep(0.2)
+        log_stream = opened._streams[LOG]
+        await until_async(lambda: log_stream.drained > 0)
         data = block(LOG_ROWS, [("x" * 1_000_000, *log_row(0)[1:])])
         await asyncio.wait_for(
             opened.insert_block(0, "messages", LOG_ROWS.column_list, data, "large"), LIMIT_S

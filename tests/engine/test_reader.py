@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +23,6 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError
 from storage.schema import migrate
 from tests.support import record_batches
-from tests.support.journal_engine import PATIENT, journal
 from tests.support.log_parts import (
     ScriptedEngine,
     header_of,
@@ -524,37 +522,6 @@ async def test_rows_removed_at_the_end_of_a_range_are_not_the_end_of_the_log(
         expected = [n for n in range(50) if n < 48] if offset < 48 else [*range(50, 100)]
         assert [row.offset for row in rows_of(batches)] == expected
     await reader.close()
-
-
-async def test_a_range_ends_where_rows_are_only_in_the_journal(tmp_path: Path) -> None:
-    async with journal(tmp_path, PATIENT) as opened:
-        await migrate(opened)
-        log = make_log()
-        cache = TailCache(0, opened)
-        reader = ColdReader(SingleRowSource(opened, opened), 1 << 20)
-
-        async def append(value: bytes) -> None:
-            appender = make_appender(opened, cache=cache)
-            batch = plain(*[value] * 10)
-            await appender.append(log, batch.data, header_of(batch.data))
-            await appender.close()
-
-        await append(b"a")
-        await append(b"b")
-        await opened.drained()
-        await append(b"c")
-        await append(b"d")
-        assert log.tail.start_offset == 20
-        assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == (
-            [b"a"] * 10 + [b"b"] * 10
-        )
-        await opened.drained()
-        await append(b"e")
-        assert log.tail.start_offset == 40
-        assert [row.value for row in rows_of(await reader.read(log, 20, ALL))] == (
-            [b"c"] * 10 + [b"d"] * 10
-        )
-        await reader.close()
 
 
 # --- What goes wrong ---

@@ -71,6 +71,23 @@ async def append(engine: JournaledEngine, log: PartitionLog, cache: TailCache, r
     await appender.close()
 
 
+async def test_a_range_ends_where_rows_are_only_in_the_journal(
+    journaled: JournaledEngine, reader: ColdReader
+) -> None:
+    log, cache = make_log(), TailCache(0, journaled)
+    for _ in range(2):
+        await append(journaled, log, cache, 10)
+    await journaled.drained()
+    for _ in range(2):
+        await append(journaled, log, cache, 10)
+    assert log.tail.start_offset == 20
+    assert [row.offset for row in rows_of(await reader.read(log, 0, ALL))] == [*range(20)]
+    await journaled.drained()
+    await append(journaled, log, cache, 10)
+    assert log.tail.start_offset == 40
+    assert [row.offset for row in rows_of(await reader.read(log, 20, ALL))] == [*range(20, 40)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_record_comes_once_while_blocks_move_from_the_journal_to_the_table(
     journaled: JournaledEngine, reader: ColdReader, monkeypatch: pytest.MonkeyPatch, seed: int

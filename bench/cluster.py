@@ -30,6 +30,11 @@ _PARTITIONS = 24
 _SIZES = (("1 KB", 1000), ("100 B", 100))
 _SEND_EVERY_S = 0.05
 _SILENCE_MAX_S = 60.0
+_MOVED_MAX_S = 120.0
+_STEADY_S = 5.0
+"""So long all partitions take records before a broker is killed."""
+_SETTLED_S = 10.0
+"""So long after the start the slots are given to their brokers: not part of what idle costs."""
 _CHANGED_FOR_TESTS = (
     "group_min_session_timeout_ms",
     "group_initial_rebalance_delay_ms",
@@ -124,14 +129,24 @@ def _failover(cluster: Cluster, rounds: int) -> list[tuple[str, str]]:
     silences = []
     with closing(sender):
         for number in range(rounds):
-            sender.send_until(time.monotonic() + 5)
-            silences.append(_silence(sender, cluster.brokers[number % len(cluster.brokers)]))
-            sender.send_until(time.monotonic() + 20)  # the slots move back
+            broker = cluster.brokers[number % len(cluster.brokers)]
+            _await_leader(sender, broker)
+            silences.append(_silence(sender, broker))
     shown = ", ".join(f"{one:.1f}" for one in silences)
     return [
         ("failover, median", f"{median(silences):.1f} s"),
         ("failover, each round, its slowest partition", f"{shown} s"),
     ]
+
+
+def _await_leader(sender: _Sender, broker: Broker) -> None:
+    """Send until the broker leads partitions: they move back some time after its start."""
+    deadline = time.monotonic() + _MOVED_MAX_S
+    sender.send_until(time.monotonic() + _STEADY_S)
+    while broker.node_id not in sender.leaders().values():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{broker} leads no partition after {_MOVED_MAX_S:.0f} s")
+        sender.send_until(time.monotonic() + 1)
 
 
 def _silence(sender: _Sender, broker: Broker) -> float:
@@ -154,7 +169,7 @@ def main() -> None:
     print(f"{machine()}\n\n| | |\n|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, _running() as cluster:
         client = compiled_client(Path(folder))
-        time.sleep(10)  # slots settle
+        time.sleep(_SETTLED_S)
         for measure in (
             partial(_idle, cluster, options.idle),
             partial(_produce, cluster, client, options.records),

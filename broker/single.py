@@ -160,7 +160,7 @@ class SingleNode:
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:
-    """The embedded engine behind its journal. Raises `DataDirectoryError` and `EngineError`."""
+    """The embedded engine behind its journal. Raises `DataDirectoryError`."""
     embedded = await asyncio.to_thread(
         EmbeddedEngine,
         Path(settings.data_dir),

@@ -136,7 +136,7 @@ def main() -> None:
         client = compiled_client(Path(folder))
         cluster = Cluster(
             Path(folder),
-            settings={"lanes": str(LANES), "broker_session_timeout_ms": "9000"},
+            settings={"lanes": str(LANES), "broker_session_timeout_ms": "7000"},
             brokers=1,
         )
         try:

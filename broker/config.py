@@ -108,7 +108,7 @@ class Settings(BaseSettings):
         None, "name", "Rack of this broker, as clients see it", min_length=1
     )
     broker_session_timeout_ms: int = _ms(
-        9_000,
+        7_000,
         "In a cluster: a broker that is silent for this long loses its partitions to others",
         ge=500,
         le=600_000,

@@ -119,6 +119,14 @@ cdef inline int put_int64(Buf *b, int64_t v) noexcept nogil:
     return 1
 
 
+cdef inline int put_bytes(Buf *b, const void *data, size_t n) noexcept nogil:
+    if not reserve(b, n):
+        return 0
+    memcpy(b.data + b.len, data, n)
+    b.len += n
+    return 1
+
+
 cdef inline int put_string(Buf *b, const uint8_t *s, size_t n) noexcept nogil:
     """A ClickHouse String: a varint length, then the bytes."""
     cdef uint8_t *p
@@ -181,6 +189,28 @@ cdef inline int read_varuint(
 ) noexcept nogil:
     """A varint of at most 10 bytes and 64 bits."""
     return _read_varuint(cursor, end, 63, 0x01, out)
+
+
+cdef inline int skip_strings(
+    const uint8_t **cursor, const uint8_t *end, uint64_t count
+) noexcept nogil:
+    """Skips ClickHouse Strings: a varint length, then the bytes, each. 0: one of them is cut."""
+    cdef const uint8_t *p = cursor[0]
+    cdef uint64_t n = 0
+    cdef uint64_t i
+    if count > <uint64_t>(end - p):
+        return 0
+    for i in range(count):
+        if p < end and p[0] < 0x80:
+            n = p[0]
+            p += 1
+        elif not read_varuint(&p, end, &n):
+            return 0
+        if n > <uint64_t>(end - p):
+            return 0
+        p += n
+    cursor[0] = p
+    return 1
 
 
 ctypedef fused zigzagged:

@@ -44,6 +44,7 @@ from protocol._bytes cimport (
     point_at,
     read_varuint,
     reserve,
+    skip_strings,
     write_bytes,
     write_varuint,
 )
@@ -142,25 +143,6 @@ cdef inline int _skip(const uint8_t **cursor, const uint8_t *end, uint64_t n) no
     return 1
 
 
-cdef int _skip_strings(const uint8_t **cursor, const uint8_t *end, uint64_t count) noexcept nogil:
-    cdef const uint8_t *p = cursor[0]
-    cdef uint64_t i
-    cdef uint64_t n = 0
-    for i in range(count):
-        if p == end:
-            return 0
-        if p[0] < 0x80:
-            n = p[0]
-            p += 1
-        elif not read_varuint(&p, end, &n):
-            return 0
-        if n > <uint64_t>(end - p):
-            return 0
-        p += n
-    cursor[0] = p
-    return 1
-
-
 cdef inline BlockFault _skip_nullable(
     const uint8_t **cursor, const uint8_t *end, uint64_t count, const uint8_t **strings
 ) noexcept nogil:
@@ -168,11 +150,11 @@ cdef inline BlockFault _skip_nullable(
     if not _skip(cursor, end, count):
         return BLOCK_CUT
     strings[0] = cursor[0]
-    return OK if _skip_strings(cursor, end, count) else BLOCK_STRING
+    return OK if skip_strings(cursor, end, count) else BLOCK_STRING
 
 
 cdef inline uint64_t _next_length(const uint8_t **cursor) noexcept nogil:
-    """The length of a String that `_skip_strings` has already checked."""
+    """The length of a String that `skip_strings` has already checked."""
     cdef const uint8_t *p = cursor[0]
     cdef uint64_t value = p[0]
     cdef int shift = 7
@@ -248,7 +230,7 @@ cdef BlockFault _locate(
             if previous > <uint64_t>(end - p):
                 return BLOCK_CUT
             c.header_key = p
-            if not _skip_strings(&p, end, previous):
+            if not skip_strings(&p, end, previous):
                 return BLOCK_STRING
             c.header_value_null = p
             fault = _skip_nullable(&p, end, previous, &c.header_value)

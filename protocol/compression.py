@@ -24,6 +24,15 @@ import lz4.frame
 from common.zstd import zstd
 from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
 
+
+class Codec(IntEnum):
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
 _PIECE_BYTES: Final = 1 << 20
 # In an LZ4 frame, after its magic number of 4 bytes:
 # https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md
@@ -41,14 +50,6 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 # Three bytes of Snappy copy at most 64 bytes: a block that claims more is not valid.
 _SNAPPY_BYTES_PER_3: Final = 64
-
-
-class Codec(IntEnum):
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
 
 
 class _Decompressor(Protocol):

@@ -20,40 +20,27 @@ from protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
     bh_varuint_size,
+    put_bytes,
     put_int64,
     put_string,
     read_varuint,
     reserve,
+    skip_strings,
     write_bytes,
     write_varuint,
 )
 
-from storage.native_types import (
-    COLUMNS_MAX,
-    DICTIONARY_VERSION,
-    HEADS_MAX_BYTES,
-    INDEX_WIDTH_MASK,
-    INDEX_WIDTH_MAX,
-    OWN_KEYS,
-    UPDATED_KEYS,
-    Dictionary,
-    Fixed,
-    Lists,
-    Several,
-    Strings,
-    UnmergeableBlock,
-    UnsupportedType,
-    layout,
-)
+from storage import native_types as native
+from storage.native_types import UnmergeableBlock
 
 
-cdef uint64_t _version = DICTIONARY_VERSION
-cdef uint64_t _index_width_mask = INDEX_WIDTH_MASK
-cdef uint64_t _index_width_max = INDEX_WIDTH_MAX
-cdef uint64_t _own_keys = OWN_KEYS
-cdef uint64_t _updated_keys = UPDATED_KEYS
-cdef uint64_t _columns_max = COLUMNS_MAX
-cdef size_t _heads_max_bytes = HEADS_MAX_BYTES
+cdef uint64_t _version = native.DICTIONARY_VERSION
+cdef uint64_t _index_width_mask = native.INDEX_WIDTH_MASK
+cdef uint64_t _index_width_max = native.INDEX_WIDTH_MAX
+cdef uint64_t _own_keys = native.OWN_KEYS
+cdef uint64_t _updated_keys = native.UPDATED_KEYS
+cdef uint64_t _columns_max = native.COLUMNS_MAX
+cdef size_t _heads_max_bytes = native.HEADS_MAX_BYTES
 
 
 cdef enum:
@@ -148,28 +135,6 @@ cdef inline uint64_t _load_index(const uint8_t *p, size_t width_log2) noexcept n
     return _load64(p)
 
 
-cdef inline int _skip_strings(
-    const uint8_t **cursor, const uint8_t *end, uint64_t count
-) noexcept nogil:
-    """0 is returned when a string is cut."""
-    cdef const uint8_t *p = cursor[0]
-    cdef uint64_t size = 0
-    cdef uint64_t i
-    if count > <size_t>(end - p):
-        return 0
-    for i in range(count):
-        if p < end and p[0] < 0x80:
-            size = p[0]
-            p += 1
-        elif not read_varuint(&p, end, &size):
-            return 0
-        if size > <size_t>(end - p):
-            return 0
-        p += size
-    cursor[0] = p
-    return 1
-
-
 cdef BlockFault _skip_ends(
     const uint8_t **cursor, const uint8_t *end, uint64_t count, uint64_t *elements
 ) noexcept nogil:
@@ -212,7 +177,7 @@ cdef BlockFault _skip_dictionary(
         return BAD_DICTIONARY
     keys = _load64(p + 16)
     p += 24
-    if not _skip_strings(&p, end, keys):
+    if not skip_strings(&p, end, keys):
         return BAD_KEY
     if end - p < 8:
         return CUT
@@ -253,7 +218,7 @@ cdef BlockFault _follow_streams(
                 return CUT
             p += count * stream.width
         elif stream.kind == STRINGS:
-            if not _skip_strings(&p, end, count):
+            if not skip_strings(&p, end, count):
                 return BAD_STRING
         else:
             if stream.kind == LISTS:
@@ -339,17 +304,15 @@ cdef class _Plan:
         column.head = <const uint8_t *>PyBytes_AS_STRING(head)
         column.head_size = len(head)
         column.streams_end = self.shape.stream_count
-        if not reserve(&self.columns, sizeof(Column)):
+        if not put_bytes(&self.columns, &column, sizeof(Column)):
             raise MemoryError()
-        memcpy(self.columns.data + self.columns.len, &column, sizeof(Column))
-        self.columns.len += sizeof(Column)
         self.shape.columns = <const Column *>self.columns.data
         self.shape.column_count += 1
         return column.streams_end
 
     cdef _add_streams(self, kind, uint32_t counted_by):
         cdef Stream stream
-        if isinstance(kind, Several):
+        if isinstance(kind, native.Several):
             for part in kind.parts:
                 self._add_streams(part, counted_by)
             return
@@ -357,29 +320,27 @@ cdef class _Plan:
         stream.width = 0
         stream.counted_by = counted_by
         stream.counts = 0
-        if isinstance(kind, Fixed):
+        if isinstance(kind, native.Fixed):
             stream.kind = FIXED
             stream.width = kind.width
-        elif isinstance(kind, Strings):
+        elif isinstance(kind, native.Strings):
             stream.kind = STRINGS
-        elif isinstance(kind, Lists):
+        elif isinstance(kind, native.Lists):
             stream.kind = LISTS
             stream.counts = self.shape.count_count
             self.shape.count_count += 1
-        elif isinstance(kind, Dictionary):
+        elif isinstance(kind, native.Dictionary):
             stream.kind = DICTIONARY
             stream.nullable = kind.nullable
             stream.counts = self.shape.dictionary_count
             self.shape.dictionary_count += 1
         else:
             raise TypeError(f"no layout: {kind!r}")
-        if not reserve(&self.streams, sizeof(Stream)):
+        if not put_bytes(&self.streams, &stream, sizeof(Stream)):
             raise MemoryError()
-        memcpy(self.streams.data + self.streams.len, &stream, sizeof(Stream))
-        self.streams.len += sizeof(Stream)
         self.shape.streams = <const Stream *>self.streams.data
         self.shape.stream_count += 1
-        if isinstance(kind, Lists):
+        if isinstance(kind, native.Lists):
             self._add_streams(kind.element, stream.counts)
 
 
@@ -503,7 +464,7 @@ cdef _Plan _learn(bytes block, uint64_t *rows):
 cdef bytes _read_head(const uint8_t *start, const uint8_t *end, Py_ssize_t size_max):
     """The name and the type of the column that starts here."""
     cdef const uint8_t *p = start
-    if not _skip_strings(&p, end, 1) or not _skip_strings(&p, end, 1):
+    if not skip_strings(&p, end, 1) or not skip_strings(&p, end, 1):
         raise UnmergeableBlock("the block ends before its columns do")
     if p - start > size_max:
         raise UnmergeableBlock(f"its columns' names and types exceed {_heads_max_bytes} bytes")
@@ -514,11 +475,11 @@ cdef _layout_in(bytes head, uint64_t column):
     cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(head)
     cdef const uint8_t *end = p + len(head)
     cdef uint64_t size = 0
-    _skip_strings(&p, end, 1)
+    skip_strings(&p, end, 1)
     read_varuint(&p, end, &size)
     try:
-        return layout(p[:size].decode())
-    except (UnsupportedType, UnicodeDecodeError) as error:
+        return native.layout(p[:size].decode())
+    except (native.UnsupportedType, UnicodeDecodeError) as error:
         raise UnmergeableBlock(f"column {column}, {_name_in(head)!r}: {error}") from None
 
 

@@ -34,6 +34,17 @@ _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
 
+class RoundLog(Protocol):
+    """Where it is noted which round has begun and which has ended."""
+
+    async def begin_round(self, stream: int, first: int, last: int) -> None: ...
+
+    async def end_round(self, stream: int) -> None: ...
+
+    async def recycle(self) -> None:
+        """Blocks were put into the engine: their files may not be needed any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrainLimits:
     """When a round begins, and how much goes into it. A single block may be larger."""
@@ -62,22 +73,9 @@ class DrainLimits:
 class TableInsert:
     """Blocks of one table that become one insert."""
 
-    number: int
-    """Which insert of its round it is, from 0 on."""
     table: str
     columns: str
     blocks: tuple[bytes, ...]
-
-
-class RoundLog(Protocol):
-    """Where it is noted which round has begun and which has ended."""
-
-    async def begin_round(self, stream: int, first: int, last: int) -> None: ...
-
-    async def end_round(self, stream: int) -> None: ...
-
-    async def recycle(self) -> None:
-        """Blocks were put into the engine: their files may not be needed any more."""
 
 
 class DrainStream:
@@ -227,7 +225,10 @@ class DrainStream:
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         steps: list[Callable[[], Awaitable[None]]] = [
             lambda: self._rounds.begin_round(self.number, first, last),
-            *(self._insertion(one, last) for one in inserts_of(blocks)),
+            *(
+                self._insertion(one, f"{self._identity}-{self.number}-{last}-{number}")
+                for number, one in enumerate(inserts_of(blocks))
+            ),
             lambda: self._rounds.end_round(self.number),
         ]
         while steps:
@@ -248,9 +249,7 @@ class DrainStream:
                 steps.pop(0)
         return True
 
-    def _insertion(self, insert: TableInsert, last: int) -> Callable[[], Awaitable[None]]:
-        token = f"{self._identity}-{self.number}-{last}-{insert.number}"
-
+    def _insertion(self, insert: TableInsert, token: str) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
             data = await merged(insert.blocks)
             await self._engine.insert_block(self.number, insert.table, insert.columns, data, token)
@@ -292,11 +291,9 @@ def inserts_of(blocks: Iterable[JournalBlock]) -> Iterator[TableInsert]:
     tables: dict[str, list[JournalBlock]] = {}
     for block in blocks:
         tables.setdefault(block.table, []).append(block)
-    number = 0
     for table in sorted(tables, key=lambda name: name not in _FIRST):
         for columns, group in groupby(tables[table], key=lambda block: block.columns):
-            yield TableInsert(number, table, columns, tuple(block.data for block in group))
-            number += 1
+            yield TableInsert(table, columns, tuple(block.data for block in group))
 
 
 async def merged(blocks: Sequence[bytes]) -> bytes:

@@ -31,7 +31,7 @@ from storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 
-_RENEWALS_PER_LEASE = 6
+_RENEWALS_PER_LEASE = 5
 _QUIET_POLL_S = 1.6
 """The registry is read at least so often while nothing changes hands: the renewals do it."""
 _SURELY_NOT_QUIET_MS = 2_000

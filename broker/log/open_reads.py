@@ -19,11 +19,6 @@ from storage.engine import EngineError, NativeBlock
 
 log = logging.getLogger(__name__)
 
-_KEPT_MAX = 4
-"""Queries that wait. Each keeps a reader of the engine."""
-_KEPT_S = 1.0
-"""So long a consumer may take to ask for more."""
-
 
 @dataclass(eq=False, slots=True)
 class OpenRead:
@@ -35,6 +30,12 @@ class OpenRead:
     end: int
     """It gives no row from this offset on."""
     chunks: AsyncGenerator[NativeBlock, None]
+
+
+_KEPT_MAX = 4
+"""Queries that wait. Each keeps a reader of the engine."""
+_KEPT_S = 1.0
+"""So long a consumer may take to ask for more."""
 
 
 class OpenReads:

@@ -16,10 +16,6 @@ from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, log_parameters
 from storage.engine import Engine
 
-_EVERY_DAY = range(1 << 32)
-AWAY_AFTER_MS = 3000
-"""How long clients wait for a shard that does not answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class SentBlock:
@@ -30,6 +26,10 @@ class SentBlock:
     append_time_ms: int
     partition: PartitionLog
     offset: int
+
+
+AWAY_AFTER_MS = 3000
+"""How long clients wait for a shard that does not answer."""
 
 
 class WriteLease(Protocol):
@@ -55,6 +55,9 @@ class WriteLease(Protocol):
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
         """Whether a block that the engine refused is stored after all. Raises `EngineError`."""
+
+
+_EVERY_DAY = range(1 << 32)
 
 
 @dataclass(frozen=True, slots=True)

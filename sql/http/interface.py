@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 
 from aiohttp import web
@@ -182,7 +182,8 @@ class HttpInterface:
             try:
                 if isinstance(head, InsertData):
                     return await self._insert(request, wanted, context, text, head, body, permit)
-                return await self._run(request, wanted, context, text, permit)
+                async with self._while_running(text, context.database):
+                    return await self._run(request, wanted, context, text, permit)
             finally:
                 permit.give_back()
 
@@ -215,6 +216,12 @@ class HttpInterface:
             session=session,
             tables=wanted.tables,
         )
+
+    def _while_running(
+        self, text: bytes, database: str | None
+    ) -> AbstractAsyncContextManager[None]:
+        """Entered around a statement that is not an INSERT with data."""
+        return nullcontext()
 
     async def _run(
         self,

@@ -8,6 +8,7 @@ who it is by the password that is set; where none is set, it has to be a program
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from aiohttp import web
@@ -45,18 +46,12 @@ class EngineInterface(HttpInterface):
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with `StorageFault` when the engine must not serve any more."""
 
-    async def _run(
-        self,
-        request: web.Request,
-        wanted: SqlRequest,
-        context: StatementContext,
-        text: bytes,
-        permit: Permit,
-    ) -> web.StreamResponse:
-        if not changes_tables(text, context.database):
-            return await super()._run(request, wanted, context, text, permit)
-        async with self._blocks.tables_may_change():
-            return await super()._run(request, wanted, context, text, permit)
+    def _while_running(
+        self, text: bytes, database: str | None
+    ) -> AbstractAsyncContextManager[None]:
+        if changes_tables(text, database):
+            return self._blocks.tables_may_change()
+        return super()._while_running(text, database)
 
     async def _insert(
         self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,

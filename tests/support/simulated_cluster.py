@@ -23,7 +23,7 @@ from storage.engine import EngineError
 from storage.registry import Versioned
 from storage.slot_map import SLOTS_KEY, Slot, SlotMap
 
-TTL_MS = 9_000
+TTL_MS = 7_000
 SLOTS = 8
 FIRST_MAP = SlotMap.first([("a", range(4)), ("b", range(4, 8))], SLOTS)
 

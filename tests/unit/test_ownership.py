@@ -486,9 +486,9 @@ def test_a_quiet_cluster_asks_the_registry_little() -> None:
             broker.door.calls.clear()
         await asyncio.sleep(60)
         for broker in brokers:
-            # A renewal every 1.5 s, and what it reads.
-            assert broker.door.calls["attempt"] <= 42
-            assert broker.door.calls["list"] <= 42
+            # A renewal every 1.4 s, and what it reads.
+            assert broker.door.calls["attempt"] <= 44
+            assert broker.door.calls["list"] <= 44
             assert broker.door.calls["get"] == 0
 
     simulate(scenario)

@@ -136,6 +136,9 @@ class TopicCatalog(ABC):
         """Every topic, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
+    def has_compacted(self) -> bool:
+        return any("compact" in topic.config.cleanup_policy for topic in self._by_name.values())
+
     @_whole
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         """Raises `TopicAlreadyExists`. The name and the configs have been checked."""

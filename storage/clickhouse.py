@@ -139,6 +139,13 @@ class ConnectionSettings:
     ping_timeout_ms: int = 1000
 
 
+@dataclass(slots=True)
+class LastHeard:
+    """When a server has answered last (`time.monotonic`). Set by those who ask it."""
+
+    at: float = 0.0
+
+
 class ClickHouseServer:
     """`storage.engine.Engine` on one server. It connects on the first request."""
 
@@ -146,6 +153,7 @@ class ClickHouseServer:
         """`url` is http:// or https://."""
         self.url = url
         self.request_timeout_ms = settings.request_timeout_ms
+        self.heard = LastHeard()
         self._where = URL(url)
         self._settings = settings
         self._request_timeout_s = settings.request_timeout_ms / 1000

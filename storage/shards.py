@@ -8,7 +8,7 @@ A shard asks its replicas in the order of preference. What must hold:
   (SYSTEM SYNC REPLICA ... LIGHTWEIGHT). A replica that cannot do so is not read.
 * A replica that fails is not used for a pause that grows, and is used again once it answers a ping.
 * A replica is pinged only when nothing else has shown for a while that it answers. While all is
-  well, the one that is asked first may be silent for a second, the others for longer.
+  well, one that owes an answer may be silent for a second, the others for longer.
 
 Writes ask for `quorum` replicas. When fewer are alive, `quorum_min` are enough, as Kafka's in-sync
 replicas shrink to min.insync.replicas: a block that was acknowledged meanwhile is on that many.
@@ -20,8 +20,16 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from common.tasks import Backoff, Periodic
@@ -51,8 +59,10 @@ SYNCED_TABLES = (
     "topic_versions",
 )
 _PING_S = 0.5
-_PING_FIRST_S = 1.0
-"""For how long the replica that is asked first may be silent before it is pinged."""
+_PING_ASKED_S = 1.0
+"""For how long a replica that owes an answer may be silent before it is pinged."""
+_PING_FIRST_S = 2.5
+"""The same for the replica that is asked first, while it owes none."""
 _PING_SPARE_S = 5.0
 """The same for the others, which nobody asks while the first one answers."""
 _HEDGE_S = 0.25
@@ -99,7 +109,7 @@ class _Replica:
         self.server = server
         self.failed = False
         self.rest_until = 0.0
-        self.heard_at = 0.0
+        self.owed = 0  # requests that it has not answered yet
         self.silent_since: float | None = None
         self.unanswered_pings = 0
         self.writes = 0  # blocks and statements that may have reached it
@@ -111,9 +121,18 @@ class _Replica:
     def has_trouble(self) -> bool:
         return self.failed or self.silent_since is not None
 
+    @contextmanager
+    def owing(self) -> Iterator[None]:
+        """While a request is under way."""
+        self.owed += 1
+        try:
+            yield
+        finally:
+            self.owed -= 1
+
     def answered(self) -> None:
         """It answered, if only with an error."""
-        self.heard_at = time.monotonic()
+        self.server.heard.at = time.monotonic()
         self.silent_since = None
         self.unanswered_pings = 0
 
@@ -161,7 +180,8 @@ async def _first_that_can(
     for replica in replicas:
         asked_at = time.monotonic()
         try:
-            answer = await ask(replica)
+            with replica.owing():
+                answer = await ask(replica)
         except EngineError as error:
             _judge(replica, error, asked_at, resend=resend)
             if not resend and not isinstance(error, NotSent):
@@ -230,7 +250,8 @@ class Shard:
         for replica in self._to_ask():
             asked_at = time.monotonic()
             try:
-                await self._insert(replica, table, columns, block, token)
+                with replica.owing():
+                    await self._insert(replica, table, columns, block, token)
             except InsertOutcomeUnknown as error:
                 replica.writes += 1
                 self._doubt(token)
@@ -303,13 +324,14 @@ class Shard:
             asked_at = time.monotonic()
             begun = False
             try:
-                await self._catch_up(replica)
-                blocks = replica.server.read_native(sql, params, chunk_bytes)
-                async with aclosing(blocks):
-                    async for block in blocks:
-                        begun = True
-                        replica.did_well()
-                        yield block
+                with replica.owing():
+                    await self._catch_up(replica)
+                    blocks = replica.server.read_native(sql, params, chunk_bytes)
+                    async with aclosing(blocks):
+                        async for block in blocks:
+                            begun = True
+                            replica.did_well()
+                            yield block
             except EngineError as error:
                 if error.code not in _TROUBLE:
                     replica.answered()
@@ -400,15 +422,18 @@ class Shard:
     def _to_ping(self) -> list[_Replica]:
         now = time.monotonic()
         if not any(replica.has_trouble for replica in self._replicas):
-            first, *spare = self._replicas
-            quiet = [] if now - first.heard_at < _PING_FIRST_S else [first]
-            return quiet + [one for one in spare if now - one.heard_at >= _PING_SPARE_S]
+            return [one for one in self._replicas if now >= self._expected_at(one)]
         all_failed = all(replica.failed for replica in self._replicas)
         return [
             replica
             for replica in self._replicas
             if not replica.failed or all_failed or replica.rest_until <= now
         ]
+
+    def _expected_at(self, replica: _Replica) -> float:
+        """When it should have answered something, whoever asked for it."""
+        idle_s = _PING_FIRST_S if replica is self._replicas[0] else _PING_SPARE_S
+        return replica.server.heard.at + (_PING_ASKED_S if replica.owed else idle_s)
 
     async def _ping(self, replica: _Replica) -> None:
         asked_at = time.monotonic()

@@ -22,7 +22,7 @@ from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.served_slots import ServedSlots
-from broker.cluster.servers import migrate, registry_of, single_servers
+from broker.cluster.servers import hear_together, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
@@ -212,6 +212,7 @@ async def open_cluster(
     timeout_ms = cluster.request_timeout_ms
     servers = single_servers(cluster, timeout_ms, lanes, SHARD_DATABASE)
     registry_servers = single_servers(cluster, timeout_ms, 1, SHARD_DATABASE)
+    hear_together(servers, registry_servers)
     known_as = await _patiently(lambda: cluster_id(registry_of(registry_servers)))
     return ClusterNode(settings, cluster, servers, registry_servers, endpoint, known_as)
 

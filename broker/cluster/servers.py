@@ -44,6 +44,15 @@ def single_servers(
     }
 
 
+def hear_together(
+    servers: Mapping[str, list[ClickHouseServer]], others: Mapping[str, list[ClickHouseServer]]
+) -> None:
+    """Two sets of connections to the same servers: an answer on one shows that the server works."""
+    for name, replicas in servers.items():
+        for one, other in zip(replicas, others[name], strict=True):
+            other.heard = one.heard
+
+
 def registry_of(
     servers: Mapping[str, list[ClickHouseServer]], table: str = "registry"
 ) -> KeeperRegistry:

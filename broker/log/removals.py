@@ -42,6 +42,8 @@ from storage.engine import Engine, EngineError, Parameter, Row
 log = logging.getLogger(__name__)
 
 _EVERY_S = 2.0
+_REFUSE_EVERY_S = 10.0
+"""While no topic is compacted, batches can only be refused, and that is not urgent."""
 _LATE_MS = 600_000  # how much later than its created_at a row may become visible
 _SETTLE_EVERY_S = 60.0
 _BATCHES_AT_ONCE = 16
@@ -236,7 +238,7 @@ class Removals(Periodic):
         reader: ColdReader,
     ) -> None:
         """Batches are read from, and noted on, the `shards`."""
-        super().__init__("removals", _EVERY_S, self.round)
+        super().__init__("removals", _EVERY_S, self._round_if_due)
         self._shards = shards
         self._topics = topics
         self._partitions = LedPartitions(topics)
@@ -244,9 +246,16 @@ class Removals(Periodic):
         self._reader = reader
         self._settled_ms: dict[str, int] = {}
         self._settled_s: dict[str, float] = {}
+        self._looked_s = -_REFUSE_EVERY_S
+
+    async def _round_if_due(self) -> None:
+        waited_s = time.monotonic() - self._looked_s
+        if waited_s >= _REFUSE_EVERY_S or self._topics.has_compacted():
+            await self.round()
 
     async def round(self) -> None:
         """Apply all batches that are pending on the shards."""
+        self._looked_s = time.monotonic()
         for shard in self._shards.reachable():
             try:
                 await self._round(shard)

@@ -282,6 +282,21 @@ async def test_a_read_that_began_before_is_not_kept(house: CompactedTopics) -> N
     assert house.reader._outdated == set()
 
 
+async def test_batches_are_looked_for_less_often_while_no_topic_is_compacted(
+    house: CompactedTopics,
+) -> None:
+    log = await house.log(configs={"cleanup.policy": "delete"})
+    await house.removals._round_if_due()
+    refused = await house.decide(log.topic_id, (0, 3))
+    await house.removals._round_if_due()
+    assert await house.noted() == {}
+    compacted = await house.log()
+    applied = await house.decide(compacted.topic_id, (0, 3))
+    await house.removals._round_if_due()
+    assert (await house.noted()).keys() == {refused, applied}
+    assert await house.offsets(compacted) == [4, 5, 6, 7, 8, 9]
+
+
 async def read(house: CompactedTopics, log: PartitionLog, offset: int = 0) -> list[bytes]:
     return await house.reader.read(log, offset, ALL)
 

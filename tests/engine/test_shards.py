@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage import shards
 from storage.blocks import INT64, STRING, Table, block
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.engine import (
@@ -322,6 +323,36 @@ async def test_a_shard_is_not_away_while_one_replica_answers(
     while time.monotonic() < until:
         await shard.rows("SELECT 1")
         assert not shard.away
+
+
+async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_for_long(
+    shard: Shard, proxies: list[TcpProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinged: list[str] = []
+    ping = ClickHouseServer.ping
+
+    async def noted(server: ClickHouseServer) -> None:
+        pinged.append(server.url)
+        await ping(server)
+
+    monkeypatch.setattr(ClickHouseServer, "ping", noted)
+    monkeypatch.setattr(shards, "_PING_FIRST_S", LIMIT_S * 2)
+    monkeypatch.setattr(shards, "_PING_SPARE_S", 0.0)
+    await shard.rows("SELECT 1")
+    pinged.clear()
+    await until_async(lambda: len(pinged) >= 2)
+    assert proxies[0].url not in pinged, "it has answered, and owes nothing"
+    await shard.rows("SELECT sleep(2)")
+    assert proxies[0].url in pinged, "its answer is late"
+    monkeypatch.setattr(shards, "_PING_FIRST_S", 1.5)
+    answered = {one.server.url: one.server for one in shard._replicas}
+    other = AnyServer([answered[proxies[0].url]])
+    pinged.clear()
+    while len(pinged) < 5:
+        await other.rows("SELECT 1")
+        await asyncio.sleep(0.1)
+    assert proxies[0].url not in pinged, "it answers somebody else"
+    await until_async(lambda: proxies[0].url in pinged)
 
 
 async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:

@@ -36,6 +36,8 @@ from storage.slot_map import SlotMap
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
+_LOOK_ANYWAY_S = 30.0
+"""The topics of a shard, and which were deleted, are read so often although nothing has changed."""
 _ABSENT_FOR_S = 60.0
 """A topic that the registry does not have is deleted on a shard after this long."""
 
@@ -98,6 +100,8 @@ class Housekeeping:
         self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
         self._sweep_every_s = sweep_every_ms / 1000
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
+        self._mirrored: dict[str, tuple[int, float]] = {}
+        self._deleted_read_s = -_LOOK_ANYWAY_S
         self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
         self.periodic = Periodic("housekeeping", _EVERY_S, self.round)
@@ -108,7 +112,7 @@ class Housekeeping:
             if host.is_housekeeper():
                 await self._try(f"shard {host.name}", partial(self._mirror_and_count, host))
                 await self._try(f"old records on shard {host.name}", partial(self._sweep, host))
-        if self._is_topic_housekeeper():
+        if self._is_topic_housekeeper() and self._may_find_deleted():
             await self._try("deleted topics", self._remove_deleted)
 
     async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -121,20 +125,27 @@ class Housekeeping:
 
     async def _mirror_and_count(self, host: ShardHost) -> None:
         # In this order: minutes of a topic that the shard does not know are deleted.
-        await self._mirror_topics(host)
-        await self._rollups[host.name].count()
+        if not self._is_mirrored(host):
+            await self._mirror_topics(host)
+        if not self._rollups[host.name].is_complete():
+            await self._rollups[host.name].count()
 
     async def _sweep(self, host: ShardHost) -> None:
         if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:
             self._swept_s[host.name] = time.monotonic()
             await self._sweeps[host.name].round()
 
+    def _is_mirrored(self, host: ShardHost) -> bool:
+        version, at_s = self._mirrored.get(host.name, (-1, 0.0))
+        return version == self._catalog.version and time.monotonic() - at_s < _LOOK_ANYWAY_S
+
     async def _mirror_topics(self, host: ShardHost) -> None:
+        version = self._catalog.version
         # The shard is read first: a new topic is written to the registry before it is written here.
         rows = await host.engine.rows(
             "SELECT topic_id, version FROM topic_versions FINAL WHERE state = 'live'"
         )
-        there = {UUID(str(topic_id)): version for topic_id, version in rows}
+        there = {UUID(str(topic_id)): last_version for topic_id, last_version in rows}
         await self._catalog.refresh()
         for topic in self._catalog.all():
             if there.pop(topic.topic_id, -1) < topic.version:
@@ -143,19 +154,26 @@ class Housekeeping:
         self._absent_since_s = {
             topic_id: self._absent_since_s.get(topic_id, now_s) for topic_id in there
         }
-        for topic_id, version in there.items():
+        for topic_id, last_version in there.items():
             if now_s - self._absent_since_s[topic_id] < _ABSENT_FOR_S:
                 continue  # the server that answered for the registry may be behind
             await host.engine.execute(
                 query("delete_absent_topic"),
-                {"topic_id": str(topic_id), "version": version},
+                {"topic_id": str(topic_id), "version": last_version},
             )
+        if not there:
+            self._mirrored[host.name] = version, now_s
 
     def _is_topic_housekeeper(self) -> bool:
         slot_map, me = self._ownership.slot_map, self._ownership.session_id
         return slot_map is not None and me != 0 and slot_map.slots[0].owner == me
 
+    def _may_find_deleted(self) -> bool:
+        waited_s = time.monotonic() - self._deleted_read_s
+        return waited_s >= _LOOK_ANYWAY_S or self._catalog.has_deleted()
+
     async def _remove_deleted(self) -> None:
+        self._deleted_read_s = time.monotonic()
         deleted = await self._registry.deleted()
         self._told = {one.key: self._told[one.key] for one in deleted if one.key in self._told}
         for one in deleted:

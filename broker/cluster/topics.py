@@ -124,6 +124,15 @@ class SharedCatalog(TopicCatalog):
 
     # What others have changed
 
+    @property
+    def version(self) -> int:
+        """The version of the topics that was read last."""
+        return self._looked_at
+
+    def has_deleted(self) -> bool:
+        """Whether rows of deleted topics may still be there, as far as this broker has read."""
+        return bool(self._gone)
+
     def is_behind(self, version: int) -> bool:
         """Whether there is something to read if the topics have this version now."""
         # With a lower version, the server that answered is behind.

@@ -98,6 +98,11 @@ class Rollup(Periodic):
         self._appends = appends
         self._clock_ms = clock_ms
         self._counted = CountedMinutes(engine, clock_ms)
+        self._complete_ms: int | None = None
+
+    def is_complete(self) -> bool:
+        """Whether all minutes that are over were counted when this was done last."""
+        return self._complete_ms == self._end_ms()
 
     async def open(self) -> None:
         """Keep new rows out of the minutes that are counted. Must precede the first append.
@@ -113,10 +118,10 @@ class Rollup(Periodic):
         """
         await self._forget_deleted_topics()
         counted = await self._counted.end_ms()
-        now_ms = self._clock_ms()
-        end = now_ms - now_ms % MINUTE_MS
+        end = self._end_ms()
         if counted is not None and counted >= end:
             await self._appends.no_row_before(counted)
+            self._complete_ms = end
             return
         await self._appends.no_row_before(end)
         step = await self._window_ms()
@@ -129,6 +134,12 @@ class Rollup(Periodic):
             if await self._counted.last_end_ms() != until:
                 return  # another broker counted a window from here: the next round continues
             start = until
+        self._complete_ms = end
+
+    def _end_ms(self) -> int:
+        """The end of the last minute that is over."""
+        now_ms = self._clock_ms()
+        return now_ms - now_ms % MINUTE_MS
 
     async def _count_or_log(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -183,6 +184,36 @@ async def test_a_shard_that_is_away_is_left_alone(house: HousekeptCluster) -> No
     house.shard.away = True
     await house.keeping.round()
     assert await house.engine.rows("SELECT count() FROM topics") == [[0]]
+
+
+async def test_a_shard_is_asked_nothing_while_nothing_has_changed(
+    house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for name in ("rows", "execute"):
+        send = getattr(house.shard, name)
+
+        async def noted(
+            sql: str, *args: object, send: Callable[..., Awaitable[object]] = send
+        ) -> object:
+            asked.append(sql)
+            return await send(sql, *args)
+
+        monkeypatch.setattr(house.shard, name, noted)
+    house.keeping._sweep_every_s = 3600.0
+    await house.catalog.create("orders", 1, {})
+    await house.keeping.round()
+    asked.clear()
+    await house.keeping.round()
+    assert asked == []
+    await house.catalog.create("more", 1, {})
+    await house.keeping.round()
+    assert [sql for sql in asked if "topic_versions" in sql]
+    asked.clear()
+    house.now_ms += MINUTE_MS
+    house.known.sessions[2] = session(2, append_floors={"a": house.now_ms})
+    await house.keeping.round()
+    assert [sql for sql in asked if "INSERT INTO partition_minutes" in sql]
 
 
 def test_the_owner_of_the_first_slot_of_a_shard_does_its_housekeeping() -> None:

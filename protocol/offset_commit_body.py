@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import starmap
 from typing import NamedTuple
 from uuid import UUID
 
@@ -38,7 +39,7 @@ def offset_commit_body(version: int, topics: Sequence[AnsweredTopic]) -> bytes:
     for topic in topics:
         parts.append(topic.topic_id.bytes if version >= _BY_ID else _text(topic.name, flexible))
         parts.append(_count(topic.partitions, flexible))
-        parts += [partition(index, code) for index, code in topic.partitions]
+        parts += starmap(partition, topic.partitions)
         if flexible:
             parts.append(_NO_TAGS)
     if flexible:

@@ -19,14 +19,15 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.group_offsets import BY_ID, look_for_topics
-from broker.api.topic_lookup import check_partition, find_topic
+from broker.api.topic_lookup import find_topic
 from common.clock import wall_ms
-from coordinator.messages import Committer, OffsetCommit, TopicPartition
+from coordinator.messages import Committer, OffsetCommit
 from protocol.errors import (
     GroupIdNotFound,
     IllegalGeneration,
     KafkaError,
     OffsetMetadataTooLarge,
+    UnknownTopicOrPartition,
 )
 from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
 
@@ -39,66 +40,64 @@ _GROUP_DECIDES = frozenset({0, OffsetMetadataTooLarge.code})
 
 async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> bytes:
     await look_for_topics(ctx, request.topics)
-    commits: dict[TopicPartition, OffsetCommit] = {}  # the last one, if a partition comes twice
+    commits: list[OffsetCommit] = []
     expire_time_ms = _expire_time_ms(ctx, request)
-    codes = [_collect(ctx, topic, expire_time_ms, commits) for topic in request.topics]
-    if any(not _GROUP_DECIDES.isdisjoint(of_topic) for of_topic in codes):
+    answers = [
+        AnsweredTopic(topic.name, topic.topic_id, _collect(ctx, topic, expire_time_ms, commits))
+        for topic in request.topics
+    ]
+    if any(code in _GROUP_DECIDES for topic in answers for _, code in topic.partitions):
         try:
-            await _commit(ctx, request, list(commits.values()))
+            await _commit(ctx, request, commits)
         except KafkaError as error:
-            codes = [
-                [error.code if code in _GROUP_DECIDES else code for code in of_topic]
-                for of_topic in codes
-            ]
-    return offset_commit_body(
-        ctx.version,
-        [
-            AnsweredTopic(
-                topic.name,
-                topic.topic_id,
-                [
-                    (partition.partition_index, code)
-                    for partition, code in zip(topic.partitions, of_topic, strict=True)
-                ],
-            )
-            for topic, of_topic in zip(request.topics, codes, strict=True)
-        ],
-    )
+            answers = [_refused(topic, error) for topic in answers]
+    return offset_commit_body(ctx.version, answers)
 
 
 def _collect(
     ctx: RequestContext,
     asked: OffsetCommitRequest.OffsetCommitRequestTopic,
     expire_time_ms: int | None,
-    commits: dict[TopicPartition, OffsetCommit],
-) -> list[int]:
-    """Put what can be committed of a topic into `commits`. The error code of each partition.
+    commits: list[OffsetCommit],
+) -> list[tuple[int, int]]:
+    """Add what can be committed of a topic to `commits`. Index and error code of each partition.
 
     Any offset and leader epoch is stored, as by Kafka: only the group knows what they mean.
     """
     try:
         topic = find_topic(ctx, asked.topic_id if ctx.version >= BY_ID else asked.name)
     except KafkaError as error:
-        return [error.code] * len(asked.partitions)
-    name, topic_id = topic.name, topic.topic_id
+        return [(one.partition_index, error.code) for one in asked.partitions]
+    name, topic_id, partitions = topic.name, topic.topic_id, topic.partitions
     metadata_max = ctx.broker.settings.offset_metadata_max_bytes
-    codes = []
+    answers = []
     for one in asked.partitions:
         index, metadata = one.partition_index, one.committed_metadata or ""
-        try:
-            check_partition(topic, index)
+        if not 0 <= index < partitions:
+            code = UnknownTopicOrPartition.code
+        elif len(metadata) > metadata_max:
             # Characters, as Kafka counts them, though the setting is called so.
-            if len(metadata) > metadata_max:
-                raise OffsetMetadataTooLarge("the metadata of an offset is too large")
-        except KafkaError as error:
-            codes.append(error.code)
-            continue
-        commits[name, index] = OffsetCommit(
-            name, topic_id, index, one.committed_offset, one.committed_leader_epoch, metadata,
-            expire_time_ms,
-        )  # fmt: skip
-        codes.append(0)
-    return codes
+            code = OffsetMetadataTooLarge.code
+        else:
+            code = 0
+            commits.append(
+                OffsetCommit(
+                    name, topic_id, index, one.committed_offset, one.committed_leader_epoch,
+                    metadata, expire_time_ms,
+                )
+            )  # fmt: skip
+        answers.append((index, code))
+    return answers
+
+
+def _refused(topic: AnsweredTopic, error: KafkaError) -> AnsweredTopic:
+    """The error of the group takes the place of each code that it decides about."""
+    return topic._replace(
+        partitions=[
+            (index, error.code if code in _GROUP_DECIDES else code)
+            for index, code in topic.partitions
+        ]
+    )
 
 
 async def _commit(

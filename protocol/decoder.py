@@ -100,7 +100,6 @@ class _Generator:
         self._lines: list[str] = []
         self._names = 0
         self._globals: dict[str, Any] = {
-            "unpack_from": struct.unpack_from,
             "unsigned_varint": unsigned_varint,
             "fail": _fail,
             "UUID": uuid.UUID,
@@ -125,6 +124,12 @@ class _Generator:
         self._names += 1
         return f"{prefix}{self._names}"
 
+    def _unpack(self, layout: str) -> str:
+        """The name, in the source, of `unpack_from` for this layout."""
+        name = "unpack_" + layout.removeprefix(">").replace("?", "bool")
+        self._globals[name] = struct.Struct(layout).unpack_from
+        return name
+
     def _struct(self, depth: int, target: str, struct_field: Any, data_class: Any) -> None:
         name = self._name("class_")
         self._globals[name] = data_class
@@ -145,12 +150,12 @@ class _Generator:
             self._tagged(depth, target, struct_field)
 
     def _fixed(self, depth: int, target: str, run: list[Any]) -> None:
-        """Neighbouring fields of fixed size, by one `unpack_from`."""
+        """Neighbouring fields of fixed size, by one call."""
         if not run:
             return
         layout = ">" + "".join(_FIXED[field._type_str] for field in run)
         targets = ", ".join(f"{target}.{field.name}" for field in run)
-        self._emit(depth, f"{targets}, = unpack_from('{layout}', data, pos)")
+        self._emit(depth, f"{targets}, = {self._unpack(layout)}(data, pos)")
         self._emit(depth, f"pos += {struct.calcsize(layout)}")
 
     def _field(self, depth: int, target: str, field: Any) -> None:
@@ -165,7 +170,7 @@ class _Generator:
     def _simple(self, depth: int, target: str, kind: str, name: str, nullable: bool) -> None:
         if kind in _FIXED:
             layout = ">" + _FIXED[kind]
-            self._emit(depth, f"{target}, = unpack_from('{layout}', data, pos)")
+            self._emit(depth, f"{target}, = {self._unpack(layout)}(data, pos)")
             self._emit(depth, f"pos += {struct.calcsize(layout)}")
         elif kind == "uuid":
             self._emit(depth, "if pos + 16 > end: fail('the frame ends within an id')")
@@ -206,7 +211,7 @@ class _Generator:
     def _nested(self, depth: int, target: str, field: Any, nullable: bool) -> None:
         nested = self._name("nested")
         if nullable:  # KIP-893: a byte before it, -1 for null
-            self._emit(depth, "present, = unpack_from('>b', data, pos)")
+            self._emit(depth, f"present, = {self._unpack('>b')}(data, pos)")
             self._emit(depth, "pos += 1")
             self._emit(depth, f"if present == -1: {target} = None")
             self._emit(depth, f"elif present != 1: fail('{field.name} is not present or null')")
@@ -246,7 +251,7 @@ class _Generator:
             self._emit(depth, f"if {size} > 127: {size}, pos = unsigned_varint(data, pos - 1)")
             self._emit(depth, f"{size} -= 1")
         else:
-            self._emit(depth, f"{size}, = unpack_from('{layout}', data, pos)")
+            self._emit(depth, f"{size}, = {self._unpack(layout)}(data, pos)")
             self._emit(depth, f"pos += {struct.calcsize(layout)}")
         return size
 

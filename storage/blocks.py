@@ -112,8 +112,11 @@ def nullable(inner: Type) -> Type:
     """None is null."""
 
     def encode(values: Values) -> bytes:
-        if None not in values:
+        nulls = values.count(None)
+        if nulls == 0:
             return bytes(len(values)) + inner.encode(values)
+        if nulls == len(values):
+            return b"\1" * nulls + inner.encode((inner.default,) * nulls)
         missing = bytes(value is None for value in values)
         return missing + inner.encode([inner.default if v is None else v for v in values])
 

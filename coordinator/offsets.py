@@ -146,8 +146,9 @@ class CommittedOffsets:
         group = self._groups.setdefault(group_id, _Group())
         group.pending[version] = offsets
         stored = self._rows.put(TableRows(OFFSETS, rows))
-        stored.add_done_callback(partial(self._committed, group_id, version))
-        await asyncio.shield(stored)
+        readable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stored.add_done_callback(partial(self._committed, group_id, version, readable))
+        await readable
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
         """Delete offsets, also those that are being committed now; None: all of the group.
@@ -284,10 +285,27 @@ class CommittedOffsets:
             self._clock.wall_ms(), None, True, version, self._node_id,
         )  # fmt: skip
 
-    def _committed(self, group_id: str, version: int, stored: asyncio.Future[None]) -> None:
+    def _committed(
+        self,
+        group_id: str,
+        version: int,
+        readable: asyncio.Future[None],
+        stored: asyncio.Future[None],
+    ) -> None:
+        error = stored.exception()
+        self._show_commit(group_id, version, is_stored=error is None)
+        if readable.done():
+            return  # the caller was cancelled
+        if error is None:
+            readable.set_result(None)
+        else:
+            readable.set_exception(error)
+
+    def _show_commit(self, group_id: str, version: int, *, is_stored: bool) -> None:
+        """The commit is not pending any more: show it if it is stored."""
         group = self._groups[group_id]
         offsets = group.pending.pop(version)
-        if stored.cancelled() or stored.exception() is not None:
+        if not is_stored:
             self._drop_if_empty(group_id)
         elif version > group.newest_version and not self._deleted:
             group.offsets.update(offsets)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from sql.http.access import Action
 from sql.http.body import Body
 from sql.http.engine import Summary
 from sql.http.errors import STD_EXCEPTION, SqlError, engine_error, sql_error
@@ -20,11 +21,11 @@ from sql.http.handles import StatementContext
 from sql.http.interface import HttpInterface
 from sql.http.login import OwnerLogin
 from sql.http.pool import Permit
-from sql.http.request import SqlRequest
+from sql.http.request import DEFAULT_FORMAT, SqlRequest
 from sql.http.settings import SqlSettings
-from sql.http.text import InsertData
+from sql.http.text import InsertData, output_clauses
 from sql.http.token_inserts import TokenInsert, token_insert
-from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine
+from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine, is_small
 from storage.block_intake import BlockIntake
 from storage.engine import EngineError, StorageFault
 from storage.journal import NOT_ENOUGH_SPACE
@@ -52,6 +53,23 @@ class EngineInterface(HttpInterface):
         if changes_tables(text, database):
             return self._blocks.tables_may_change()
         return super()._while_running(text, database)
+
+    async def _run(
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
+        permit: Permit,
+    ) -> web.StreamResponse:
+        if not is_small(context, text):
+            return await super()._run(request, wanted, context, text, permit)
+        fmt = wanted.default_format or DEFAULT_FORMAT
+        action, result, summary = await self._trusted.run_small(context, text, fmt)
+        fmt = output_clauses(text)[0].format or fmt
+        return await self._answers.whole(
+            wanted, result, summary, fmt if action is Action.READ else None
+        )
 
     async def _insert(
         self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,

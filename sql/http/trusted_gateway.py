@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,13 +36,19 @@ from sql.http.settings import SqlLimits
 from sql.http.text import InsertData, identifier, tokens
 from storage.block_intake import BlockIntake
 from storage.embedded import INSERT_SETTINGS
-from storage.journal_statements import changes_tables, needed_by
+from storage.journal_statements import changes_tables, needed_by, reads_only_system
 
 INSERT_MAX_BYTES = 1 << 30
 HANDLES_KEPT = 32
 _TAKES_ROWS = re.compile(rb"\b(?:SELECT|DELETE|UPDATE|PARTITION)\b", re.IGNORECASE)
 """In a statement that changes tables: it reads or removes rows as well."""
 DEFAULT_DATABASE = "default"
+PING = b"SELECT 1"
+_SMALL_SETTINGS = {"validate_mutation_query": "0"}
+"""A change of the registry takes effect at once, or fails. So ClickHouse need not try it before, as
+it does for changes in the background: that takes 2.0 of 7.2 ms (measured, chdb-core 26.9).
+https://clickhouse.com/docs/reference/settings/session-settings/validate"""
+_OUTFILE = re.compile(rb"\bOUTFILE\b", re.IGNORECASE)
 
 
 class WatchedEngine(SqlEngine, Protocol):
@@ -203,6 +210,20 @@ class TrustedHandles:
             handle.nice = nice
 
 
+def is_small(context: StatementContext, sql: bytes) -> bool:
+    """Whether a statement is a ping, or reads or changes the registry alone.
+
+    Of these an idle cluster asks several a second, and their results are short.
+    """
+    if context.read_only or context.session is not None or context.tables:
+        return False
+    return sql == PING or (
+        _OUTFILE.search(sql) is None
+        and not reads_only_system(sql)
+        and needed_by(sql, context.database) == ()
+    )
+
+
 class _OnceHandles(TrustedHandles):
     """Handles that are not kept: no two inserts have the same settings."""
 
@@ -224,6 +245,26 @@ class TrustedGateway(SqlGateway):
     async def close(self) -> None:
         await super().close()
         await asyncio.to_thread(self._trusted.close)
+
+    async def run_small(
+        self, context: StatementContext, sql: bytes, fmt: str
+    ) -> tuple[Action, bytes, Summary]:
+        """Run a statement that `is_small`, also to its end if the caller is cancelled meanwhile.
+
+        One turn of one thread, without a pipe: that saves a third of what such a statement costs.
+        """
+
+        context = replace(context, settings={**_SMALL_SETTINGS, **context.settings})
+
+        def call() -> tuple[Action, bytes, Summary]:
+            handle, action = self._open(context, sql)
+            try:
+                result = run(handle, new_mark() + sql, fmt, context.text_params())
+                return action, result.bytes(), Summary.of(result)
+            finally:
+                give_back(handle, context)
+
+        return await self.pool.call(call)
 
     async def insert(
         self, context: StatementContext, head: InsertData, body: InsertBody

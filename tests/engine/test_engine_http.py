@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from aiohttp import web
 
 from broker.config import Settings
+from sql.http.access import Role
+from sql.http.handles import StatementContext
 from sql.http.interface import application
 from sql.http.trusted import EngineInterface
+from sql.http.trusted_gateway import is_small
 from storage.block_intake import BlockIntake
 from storage.blocks import block
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
@@ -235,3 +239,22 @@ async def test_a_statement_that_fails_midway_leaves_nothing_to_the_next(
     for _ in range(3):
         assert "throwIf" in await _answer(client, url, fails, wait_end_of_query="1")
         assert await _answer(client, url, "SELECT 1", wait_end_of_query="1") == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("sql", "small"),
+    [
+        ("SELECT 1", True),
+        ("SELECT key, value FROM registry SETTINGS keeper_max_retries = 0", True),
+        ("ALTER TABLE brokerhouse_shard.topic_registry UPDATE value = 'a' WHERE key = 'b'", True),
+        ("SELECT number FROM system.numbers", False),
+        ("SELECT key FROM registry, numbers(1000000000)", False),
+        ("SELECT key FROM registry WHERE key IN (SELECT topic FROM messages)", False),
+        ("SELECT key FROM registry INTO OUTFILE '/tmp/keys'", False),
+        ("SELECT count() FROM messages", False),
+    ],
+)
+def test_only_pings_and_statements_on_the_registry_count_as_small(sql: str, small: bool) -> None:
+    context = StatementContext(Role.WRITER, SHARD_DATABASE, {}, {}, read_only=False)
+    assert is_small(context, sql.encode()) is small
+    assert not is_small(replace(context, read_only=True), sql.encode())

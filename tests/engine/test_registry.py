@@ -10,6 +10,7 @@ import pytest
 
 from broker.producer_ids import ProducerIds
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
+from storage.cluster_sql import SHARD_DATABASE
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError, Parameter, Row
 from storage.registry import KeeperRegistry, Registry, TableRegistry, Versioned
@@ -468,3 +469,26 @@ async def test_a_server_without_the_table_says_so(server: ClickHouseServer) -> N
     with pytest.raises(EngineError) as refused:
         await registry.compare_and_set("key", None, "value")
     assert refused.value.code == 60
+
+
+async def test_statements_on_the_registry_of_a_cluster_fail_and_succeed_as_others(
+    server: ClickHouseServer,
+) -> None:
+    table = f"{SHARD_DATABASE}.registry"  # this name alone goes the short way through the engine
+    await server.execute(f"CREATE DATABASE {SHARD_DATABASE}")
+    await server.execute(
+        f"CREATE TABLE {table} (key String, value String) ENGINE = KeeperMap('/r') PRIMARY KEY key"
+    )
+    registry = KeeperRegistry(server, table)
+    assert await registry.compare_and_set("key", None, "old")
+    assert not await registry.compare_and_set("key", Versioned("other", 1), "new")
+    assert await registry.compare_and_set("key", Versioned("old", 1), "new")
+    for wrong in ("UPDATE value = nowhere WHERE key = 'key'", "DELETE WHERE throwIf(1)"):
+        with pytest.raises(EngineError):
+            await server.execute(f"ALTER TABLE {table} {wrong}")
+    with pytest.raises(EngineError, match="nowhere"):
+        await server.rows(f"SELECT nowhere FROM {table}")
+    assert await registry.list("") == {"key": Versioned("new", 2)}
+    assert await server.rows(f"SELECT key, _version FROM {table}") == [["key", 1]]
+    assert await registry.delete("key", Versioned("new", 2))
+    assert await registry.get("key") is None

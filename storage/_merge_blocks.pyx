@@ -11,6 +11,7 @@ What must hold: the input is untrusted. Every read is checked against the end of
 and time grow with the bytes received, never with what a count claims.
 """
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -669,10 +670,8 @@ cdef class _Merge:
         keys.width_log2 = 0 if keys.count <= 0x100 else 1 if keys.count <= 0x10000 else 2
         self.sizes[stream] = DICTIONARY_BYTES + keys.text.len + (self.all_rows << keys.width_log2)
 
-    cdef bytes write(self):
-        """The merged block."""
-        cdef bytes block
-        cdef uint8_t *p
+    cdef size_t size(self):
+        """Bytes of the merged block."""
         cdef size_t size = bh_varuint_size(self.shape.column_count)
         cdef size_t i
         size += bh_varuint_size(self.all_rows)
@@ -680,16 +679,9 @@ cdef class _Merge:
             size += self.shape.columns[i].head_size
         for i in range(self.shape.stream_count):
             size += self.sizes[i]
-        block = PyBytes_FromStringAndSize(NULL, size)
-        p = <uint8_t *>PyBytes_AS_STRING(block)
-        if size < RELEASE_GIL_BYTES:
-            self._write(p)
-        else:
-            with nogil:
-                self._write(p)
-        return block
+        return size
 
-    cdef void _write(self, uint8_t *p) noexcept nogil:
+    cdef void write(self, uint8_t *p) noexcept nogil:
         cdef const Column *column = self.shape.columns
         cdef const uint64_t *rows = <const uint64_t *>self.rows.data
         cdef const Slice *slice = <const Slice *>self.slices.data
@@ -774,8 +766,8 @@ cdef _of_block(size_t index, size_t count, error):
     return UnmergeableBlock(f"block {index} of {count}: {error}")
 
 
-def merge_blocks(blocks):
-    """One block with the rows of all `blocks`: see `storage.merge_blocks.merge_blocks`."""
+cdef _merge_of(blocks):
+    """A _Merge that is ready to be written, or a block that has the rows of all of them."""
     cdef list all_blocks = list(blocks)
     cdef _Merge merge
     cdef _Plan plan
@@ -796,7 +788,49 @@ def merge_blocks(blocks):
     if merge.full <= 1:
         return all_blocks[merge.last_full]
     merge.merge_keys()
-    return merge.write()
+    return merge
+
+
+cdef _write_to(uint8_t *p, size_t size, merge):
+    cdef _Merge ready
+    if PyBytes_Check(merge):
+        memcpy(p, PyBytes_AS_STRING(merge), size)
+        return
+    ready = merge
+    if size < RELEASE_GIL_BYTES:
+        ready.write(p)
+    else:
+        with nogil:
+            ready.write(p)
+
+
+def merge_blocks(blocks):
+    """One block with the rows of all `blocks`: see `storage.merge_blocks.merge_blocks`."""
+    cdef bytes block
+    cdef size_t size
+    merge = _merge_of(blocks)
+    if PyBytes_Check(merge):
+        return merge
+    size = (<_Merge>merge).size()
+    block = PyBytes_FromStringAndSize(NULL, size)
+    _write_to(<uint8_t *>PyBytes_AS_STRING(block), size, merge)
+    return block
+
+
+def merge_blocks_into(blocks, room):
+    """`merge_blocks`, into the buffer that `room(size)` returns. Returns the size."""
+    cdef Py_buffer buffer
+    cdef size_t size
+    merge = _merge_of(blocks)
+    size = len(<bytes>merge) if PyBytes_Check(merge) else (<_Merge>merge).size()
+    PyObject_GetBuffer(room(size), &buffer, PyBUF_WRITABLE)
+    try:
+        if <size_t>buffer.len < size:
+            raise ValueError(f"{size} bytes do not fit into a buffer of {buffer.len}")
+        _write_to(<uint8_t *>buffer.buf, size, merge)
+    finally:
+        PyBuffer_Release(&buffer)
+    return size
 
 
 def block_rows(bytes block not None):

@@ -22,8 +22,8 @@ from itertools import groupby
 from typing import Protocol
 
 from common.tasks import Backoff, event_within
-from storage._merge_blocks import merge_blocks
-from storage.engine import Engine, EngineError, StorageFault
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError, StorageFault
 from storage.journal_files import JournalBlock
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,12 @@ class DrainStream:
     """One stream: its blocks that are not in the engine, and the task that puts them there."""
 
     def __init__(
-        self, number: int, engine: Engine, rounds: RoundLog, limits: DrainLimits, identity: str
+        self,
+        number: int,
+        engine: EmbeddedEngine,
+        rounds: RoundLog,
+        limits: DrainLimits,
+        identity: str,
     ) -> None:
         """`identity` makes the tokens of inserts unique."""
         self.number = number
@@ -251,8 +256,9 @@ class DrainStream:
 
     def _insertion(self, insert: TableInsert, token: str) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
-            data = await merged(insert.blocks)
-            await self._engine.insert_block(self.number, insert.table, insert.columns, data, token)
+            await self._engine.insert_blocks(
+                self.number, insert.table, insert.columns, insert.blocks, token
+            )
 
         return run
 
@@ -294,10 +300,3 @@ def inserts_of(blocks: Iterable[JournalBlock]) -> Iterator[TableInsert]:
     for table in sorted(tables, key=lambda name: name not in _FIRST):
         for columns, group in groupby(tables[table], key=lambda block: block.columns):
             yield TableInsert(table, columns, tuple(block.data for block in group))
-
-
-async def merged(blocks: Sequence[bytes]) -> bytes:
-    """One block with the rows of all of these."""
-    if len(blocks) == 1:
-        return blocks[0]
-    return await asyncio.to_thread(merge_blocks, blocks)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from storage.embedded import EmbeddedEngine
-from storage.journal_drain import DrainLimits, RoundLog, inserts_of, merged
+from storage.journal_drain import DrainLimits, RoundLog, inserts_of
 from storage.journal_files import JournalBlock
 from storage.journal_statements import LOG, LOG_TABLE
 
@@ -27,22 +27,23 @@ async def put_back(
     await rounds.begin_round(stream, blocks[0].sequence, blocks[-1].sequence)
     for some in limits.split(blocks):
         for insert in inserts_of(some):
-            data = await merged(insert.blocks)
             if stream == LOG:
-                await _insert_missing(engine, insert.columns, data)
+                await _insert_missing(engine, insert.columns, insert.blocks)
             else:
-                await engine.insert_block(stream, insert.table, insert.columns, data, str(uuid4()))
+                await engine.insert_blocks(
+                    stream, insert.table, insert.columns, insert.blocks, str(uuid4())
+                )
     await rounds.end_round(stream)
 
 
-async def _insert_missing(engine: EmbeddedEngine, columns: str, data: bytes) -> None:
-    """Insert the rows of a block of the log that the table does not have."""
+async def _insert_missing(engine: EmbeddedEngine, columns: str, blocks: Sequence[bytes]) -> None:
+    """Insert the rows of blocks of the log that the table does not have."""
     table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
     await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
     await engine.execute(
         f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
     )
-    await engine.insert_block(LOG, "journal_round", columns, data, str(uuid4()))
+    await engine.insert_blocks(LOG, "journal_round", columns, blocks, str(uuid4()))
     key = ", ".join(LOG_KEY)
     missing = engine.read_native(
         f"SELECT {columns} FROM {some}"
@@ -53,7 +54,7 @@ async def _insert_missing(engine: EmbeddedEngine, columns: str, data: bytes) -> 
         {},
         1 << 30,
     )
-    blocks = [bytes(block) async for block in missing]
-    if blocks:
-        await engine.insert_block(LOG, LOG_TABLE, columns, await merged(blocks), str(uuid4()))
+    found = [bytes(block) async for block in missing]
+    if found:
+        await engine.insert_blocks(LOG, LOG_TABLE, columns, found, str(uuid4()))
     await engine.execute(f"DROP TABLE {some} SYNC")

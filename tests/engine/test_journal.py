@@ -429,7 +429,7 @@ STEPS = [
     for name, numbers in {
         "append_block": (1, 20),
         "begin_round": (1, 2, 5),
-        "insert_block": (1, 2, 6),
+        "insert_blocks": (1, 2, 6),
         "end_round": (1, 2, 5),
         "recycle": (1, 3),
         "_begin_segment": (1, 2, 5),

@@ -45,10 +45,10 @@ def _dies(name: str, when: str, number: int) -> None:
         calls += 1
         return calls == number
 
-    if name == "insert_block":
-        inner = EmbeddedEngine.insert_block
+    if name == "insert_blocks":
+        inner = EmbeddedEngine.insert_blocks
 
-        async def insert_block(self: EmbeddedEngine, *arguments: Any) -> None:
+        async def insert_blocks(self: EmbeddedEngine, *arguments: Any) -> None:
             dies = counted()
             if dies and when == "before":
                 _die()
@@ -56,7 +56,7 @@ def _dies(name: str, when: str, number: int) -> None:
             if dies:
                 _die()
 
-        EmbeddedEngine.insert_block = insert_block  # type: ignore[method-assign,assignment]
+        EmbeddedEngine.insert_blocks = insert_blocks  # type: ignore[method-assign,assignment]
         return
     method: Callable[..., Any] = getattr(JournalWriter, name)
 

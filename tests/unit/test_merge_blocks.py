@@ -27,6 +27,26 @@ from tests.support.record_codecs import COMPILED, append
 from tests.support.turns import runs_beside
 
 T = TypeVar("T")
+
+
+class IntoBuffers:
+    """The compiled module, with a buffer for the merged block that is larger than the block."""
+
+    block_rows = staticmethod(_merge_blocks.block_rows)
+
+    @staticmethod
+    def merge_blocks(blocks: Sequence[bytes]) -> bytes:
+        buffer = bytearray()
+
+        def room(size: int) -> bytearray:
+            buffer.extend(b"x" * (size + 9))
+            return buffer
+
+        size = _merge_blocks.merge_blocks_into(blocks, room)
+        assert buffer[size:] == b"x" * 9
+        return bytes(buffer[:size])
+
+
 BOTH: list[Any] = [_merge_blocks, merge_blocks]
 TEXT, MAYBE = "LowCardinality(String)", "LowCardinality(Nullable(String))"
 
@@ -38,14 +58,14 @@ def merger(request: pytest.FixtureRequest) -> Any:
 
 
 def agreed(call: Callable[[Any], T]) -> T | None:
-    """What both implementations answer. None: they refuse."""
+    """What all implementations answer. None: they refuse."""
     answers: list[T | None] = []
-    for module in BOTH:
+    for module in (*BOTH, IntoBuffers):
         try:
             answers.append(call(module))
         except UnmergeableBlock:
             answers.append(None)
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     return answers[0]
 
 

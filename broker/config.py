@@ -178,13 +178,13 @@ class Settings(BaseSettings):
         ge=1024,
     )
     journal_insert_bytes: int = _bytes(
-        32 * _MIB, "So many bytes of the journal go into the table at once", ge=1
+        96 * _MIB, "So many bytes of the journal go into the table at once", ge=1
     )
     journal_insert_rows: int = _setting(
-        500_000, "records", "So many rows of the journal go into the table at once", ge=1
+        1_048_576, "records", "So many rows of the journal go into the table at once", ge=1
     )
     journal_insert_ms: int = _ms(
-        500,
+        1000,
         "How long records wait in the journal before an insert; rows of small tables: 4 times this",
         ge=0,
     )

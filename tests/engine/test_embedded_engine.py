@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from contextlib import aclosing, suppress
@@ -441,6 +442,22 @@ async def test_inserts_leave_no_file_open(engine: EmbeddedEngine) -> None:
         with pytest.raises(InsertRejected):
             await insert(engine, b"garbage", f"bad {n}")
     assert open_blocks() == before
+
+
+async def test_a_block_that_finds_no_memory_is_rejected_and_may_come_again(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    blocks = [block(0, b"a"), block(1, b"b")]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", no_memory)
+        with pytest.raises(InsertRejected, match="no memory for a block: No space left"):
+            await engine.insert_blocks(0, "messages", COLUMNS, blocks, "token")
+    assert await values(engine) == []
+    await engine.insert_blocks(0, "messages", COLUMNS, blocks, "token")
+    assert await values(engine) == ["a", "b"]
 
 
 async def test_what_does_not_pass_is_rejected_in_the_end(engine: EmbeddedEngine) -> None:

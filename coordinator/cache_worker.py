@@ -33,12 +33,15 @@ class CacheWorker:
         cache: SharedCache,
         offsets: CommittedOffsets,
         *,
+        alone: bool = False,
         poll_s: float = 5.0,
         heartbeats_s: float = 5.0,
     ) -> None:
+        """`alone`: there can be no other broker, so nothing is read."""
         self.task: asyncio.Task[None] | None = None
         self._cache = cache
         self._offsets = offsets
+        self._alone = alone
         self._poll_s = poll_s
         self._heartbeats = _Interval(heartbeats_s)
         self._clean_up = _Interval(_CLEAN_UP_EVERY_S)
@@ -64,6 +67,8 @@ class CacheWorker:
 
         If that fails or takes long, what was read before has to do.
         """
+        if self._alone:
+            return
         try:
             async with asyncio.timeout(_READ_LIMIT_S):
                 await self._read()
@@ -76,6 +81,13 @@ class CacheWorker:
             if began_s - self._read_s >= _RECENT_S:
                 await self._cache.refresh()
                 self._read_s = began_s
+
+    async def _read_all(self) -> None:
+        async with self._reading:
+            began_s = time.monotonic()
+            if await self._cache.refresh():
+                await self._offsets.refresh()
+            self._read_s = began_s
 
     async def _run(self) -> None:
         self._heartbeats.restart()
@@ -93,11 +105,8 @@ class CacheWorker:
             log.error("the last heartbeats could not be written: %s", error)
 
     async def _round(self) -> None:
-        async with self._reading:
-            began_s = time.monotonic()
-            if await self._cache.refresh():
-                await self._offsets.refresh()
-            self._read_s = began_s
+        if not self._alone:
+            await self._read_all()
         if self._heartbeats.is_over():
             await self._cache.heartbeats.write()
         if self._clean_up.is_over():

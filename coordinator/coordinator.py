@@ -81,7 +81,7 @@ class GroupCoordinator:
         self._clock = clock
         self._hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
         self.expiry = OffsetExpiry(self._hosted_groups, offsets, limits.offsets_retention_ms)
-        self._cache_worker = CacheWorker(cache, offsets)
+        self._cache_worker = CacheWorker(cache, offsets, alone=duties.is_alone)
 
     # Which groups are coordinated here
 

@@ -14,6 +14,10 @@ class Duties(Protocol):
     def is_housekeeper(self) -> bool:
         """Whether this is the housekeeping broker of the shard."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there can be no other broker, so that nothing has to be read again."""
+
 
 class SoleBroker:
     """The duties of a broker that runs alone: it may always serve, and is the housekeeper."""
@@ -22,4 +26,8 @@ class SoleBroker:
         return True
 
     def is_housekeeper(self) -> bool:
+        return True
+
+    @property
+    def is_alone(self) -> bool:
         return True

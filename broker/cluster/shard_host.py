@@ -60,6 +60,10 @@ class ShardHost:
         self._floor_ms = 0
         self._beginning = asyncio.Lock()
 
+    @property
+    def is_alone(self) -> bool:
+        return False
+
     def is_housekeeper(self) -> bool:
         """Whether this broker does what one broker has to do for the whole shard."""
         return self._session.is_housekeeper(self.name)

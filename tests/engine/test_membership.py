@@ -565,6 +565,27 @@ async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
         worker.task.result()
 
 
+async def test_where_no_other_broker_can_be_nothing_is_read_but_heartbeats_are_written(
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+) -> None:
+    await cache.store(group(cache, clock, member("a")))
+    offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
+    worker = CacheWorker(cache, offsets, alone=True, poll_s=0.01, heartbeats_s=0.02)
+    scripted.failing_rows.append("consumer_group_versions")
+    worker.start()
+    try:
+        cache.heartbeats.note("g", "a", clock())
+        await worker.read_anew()
+
+        async def written() -> bool:
+            return await count(scripted, "group_heartbeats") == 1
+
+        await until_async(written)
+        assert list(scripted.failing_rows) == ["consumer_group_versions"], "nobody has read it"
+    finally:
+        await worker.close()
+
+
 async def test_a_broker_that_is_alone_asks_one_question_a_round(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,8 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._partial = 0
         self._unsent = 0
+        self._outgoing: list[bytes | bytearray] = []
+        self._writes_soon = False
         self._write_paused = False
         self._reading = True
         self._draining = False
@@ -93,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._hold(-self._partial - sum(size for _, size in self._waiting))
         self._in_flight.forget(self)
         self._waiting.clear()
+        self._outgoing.clear()
         for request, _, task in self._running:
             # Queued records are stored all the same, and count as held until they are; nobody
             # waits for any other response.
@@ -152,6 +155,11 @@ class Connection(asyncio.Protocol):
             self._hold(-size)
             if not task.cancelled():
                 self._send(request, task)
+        if not self._running:
+            self._write()
+        elif self._outgoing and not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write)
 
     def _send(self, request: Request[Api], task: asyncio.Task[Response]) -> None:
         name = request.api.key.name
@@ -168,6 +176,14 @@ class Connection(asyncio.Protocol):
         except Exception:
             log.exception("%s: the response to %s cannot be encoded", self._peer, name)
             self._close(f"{name} cannot be answered")
+            return
+        self._outgoing += pieces
+
+    def _write(self) -> None:
+        """Write the responses that were finished in one turn of the loop, by one system call."""
+        self._writes_soon = False
+        pieces, self._outgoing = self._outgoing, []
+        if not pieces or self._transport is None or self._closing:
             return
         self._transport.writelines(pieces)
         if self._write_paused:
@@ -224,6 +240,7 @@ class Connection(asyncio.Protocol):
         self._close(reason)
 
     def _close(self, reason: str) -> None:
+        self._write()
         if self._transport is not None:
             log.info("%s closed: %s", self._peer, reason)
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""The body of an OffsetCommit response: the only response that is not encoded by kafka-python.
+"""The body of an OffsetCommit response.
 
 A busy broker writes thousands of them a second, with an element for each partition. Packing them
 takes a tenth of the time of kafka-python's objects and encoder (measured: 4 us for 10 partitions).
@@ -13,7 +13,7 @@ from itertools import starmap
 from typing import NamedTuple
 from uuid import UUID
 
-from protocol.varints import varuint
+from protocol.varints import array_length, string
 
 _THROTTLED, _FLEXIBLE, _BY_ID = 3, 8, 10  # versions
 _NOT_THROTTLED = bytes(4)
@@ -35,22 +35,13 @@ def offset_commit_body(version: int, topics: Sequence[AnsweredTopic]) -> bytes:
     flexible = version >= _FLEXIBLE
     partition = (_FLEXIBLE_PARTITION if flexible else _PARTITION).pack
     parts = [_NOT_THROTTLED] if version >= _THROTTLED else []
-    parts.append(_count(topics, flexible))
+    parts.append(array_length(topics, flexible))
     for topic in topics:
-        parts.append(topic.topic_id.bytes if version >= _BY_ID else _text(topic.name, flexible))
-        parts.append(_count(topic.partitions, flexible))
+        parts.append(topic.topic_id.bytes if version >= _BY_ID else string(topic.name, flexible))
+        parts.append(array_length(topic.partitions, flexible))
         parts += starmap(partition, topic.partitions)
         if flexible:
             parts.append(_NO_TAGS)
     if flexible:
         parts.append(_NO_TAGS)
     return b"".join(parts)
-
-
-def _count(items: Sequence[object], flexible: bool) -> bytes:
-    return varuint(len(items) + 1) if flexible else struct.pack(">i", len(items))
-
-
-def _text(text: str, flexible: bool) -> bytes:
-    data = text.encode()
-    return (varuint(len(data) + 1) if flexible else struct.pack(">h", len(data))) + data

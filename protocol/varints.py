@@ -7,6 +7,9 @@ negative numbers stay short. Record batches have zigzag lengths, ClickHouse has 
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 
 def varuint(value: int) -> bytes:
     out = bytearray()
@@ -24,6 +27,17 @@ def zigzag(value: int) -> bytes:
 def length_prefixed(text: bytes) -> bytes:
     """A ClickHouse String: an unsigned varint length, then the bytes."""
     return varuint(len(text)) + text
+
+
+def array_length(items: Sequence[object], compact: bool) -> bytes:
+    """The length of an array in a Kafka message; `compact` in flexible versions (KIP-482)."""
+    return varuint(len(items) + 1) if compact else struct.pack(">i", len(items))
+
+
+def string(text: str, compact: bool) -> bytes:
+    """A string in a Kafka message; `compact` in flexible versions (KIP-482)."""
+    data = text.encode()
+    return (varuint(len(data) + 1) if compact else struct.pack(">h", len(data))) + data
 
 
 def wrap(value: int, bits: int) -> int:

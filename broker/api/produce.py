@@ -48,6 +48,7 @@ from protocol.errors import (
     UnsupportedCompressionType,
     UnsupportedForMessageFormat,
 )
+from protocol.produce_body import StoredBatch, StoredTopic, produce_body
 
 _ACKS = frozenset({-1, 0, 1})
 _ZSTD = 4
@@ -62,7 +63,7 @@ _RecordError: TypeAlias = (
 )
 
 
-async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | None:
+async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | bytes | None:
     # This keeps the order of requests: those that arrive meanwhile wait for the same logs.
     await ctx.broker.partitions.await_open(
         [
@@ -75,20 +76,14 @@ async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceRespon
         (topic, [(part.index, _queue(ctx, request, topic, part)) for part in topic.partition_data])
         for topic in request.topic_data
     ]
-    responses = [
-        ProduceResponse.TopicProduceResponse(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            partition_responses=[
-                await _answer(ctx, index, outcome) for index, outcome in partitions
-            ],
-        )
+    answers = [
+        (topic, [await _answer(ctx, index, outcome) for index, outcome in partitions])
         for topic, partitions in pending
     ]
     if request.acks == 0:
-        _close_if_failed(responses)
+        _close_if_failed(answers)
         return None
-    return ProduceResponse(responses=responses, throttle_time_ms=0)
+    return _response(ctx.version, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +96,8 @@ class _QueuedBatch:
 
 
 _Outcome: TypeAlias = _QueuedBatch | KafkaError
+_Answer: TypeAlias = StoredBatch | _PartitionResponse
+_TopicAnswers: TypeAlias = tuple[ProduceRequest.TopicProduceData, list[_Answer]]
 
 
 def _queue(
@@ -135,7 +132,8 @@ def _queue(
 def _key(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> str | UUID:
     """The name or the id of the topic, as this version has it."""
     if ctx.version >= _TOPIC_IDS_SINCE:
-        return UUID(str(topic_data.topic_id))
+        topic_id: UUID = topic_data.topic_id
+        return topic_id
     return str(topic_data.name)
 
 
@@ -194,7 +192,7 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
 
 
-async def _answer(ctx: RequestContext, index: int, outcome: _Outcome) -> _PartitionResponse:
+async def _answer(ctx: RequestContext, index: int, outcome: _Outcome) -> _Answer:
     if isinstance(outcome, KafkaError):
         return _failed(index, outcome)
     partition = outcome.partition
@@ -207,12 +205,43 @@ async def _answer(ctx: RequestContext, index: int, outcome: _Outcome) -> _Partit
         return _failed(index, before or error)
     except KafkaError as error:
         return _failed(index, error)
+    return StoredBatch(
+        index, appended.base_offset, appended.log_append_time_ms, partition.log_start_offset
+    )
+
+
+def _response(version: int, answers: Sequence[_TopicAnswers]) -> ProduceResponse | bytes:
+    if all(isinstance(one, StoredBatch) for _, found in answers for one in found):
+        by_id = version >= _TOPIC_IDS_SINCE
+        return produce_body(
+            version,
+            [
+                StoredTopic(topic.name, topic.topic_id if by_id else None, found)
+                for topic, found in answers
+            ],
+        )
+    return ProduceResponse(
+        responses=[
+            ProduceResponse.TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=[
+                    _succeeded(one) if isinstance(one, StoredBatch) else one for one in found
+                ],
+            )
+            for topic, found in answers
+        ],
+        throttle_time_ms=0,
+    )
+
+
+def _succeeded(stored: StoredBatch) -> _PartitionResponse:
     return _PartitionResponse(
-        index=index,
+        index=stored.partition,
         error_code=0,
-        base_offset=appended.base_offset,
-        log_append_time_ms=appended.log_append_time_ms,
-        log_start_offset=partition.log_start_offset,
+        base_offset=stored.base_offset,
+        log_append_time_ms=stored.log_append_time_ms,
+        log_start_offset=stored.log_start_offset,
         record_errors=[],
         error_message=None,
     )
@@ -238,12 +267,12 @@ def _failed(
     )
 
 
-def _close_if_failed(responses: list[ProduceResponse.TopicProduceResponse]) -> None:
+def _close_if_failed(answers: Sequence[_TopicAnswers]) -> None:
     """With acks=0 there is no answer to hold an error, so the connection is closed, as in Kafka."""
-    for topic in responses:
-        for partition in topic.partition_responses:
-            if partition.error_code:
-                raise CloseConnection(f"an append with acks=0 failed: {partition.error_message}")
+    for _, found in answers:
+        for one in found:
+            if not isinstance(one, StoredBatch):
+                raise CloseConnection(f"an append with acks=0 failed: {one.error_message}")
 
 
 API = Api(ProduceRequest, ProduceResponse, versions=(3, 13), first_listed=0, handler=produce)

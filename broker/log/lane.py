@@ -51,8 +51,8 @@ _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 
 
-_INLINE_BYTES = 64 << 10
-"""A smaller block is built without its thread, which would cost more than the block: 0.1 ms."""
+_INLINE_BYTES = 128 << 10
+"""A smaller block is built without its thread, which would cost as much as the block: 0.1 ms."""
 
 
 class _LeaseOver(Exception):

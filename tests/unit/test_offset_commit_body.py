@@ -7,13 +7,12 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import OffsetCommitResponse
 
 from broker.api import APIS
-from protocol.codec import Request, RequestHeader, encode_response
 from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
 from protocol.versions import ApiKey
+from tests.support.encoded_responses import response_frame
 
 API = APIS[ApiKey.OffsetCommit]
 VERSIONS = range(API.min_version, API.max_version + 1)
@@ -43,20 +42,15 @@ def encoded_by_kafka_python(version: int, asked: list[AnsweredTopic]) -> bytes:
             for one in asked
         ],
     )
-    return frame(version, response)
-
-
-def frame(version: int, response: ApiMessage | bytes) -> bytes:
-    request = Request(RequestHeader(API.key, version, 99, None), API, API.request())
-    return b"".join(encode_response(request, response))
+    return response_frame(API, version, response)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(asked=st.lists(topics, max_size=4))
 def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic]) -> None:
-    assert frame(version, offset_commit_body(version, asked)) == encoded_by_kafka_python(
-        version, asked
-    )
+    assert response_frame(
+        API, version, offset_commit_body(version, asked)
+    ) == encoded_by_kafka_python(version, asked)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -64,6 +58,6 @@ def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic
 def test_counts_of_any_length(version: int, count: int) -> None:
     asked = [AnsweredTopic("t" * count, UUID(int=1), [(n, 0) for n in range(count)])]
     asked += [AnsweredTopic("", UUID(int=0), [])] * count
-    assert frame(version, offset_commit_body(version, asked)) == encoded_by_kafka_python(
-        version, asked
-    )
+    assert response_frame(
+        API, version, offset_commit_body(version, asked)
+    ) == encoded_by_kafka_python(version, asked)

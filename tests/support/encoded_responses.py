@@ -1,0 +1,13 @@
+"""Responses as the broker frames them."""
+
+from __future__ import annotations
+
+from kafka.protocol.api_message import ApiMessage
+
+from broker.api.context import Api
+from protocol.codec import Request, RequestHeader, encode_response
+
+
+def response_frame(api: Api, version: int, response: ApiMessage | bytes) -> bytes:
+    request = Request(RequestHeader(api.key, version, 99, None), api, api.request())
+    return b"".join(encode_response(request, response))

@@ -224,13 +224,9 @@ class HttpInterface:
         return nullcontext()
 
     async def _run(
-        self,
-        request: web.Request,
-        wanted: SqlRequest,
-        context: StatementContext,
-        text: bytes,
+        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
         permit: Permit,
-    ) -> web.StreamResponse:
+    ) -> web.StreamResponse:  # fmt: skip
         """Any statement but an INSERT with data."""
         gateway, answers = self._gateway, self._answers
         opened = await gateway.open(context, text, permit)

@@ -55,13 +55,9 @@ class EngineInterface(HttpInterface):
         return super()._while_running(text, database)
 
     async def _run(
-        self,
-        request: web.Request,
-        wanted: SqlRequest,
-        context: StatementContext,
-        text: bytes,
+        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
         permit: Permit,
-    ) -> web.StreamResponse:
+    ) -> web.StreamResponse:  # fmt: skip
         if not is_small(context, text):
             return await super()._run(request, wanted, context, text, permit)
         fmt = wanted.default_format or DEFAULT_FORMAT

@@ -1,9 +1,10 @@
 """`make bench-cluster`: three brokers on two embedded engines, with default settings.
 
 Idle: the cores that each process uses. Producing: kafka-producer-perf-test with its defaults, and
-one record at a time. Failover: one broker is killed while a client sends a record to every
-partition again and again; how long the partitions of that broker take none. All processes and the
-clients share the machine's cores. Prints Markdown tables; asserts nothing.
+one record at a time; at the end the same producer with a single broker. Failover: one broker is
+killed while a client sends a record to every partition again and again; how long the partitions of
+that broker take none. All processes and the clients share the machine's cores. Prints Markdown
+tables; asserts nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.kafka.loads import java_producer
-from bench.machine import compiled_client, cpu_seconds, machine, run_client
+from bench.kafka.servers import Reachable
+from bench.machine import compiled_client, cpu_seconds, machine, run_client, running_broker
 from broker.config import Settings
 from tests.support.cluster_processes import Broker, Cluster
 
@@ -53,8 +55,8 @@ def _running() -> Iterator[Cluster]:
             yield cluster
 
 
-def _create(cluster: Cluster, topic: str, partitions: int) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+def _create(bootstrap: str, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(60)
 
 
@@ -68,15 +70,26 @@ def _idle(cluster: Cluster, seconds: float) -> list[tuple[str, str]]:
     ]
 
 
-def _produce(cluster: Cluster, client: Path, records: int) -> list[tuple[str, str]]:
+def _java_defaults(server: Reachable, records: int) -> list[tuple[str, str]]:
     rows = []
     for name, size in _SIZES:
         topic = f"defaults-{size}"
-        _create(cluster, topic, 1)
-        java_producer(cluster.brokers[0], topic, size, records // 4)
-        result = java_producer(cluster.brokers[0], topic, size, records)
+        _create(server.kafka, topic, 1)
+        java_producer(server, topic, size, records // 4)
+        result = java_producer(server, topic, size, records)
         rows.append((f"Java defaults, {name}", f"{result.records_per_s:,.0f} records/s"))
-    _create(cluster, "single", 1)
+    return rows
+
+
+def _alone(folder: Path, records: int) -> list[tuple[str, str]]:
+    with running_broker(folder / "alone", {}) as broker:
+        found = _java_defaults(broker, records)
+    return [(f"{what}, one broker alone", figure) for what, figure in found]
+
+
+def _produce(cluster: Cluster, client: Path, records: int) -> list[tuple[str, str]]:
+    rows = _java_defaults(cluster.brokers[0], records)
+    _create(cluster.bootstrap, "single", 1)
     single = run_client(
         client, "latency", cluster.brokers[0].kafka, "single", 2000, 100, ("linger.ms=0",)
     )
@@ -124,7 +137,7 @@ class _Sender:
 
 
 def _failover(cluster: Cluster, rounds: int) -> list[tuple[str, str]]:
-    _create(cluster, "failover", _PARTITIONS)
+    _create(cluster.bootstrap, "failover", _PARTITIONS)
     sender = _Sender(cluster, "failover")
     silences = []
     with closing(sender):
@@ -162,21 +175,24 @@ def _silence(sender: _Sender, broker: Broker) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=200_000, help="of each Java run")
+    parser.add_argument("--records", type=int, default=600_000, help="of each Java run")
     parser.add_argument("--rounds", type=int, default=5, help="brokers that are killed")
     parser.add_argument("--idle", type=float, default=30.0, help="seconds")
     options = parser.parse_args()
     print(f"{machine()}\n\n| | |\n|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as folder, _running() as cluster:
+    with tempfile.TemporaryDirectory() as folder:
         client = compiled_client(Path(folder))
-        time.sleep(_SETTLED_S)
-        for measure in (
-            partial(_idle, cluster, options.idle),
-            partial(_produce, cluster, client, options.records),
-            partial(_failover, cluster, options.rounds),
-        ):
-            for what, figure in measure():
-                print(f"| {what} | {figure} |", flush=True)
+        with _running() as cluster:
+            time.sleep(_SETTLED_S)
+            _show(_idle(cluster, options.idle))
+            _show(_produce(cluster, client, options.records))
+            _show(_failover(cluster, options.rounds))
+        _show(_alone(Path(folder), options.records))
+
+
+def _show(rows: Sequence[tuple[str, str]]) -> None:
+    for what, figure in rows:
+        print(f"| {what} | {figure} |", flush=True)
 
 
 if __name__ == "__main__":

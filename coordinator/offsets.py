@@ -50,9 +50,7 @@ class _Group:
 
     offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     versions: dict[TopicPartition, int] = field(default_factory=dict)
-    newest_version: int = 0
-    """No version is higher."""
-    pending: dict[int, Mapping[TopicPartition, CommittedOffset]] = field(default_factory=dict)
+    pending: dict[int, Mapping[TopicPartition, OffsetCommit]] = field(default_factory=dict)
 
 
 class CommittedOffsets:
@@ -128,27 +126,23 @@ class CommittedOffsets:
         if not commits:
             return
         version, now_ms = self._next_version(), self._clock.wall_ms()
+        latest = {(commit.topic, commit.partition): commit for commit in commits}
         member_id, generation = committer.member_id, committer.generation
         client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
-        rows, offsets = [], {}
-        for topic, topic_id, number, offset, epoch, metadata, expire_time_ms in _latest(commits):
-            rows.append(
-                (
-                    group_id, topic, topic_id, number, offset, epoch, metadata,
-                    member_id, client_id, host, generation, now_ms,
-                    None if expire_time_ms is None else min(expire_time_ms, _INT64_MAX),
-                    False, version, node_id,
-                )
-            )  # fmt: skip
-            offsets[topic, number] = CommittedOffset(
-                topic_id, offset, epoch, metadata, now_ms, expire_time_ms
+        rows = [
+            (
+                group_id, c.topic, c.topic_id, c.partition, c.offset, c.leader_epoch, c.metadata,
+                member_id, client_id, host, generation, now_ms,
+                None if c.expire_time_ms is None else min(c.expire_time_ms, _INT64_MAX),
+                False, version, node_id,
             )
+            for c in latest.values()
+        ]  # fmt: skip
         group = self._groups.setdefault(group_id, _Group())
-        group.pending[version] = offsets
+        group.pending[version] = latest
         stored = self._rows.put(TableRows(OFFSETS, rows))
-        readable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        stored.add_done_callback(partial(self._committed, group_id, version, readable))
-        await readable
+        stored.add_done_callback(partial(self._committed, group_id, version, now_ms))
+        await asyncio.shield(stored)
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
         """Delete offsets, also those that are being committed now; None: all of the group.
@@ -286,34 +280,17 @@ class CommittedOffsets:
         )  # fmt: skip
 
     def _committed(
-        self,
-        group_id: str,
-        version: int,
-        readable: asyncio.Future[None],
-        stored: asyncio.Future[None],
+        self, group_id: str, version: int, now_ms: int, stored: asyncio.Future[None]
     ) -> None:
-        error = stored.exception()
-        self._show_commit(group_id, version, is_stored=error is None)
-        if readable.done():
-            return  # the caller was cancelled
-        if error is None:
-            readable.set_result(None)
-        else:
-            readable.set_exception(error)
-
-    def _show_commit(self, group_id: str, version: int, *, is_stored: bool) -> None:
-        """The commit is not pending any more: show it if it is stored."""
         group = self._groups[group_id]
-        offsets = group.pending.pop(version)
-        if not is_stored:
-            self._drop_if_empty(group_id)
-        elif version > group.newest_version and not self._deleted:
-            group.offsets.update(offsets)
-            group.versions.update(dict.fromkeys(offsets, version))
-            group.newest_version = version
-        else:
-            for partition, offset in offsets.items():
+        commits = group.pending.pop(version)
+        if not stored.cancelled() and stored.exception() is None:
+            for partition, c in commits.items():
+                offset = CommittedOffset(
+                    c.topic_id, c.offset, c.leader_epoch, c.metadata, now_ms, c.expire_time_ms
+                )
                 self._apply(group_id, partition, version, offset)
+        self._drop_if_empty(group_id)
 
     def _removed(
         self,
@@ -348,7 +325,6 @@ class CommittedOffsets:
         else:
             group.offsets[partition] = offset
             group.versions[partition] = version
-            group.newest_version = max(group.newest_version, version)
             self._deleted.pop((group_id, partition), None)
 
     def _forget_old_deletions(self) -> None:
@@ -361,11 +337,6 @@ class CommittedOffsets:
         group = self._groups.get(group_id)
         if group is not None and not group.offsets and not group.pending:
             del self._groups[group_id]
-
-
-def _latest(commits: Sequence[OffsetCommit]) -> Collection[OffsetCommit]:
-    """The last commit of each partition."""
-    return {(commit[0], commit[2]): commit for commit in commits}.values()
 
 
 def _parse(row: Row) -> tuple[str, TopicPartition, int, CommittedOffset]:

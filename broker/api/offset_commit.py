@@ -19,7 +19,7 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.group_offsets import BY_ID, look_for_topics
-from broker.api.topic_lookup import find_topic
+from broker.api.topic_lookup import find_topic, has_partition
 from common.clock import wall_ms
 from coordinator.messages import Committer, OffsetCommit
 from protocol.errors import (
@@ -68,12 +68,12 @@ def _collect(
         topic = find_topic(ctx, asked.topic_id if ctx.version >= BY_ID else asked.name)
     except KafkaError as error:
         return [(one.partition_index, error.code) for one in asked.partitions]
-    name, topic_id, partitions = topic.name, topic.topic_id, topic.partitions
+    name, topic_id = topic.name, topic.topic_id
     metadata_max = ctx.broker.settings.offset_metadata_max_bytes
     answers = []
     for one in asked.partitions:
         index, metadata = one.partition_index, one.committed_metadata or ""
-        if not 0 <= index < partitions:
+        if not has_partition(topic, index):
             code = UnknownTopicOrPartition.code
         elif len(metadata) > metadata_max:
             # Characters, as Kafka counts them, though the setting is called so.

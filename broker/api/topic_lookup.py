@@ -31,9 +31,13 @@ def find_topic(ctx: RequestContext, key: str | UUID | None) -> Topic:
     return topic
 
 
+def has_partition(topic: Topic, index: int) -> bool:
+    return 0 <= index < topic.partitions
+
+
 def check_partition(topic: Topic, index: int) -> None:
     """Raises `UnknownTopicOrPartition` if the topic has no such partition."""
-    if not 0 <= index < topic.partitions:
+    if not has_partition(topic, index):
         raise UnknownTopicOrPartition(f"The topic {topic.name!r} has no partition {index}.")
 
 

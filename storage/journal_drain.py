@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Protocol
 
@@ -231,7 +232,14 @@ class DrainStream:
         steps: list[Callable[[], Awaitable[None]]] = [
             lambda: self._rounds.begin_round(self.number, first, last),
             *(
-                self._insertion(one, f"{self._identity}-{self.number}-{last}-{number}")
+                partial(
+                    self._engine.insert_blocks,
+                    self.number,
+                    one.table,
+                    one.columns,
+                    one.blocks,
+                    f"{self._identity}-{self.number}-{last}-{number}",
+                )
                 for number, one in enumerate(inserts_of(blocks))
             ),
             lambda: self._rounds.end_round(self.number),
@@ -253,14 +261,6 @@ class DrainStream:
                 self.refusal = None
                 steps.pop(0)
         return True
-
-    def _insertion(self, insert: TableInsert, token: str) -> Callable[[], Awaitable[None]]:
-        async def run() -> None:
-            await self._engine.insert_blocks(
-                self.number, insert.table, insert.columns, insert.blocks, token
-            )
-
-        return run
 
     def _forget(self, blocks: Iterable[JournalBlock]) -> None:
         """These blocks are in the engine."""

@@ -168,10 +168,9 @@ class RowLane:
         rows = 0
         while self._queue and rows < _ROWS_MAX:
             call = self._queue[0]
-            if len(call.writes) > 1:
-                positions = [order.get(write.table, len(order)) for write in call.writes]
-                if positions != sorted(positions):
-                    break
+            positions = [order.get(write.table, len(order)) for write in call.writes]
+            if positions != sorted(positions):
+                break
             for write in call.writes:
                 order.setdefault(write.table, len(order))
                 rows += len(write.rows)

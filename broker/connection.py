@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         self._close(reason)
 
     def _close(self, reason: str) -> None:
-        self._write()
+        self._write()  # what was finished before it
         if self._transport is not None:
             log.info("%s closed: %s", self._peer, reason)
             self._transport.abort()

@@ -45,6 +45,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.protocol: Connection | None = None
         self.written = bytearray()
+        self.writes = 0
         self.unsent = 0
         self.high_water = 1 << 30
         self.paused = False
@@ -58,6 +59,7 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closing
         self.written += data
+        self.writes += 1
         self.unsent += len(data)
         assert self.protocol is not None
         if self.unsent > self.high_water:
@@ -244,6 +246,19 @@ async def test_responses_come_in_the_order_of_the_requests(connect: Connect) -> 
     assert client.answers == [0, 1, 2]
     await client.finish(3)
     assert client.answers == [0, 1, 2, 3, 4]
+
+
+async def test_responses_that_are_finished_together_are_written_together(connect: Connect) -> None:
+    client = connect()
+    client.send(*(produce(n) for n in range(5)))
+    await settle()
+    for number in (0, 1, 2):
+        client.handlers.answer(number)
+    await settle()
+    assert (client.answers, client.wire.writes) == ([0, 1, 2], 1)
+    client.handlers.answer(3)
+    await client.finish(4)
+    assert (client.answers, client.wire.writes) == ([0, 1, 2, 3, 4], 2)
 
 
 async def test_produce_requests_run_together_and_all_others_one_after_the_other(

@@ -1,4 +1,4 @@
-"""Varints and byte strings with a length, written and read, in readable Python.
+"""Varints, and strings and arrays with a length, written and read, in readable Python.
 
 A varint has 7 bits of a number in each byte, the lowest first; the top bit says that another byte
 follows. Zigzag maps signed numbers to unsigned ones (0, -1, 1, -2 to 0, 1, 2, 3), so that small

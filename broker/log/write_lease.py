@@ -28,10 +28,6 @@ class SentBlock:
     offset: int
 
 
-AWAY_AFTER_MS = 3000
-"""How long clients wait for a shard that does not answer."""
-
-
 class WriteLease(Protocol):
     """Checked before every attempt to insert, and again before anything is acknowledged."""
 
@@ -94,6 +90,10 @@ class WritingSession(Protocol):
 
     def days(self, shard: str) -> range:
         """The days since 1970 of which it may write rows there, by its row in the registry."""
+
+
+AWAY_AFTER_MS = 3000
+"""How long clients wait for a shard that does not answer."""
 
 
 class SessionWriteLease:

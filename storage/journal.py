@@ -55,6 +55,7 @@ from storage.journal_files import (
 )
 from storage.journal_recovery import put_back
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
+from storage.merge_pace import MergePace
 
 log = logging.getLogger(__name__)
 
@@ -202,8 +203,11 @@ def _not_written(error: OSError) -> NotSent:
 class _Rounds:
     """`RoundLog` of the streams."""
 
-    def __init__(self, queue: JournalQueue, writer: JournalWriter, files_max_bytes: int) -> None:
+    def __init__(
+        self, queue: JournalQueue, writer: JournalWriter, files_max_bytes: int, pace: MergePace
+    ) -> None:
         self.streams: list[DrainStream] = []
+        self._pace = pace
         self._queue = queue
         self._writer = writer
         self._files_max_bytes = files_max_bytes
@@ -213,6 +217,10 @@ class _Rounds:
 
     async def end_round(self, stream: int) -> None:
         await self._queue.run(lambda: self._writer.end_round(stream))
+
+    def large_round(self, stream: int) -> None:
+        if stream == LOG:
+            self._pace.large_round()
 
     @property
     def may_recycle(self) -> bool:
@@ -254,7 +262,8 @@ class JournaledEngine:
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
         self._files_max_bytes = _FILES_PER_LIMIT * limits.max_bytes + 4 * SEGMENT_BYTES
-        self._rounds = _Rounds(self._queue, writer, self._files_max_bytes)
+        self._pace = MergePace(embedded)
+        self._rounds = _Rounds(self._queue, writer, self._files_max_bytes, self._pace)
         # Not the journal's id: its numbers may come again, after an older copy was restored.
         identity = str(uuid4())
         small_tables = limits.drain_small_tables or limits.drain
@@ -285,6 +294,7 @@ class JournaledEngine:
                 await put_back(self.embedded, self._rounds, self._limits.drain, blocks)
             stream.start(contents.last_sequence)
         await self._rounds.recycle()
+        await self._pace.recover()
         constrained = await self.embedded.rows(
             "SELECT name FROM system.tables WHERE database = {database:String}"
             " AND position(create_table_query, ' CONSTRAINT ') > 0",
@@ -301,6 +311,7 @@ class JournaledEngine:
 
     async def close_files(self) -> None:
         """Close the journal alone; what waits stays in it."""
+        await self._pace.close()
         await self._queue.close()
 
     # --- inserts

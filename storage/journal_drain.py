@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _FIRST = ("group_member_versions",)
 """Tables that get their rows first."""
+_LARGE = 4
+"""A round is large from this part of what goes into one: several MB, also by its age alone."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
@@ -44,6 +46,9 @@ class RoundLog(Protocol):
 
     async def recycle(self) -> None:
         """Blocks were put into the engine: their files may not be needed any more."""
+
+    def large_round(self, stream: int) -> None:
+        """The round that has ended was so large that more such rounds may follow at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,14 @@ class DrainLimits:
                 some, size, rows = [], 0, 0
         if some:
             yield some
+
+    def is_large(self, blocks: Iterable[JournalBlock]) -> bool:
+        """Whether a round has a quarter of what goes into one."""
+        size = rows = 0
+        for block in blocks:
+            size += len(block.data)
+            rows += row_count(block.data)
+        return size * _LARGE >= self.max_bytes or rows * _LARGE >= self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +213,8 @@ class DrainStream:
                 if not await self._drain(blocks):
                     return
                 self._forget(blocks)
+                if self._limits.is_large(blocks):
+                    self._rounds.large_round(self.number)
                 await self._rounds.recycle()
             except Exception as error:
                 # A bug, or a disk that may have lost a write. What waits is put into the engine at

@@ -23,6 +23,7 @@ import uvloop
 from aiohttp import web
 
 from common.address import Address
+from sql.http.block_connections import EngineListeners
 from sql.http.interface import application
 from sql.http.settings import SqlSettings
 from sql.http.trusted import EngineInterface
@@ -77,13 +78,15 @@ async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -
         interface = EngineInterface(engine, server.sql, BlockIntake(journal))
         runner = web.AppRunner(application(interface), access_log=None)
         await runner.setup()
+        listeners = EngineListeners(interface, _protocols(runner))
         try:
-            addresses = [await _listen(runner, address) for address in server.listen]
+            addresses = [await _listen(listeners, address) for address in server.listen]
             print(f"ready http={','.join(map(str, addresses))}", flush=True)
             ending: list[asyncio.Future[Any]] = [loop.create_task(stop.wait()), interface.fault]
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             progress("stopping")
         finally:
+            await listeners.close()
             await runner.cleanup()
         if interface.fault.done():
             interface.fault.result()
@@ -114,13 +117,18 @@ async def _open(server: EngineServerSettings) -> JournaledEngine:
         raise EngineStartError(str(error)) from error
 
 
-async def _listen(runner: web.AppRunner, address: Address) -> Address:
-    site = web.TCPSite(runner, address.host, address.port)
+def _protocols(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    """Makes the protocol that serves one connection by aiohttp."""
+    assert runner.server is not None
+    return runner.server
+
+
+async def _listen(listeners: EngineListeners, address: Address) -> Address:
     try:
-        await site.start()
+        port = await listeners.listen(address.host, address.port)
     except OSError as error:
         raise EngineStartError(f"cannot listen for HTTP on {address}: {_reason(error)}") from error
-    return address._replace(port=int(runner.addresses[-1][1]))
+    return address._replace(port=port)
 
 
 async def _look_for_keeper(keepers: Sequence[tuple[str, int]]) -> None:

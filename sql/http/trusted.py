@@ -14,6 +14,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from sql.http.access import Action
+from sql.http.block_connections import BlockTarget, KnownHeads
 from sql.http.body import Body
 from sql.http.engine import Summary
 from sql.http.errors import STD_EXCEPTION, SqlError, engine_error, sql_error
@@ -44,8 +45,21 @@ class EngineInterface(HttpInterface):
         self._trusted = TrustedGateway(engine, limits, blocks)
         super().__init__(self._trusted, OwnerLogin(settings), settings.data_dir)
         self._blocks = blocks
+        self.heads = KnownHeads()
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with `StorageFault` when the engine must not serve any more."""
+
+    async def append(self, target: BlockTarget, block: bytes, token: str) -> bool:
+        """As `BlockIntake.append`; after `StorageFault` the engine ends."""
+        try:
+            return await self._blocks.append(target.table, target.columns, block, token)
+        except StorageFault as fault:
+            self._end(fault)
+            raise
+
+    def _end(self, fault: StorageFault) -> None:
+        if not self.fault.done():
+            self.fault.set_exception(fault)
 
     def _while_running(
         self, text: bytes, database: str | None
@@ -75,17 +89,21 @@ class EngineInterface(HttpInterface):
         data.write(text[head.data_start :])
         while not body.complete:
             data.write(await body.read())
+        insert = token_insert(wanted, context, head)
+        is_known = insert is not None and self.heads.learn(request, wanted, insert)
         try:
-            summary = await self._store(token_insert(wanted, context, head), context, head, data)
+            summary = await self._store(insert, context, head, data)
         except StorageFault as fault:
             # Whether the rows are stored is unknown: the sender must not be told that they are, or
             # that they are not.
-            if not self.fault.done():
-                self.fault.set_exception(fault)
+            self._end(fault)
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=500)
-        return await self._answers.whole(wanted, b"", summary, None)
+        answer = await self._answers.whole(wanted, b"", summary, None)
+        if is_known:
+            answer.force_close()  # see block_connections.py
+        return answer
 
     async def _store(
         self,

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from broker.config import Settings
 from sql.http.access import Role
+from sql.http.block_connections import EngineListeners
 from sql.http.handles import StatementContext
 from sql.http.interface import application
 from sql.http.trusted import EngineInterface
@@ -86,8 +87,10 @@ async def interface(disk: FailingDisk, journal: JournaledEngine, tmp_path: Path)
 async def url(interface: EngineInterface) -> AsyncIterator[str]:
     runner = web.AppRunner(application(interface))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    assert runner.server is not None
+    listeners = EngineListeners(interface, runner.server)
+    yield f"http://127.0.0.1:{await listeners.listen('127.0.0.1', 0)}/"
+    await listeners.close()
     await runner.cleanup()
 
 

@@ -50,9 +50,9 @@ BREAKS = [
         "no deduplication token",
         (
             Change(
-                "storage/clickhouse.py",
-                '"insert_deduplication_token": token,',
-                '"insert_deduplication_token": str(uuid.uuid4()),',
+                "storage/insert_client.py",
+                'quote(token, safe="").encode()',
+                "str(time.monotonic_ns()).encode()",
             ),
         ),
         a_lost_answer,

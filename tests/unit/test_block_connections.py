@@ -1,0 +1,291 @@
+"""Listeners of the engine: which inserts go past the HTTP library, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
+
+from sql.http.access import Role
+from sql.http.block_connections import BlockTarget, EngineListeners, KnownHeads
+from sql.http.request import SqlRequest
+from sql.http.token_inserts import TokenInsert
+from storage.engine import NotSent, StorageFault
+
+LIMIT_S = 10.0
+TARGET = BlockTarget("t", "a, b")
+PATH = "/?query=INSERT+INTO+t+%28a%2C+b%29+FORMAT+Native&x=1"
+HEADERS = {
+    "Host": "127.0.0.1:1",
+    "Authorization": "Basic eA==",
+    "User-Agent": "brokerhouse",
+    "Connection": "keep-alive",
+    "Content-Length": "4",
+}
+WANTED = SqlRequest("POST", "1", Role.WRITER, query=b"INSERT INTO t (a, b) FORMAT Native")
+INSERT = TokenInsert("t", "1-1-1", "a, b")
+OTHERS = b"from the library"
+
+
+class Receiver:
+    """Keeps the blocks that it is given."""
+
+    def __init__(self) -> None:
+        self.heads = KnownHeads()
+        self.blocks: list[tuple[str, bytes]] = []
+        self.outcome: bool | Exception = True
+        self.may_append = asyncio.Event()
+        self.may_append.set()
+
+    async def append(self, target: BlockTarget, block: bytes, token: str) -> bool:
+        assert target == TARGET
+        await self.may_append.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        if self.outcome:
+            self.blocks.append((token, block))
+        return self.outcome
+
+
+class Library(asyncio.Protocol):
+    """In place of aiohttp: keeps what it is given, and answers each piece."""
+
+    received: bytes = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        Library.received += data
+        assert isinstance(self._transport, asyncio.WriteTransport)
+        self._transport.write(OTHERS)
+
+
+def insert(token: str, body: bytes, **headers: str) -> bytes:
+    lines = {**HEADERS, "Content-Length": str(len(body)), **headers}
+    head = f"POST {PATH}&insert_deduplication_token={token}&query_id=q-{token} HTTP/1.1\r\n"
+    return (
+        head + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    ).encode() + body
+
+
+def stored(token: str) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nX-ClickHouse-Query-Id: q-%b\r\nContent-Length: 0\r\n\r\n" % (
+        token.encode()
+    )
+
+
+def learn(
+    heads: KnownHeads,
+    *,
+    path: str = PATH,
+    headers: dict[str, str] | None = None,
+    wanted: SqlRequest = WANTED,
+    found: TokenInsert = INSERT,
+    remote: str = "127.0.0.1",
+) -> bool:
+    request: web.Request = make_mocked_request(
+        "POST",
+        f"{path}&insert_deduplication_token={found.token}&query_id=1",
+        headers=CIMultiDict(headers or HEADERS),
+    ).clone(remote=remote)
+    return heads.learn(request, wanted, found)
+
+
+@pytest.fixture
+def receiver() -> Receiver:
+    receiver = Receiver()
+    assert learn(receiver.heads)
+    Library.received = b""
+    return receiver
+
+
+@pytest.fixture
+async def listeners(receiver: Receiver) -> AsyncIterator[EngineListeners]:
+    listeners = EngineListeners(receiver, Library)
+    yield listeners
+    receiver.may_append.set()
+    await listeners.close()
+
+
+@pytest.fixture
+async def port(listeners: EngineListeners) -> int:
+    return await listeners.listen("127.0.0.1", 0)
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def answers(self, expected: bytes) -> bool:
+        async with asyncio.timeout(LIMIT_S):
+            return await self._reader.readexactly(len(expected)) == expected
+
+    async def ended(self) -> bytes:
+        async with asyncio.timeout(LIMIT_S):
+            return await self._reader.read()
+
+
+@pytest.fixture
+async def client(port: int) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield Client(reader, writer)
+    writer.close()
+
+
+async def test_blocks_of_known_inserts_go_past_the_library(
+    receiver: Receiver, client: Client
+) -> None:
+    for number in range(3):
+        client.writer.write(insert(f"1-1-{number}", b"block %d" % number))
+        assert await client.answers(stored(f"1-1-{number}"))
+    assert receiver.blocks == [(f"1-1-{n}", b"block %d" % n) for n in range(3)]
+    assert not Library.received
+
+
+@pytest.mark.parametrize("step", [1, 50, 1000])
+async def test_an_insert_may_come_in_pieces(receiver: Receiver, client: Client, step: int) -> None:
+    request = insert("1-1-1", b"\r\n\r\n" * 100)
+    for at in range(0, len(request), step):
+        client.writer.write(request[at : at + step])
+        await client.writer.drain()
+        await asyncio.sleep(0)
+    assert await client.answers(stored("1-1-1"))
+    assert receiver.blocks == [("1-1-1", b"\r\n\r\n" * 100)]
+
+
+async def test_inserts_that_come_together_are_answered_in_order(
+    receiver: Receiver, client: Client
+) -> None:
+    receiver.may_append.clear()
+    for number in range(3):
+        client.writer.write(insert(f"1-1-{number}", b"x"))
+        await asyncio.sleep(0.01)
+    receiver.may_append.set()
+    for number in range(3):
+        assert await client.answers(stored(f"1-1-{number}"))
+    assert [token for token, _ in receiver.blocks] == ["1-1-0", "1-1-1", "1-1-2"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /ping HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01 TLS",
+        b"P",
+        b"POST /" + b"x" * 17_000,
+        insert("1-1-1", b"x", Authorization="Basic eg=="),
+        insert("1-1-1", b"x", Host="other"),
+        insert("1-1-1", b"x", **{"X-Forwarded-For": "::1"}),
+        insert("1-1-1", b"x").replace(b"x=1", b"x=2"),
+        insert("1-1-1", b"x").replace(b"POST /", b"POST /y"),
+        insert("1-1-1", b"x").replace(b"Host", b"Content-Encoding: lz4\r\nHost"),
+        insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: +1"),
+        insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: 1\r\nExpect: x"),
+        insert("1-1-1", b"x").replace(b"query_id=q-1-1-1", b"query_id=1&y=2"),
+        insert("1%20", b"x"),
+        insert("1-1-1", b"").replace(b"Content-Length: 0", b"Content-Length: 99999999"),
+    ],
+)
+async def test_all_else_is_for_the_library(
+    receiver: Receiver, client: Client, request_: bytes
+) -> None:
+    client.writer.write(request_)
+    if request_ == b"P":  # as an insert may begin
+        await asyncio.sleep(0.05)
+        assert not Library.received
+        client.writer.write(b"UT /")
+        request_ += b"UT /"
+    assert await client.answers(OTHERS)
+    assert request_.startswith(Library.received)
+    client.writer.write(insert("1-1-2", b"x"))
+    assert await client.answers(OTHERS), "the library keeps the connection"
+    assert not receiver.blocks
+
+
+@pytest.mark.parametrize("outcome", [False, NotSent("the journal is full")])
+async def test_a_block_that_the_journal_does_not_take_is_for_the_library(
+    receiver: Receiver, client: Client, outcome: bool | Exception
+) -> None:
+    client.writer.write(insert("1-1-1", b"one"))
+    assert await client.answers(stored("1-1-1"))
+    receiver.outcome = outcome
+    client.writer.write(insert("1-1-2", b"two"))
+    assert await client.answers(OTHERS)
+    assert Library.received == insert("1-1-2", b"two")
+
+
+async def test_nobody_is_told_of_a_block_that_may_be_lost(
+    receiver: Receiver, client: Client
+) -> None:
+    receiver.outcome = StorageFault("the disk")
+    client.writer.write(insert("1-1-1", b"one"))
+    assert await client.ended() == b""
+
+
+async def test_a_stop_answers_what_is_being_appended_first(
+    receiver: Receiver, listeners: EngineListeners, client: Client, port: int
+) -> None:
+    _, idle = await asyncio.open_connection("127.0.0.1", port)
+    receiver.may_append.clear()
+    client.writer.write(insert("1-1-1", b"one"))
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(listeners.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    receiver.may_append.set()
+    await closing
+    assert await client.answers(stored("1-1-1"))
+    assert await client.ended() == b""
+    assert not listeners.connections
+    idle.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_block_of_a_client_that_has_left_is_appended_all_the_same(
+    receiver: Receiver, listeners: EngineListeners, client: Client
+) -> None:
+    receiver.may_append.clear()
+    client.writer.write(insert("1-1-1", b"one"))
+    await asyncio.sleep(0.05)
+    client.writer.transport.abort()
+    await asyncio.sleep(0.05)
+    receiver.may_append.set()
+    await asyncio.sleep(0.05)
+    assert receiver.blocks == [("1-1-1", b"one")]
+    assert not listeners.connections
+
+
+def test_only_inserts_as_brokers_send_them_are_learnt() -> None:
+    heads = KnownHeads()
+    assert learn(heads)
+    assert not learn(KnownHeads(), found=replace(INSERT, columns=None))
+    assert not learn(KnownHeads(), wanted=replace(WANTED, query=b"INSERT INTO t (a, b)"))
+    assert not learn(KnownHeads(), headers={**HEADERS, "Content-Encoding": "lz4"})
+    assert not learn(KnownHeads(), headers={**HEADERS, "X-Forwarded-For": "::1"})
+
+
+def test_a_head_is_known_for_the_address_that_it_came_from() -> None:
+    heads = KnownHeads()
+    assert learn(heads, remote="10.0.0.1")
+    headers = b"".join(
+        f"{name}: {value}\r\n".encode() for name, value in list(HEADERS.items())[:-2]
+    )
+    assert heads.find("10.0.0.1", PATH.encode(), headers) == TARGET
+    assert heads.find("10.0.0.2", PATH.encode(), headers) is None
+
+
+def test_the_known_heads_are_bounded() -> None:
+    heads = KnownHeads()
+    for number in range(1000):
+        assert learn(heads, path=f"{PATH}&n={number}")
+    assert not learn(heads, path=f"{PATH}&n=1000")
+    assert learn(heads, path=f"{PATH}&n=1")

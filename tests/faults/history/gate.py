@@ -33,6 +33,8 @@ class Held:
 
     token: str
     is_answer: bool
+    client: socket.socket
+    """The connection on which the broker waits for the answer."""
     released: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
     """The engine has answered it."""
@@ -50,6 +52,13 @@ class Held:
     def await_answer(self) -> None:
         if not self.answered.wait(LIMIT_S):
             raise GateError(f"the engine did not answer block {self.token}")
+
+    def await_given_up(self) -> None:
+        """Wait until the broker waits for the answer no longer."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.client, selectors.EVENT_READ)
+            if not ready.select(LIMIT_S):  # a connection that ends is readable
+                raise GateError(f"the broker still waits for the answer to block {self.token}")
 
 
 class Gates:
@@ -132,7 +141,7 @@ class Gates:
                 while request := _request(client):
                     if _REGISTRY.search(request) and not _INSERT.match(request):
                         self._lets_registry.wait()
-                    held = self._catch(request)
+                    held = self._catch(request, client)
                     if held is not None and not held.is_answer:
                         held.released.wait()
                         if held.dropped:
@@ -156,7 +165,7 @@ class Gates:
         _pipe_until_readable(server, client)
         return True
 
-    def _catch(self, request: bytes) -> Held | None:
+    def _catch(self, request: bytes, client: socket.socket) -> Held | None:
         if not _INSERT.match(request):
             return None
         with self._lock:
@@ -166,7 +175,7 @@ class Gates:
             token = _TOKEN.search(request)
             if token is None:
                 raise GateError(f"an insert without a token: {request[:500]!r}")
-            self._caught = Held(token[1].decode(), self._answers)
+            self._caught = Held(token[1].decode(), self._answers, client)
         self._is_caught.set()
         return self._caught
 

@@ -130,6 +130,7 @@ def a_lost_answer(stage: Stage) -> list[Finding]:
     """The insert is stored, its owner gets no answer in time, and retries."""
     held = stage.hold_insert(answer=True)
     held.await_answer()
+    held.await_given_up()
     stage.await_progress()
     stage.await_owner()
     stage.await_progress()

@@ -50,9 +50,9 @@ BREAKS = [
         "no deduplication token",
         (
             Change(
-                "storage/insert_client.py",
-                'quote(token, safe="").encode()',
-                "str(time.monotonic_ns()).encode()",
+                "storage/clickhouse.py",
+                "                token,\n                query_id,\n",
+                "                str(uuid.uuid4()),\n                query_id,\n",
             ),
         ),
         a_lost_answer,

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,8 @@ SEGMENT_BYTES = 16 << 20
 _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
+_SPACE_LASTS_S = 0.01
+"""How long the disk is taken to have space after it had enough. Asking costs as much as a block."""
 _LOOK_AGAIN_S = 0.005
 """How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2
@@ -238,14 +241,30 @@ class _Rounds:
         return min([*waiting, self._queue.last_written + 1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Append:
     """A block on its way into the journal; `write` and `written` as in `JournalQueue`."""
 
     stream: DrainStream
-    size: int
-    write: Callable[[], int]
-    written: Callable[[int], None]
+    table: str
+    columns: str
+    block: bytes
+    token: str
+    writer: JournalWriter
+    tokens: JournalTokens
+
+    def write(self) -> int:
+        return self.writer.append_block(
+            self.stream.number, self.table, self.columns, self.token, self.block
+        )
+
+    def written(self, sequence: int) -> None:
+        self.tokens.journaled.add(self.table, self.token)
+        self.stream.add(
+            JournalBlock(
+                sequence, self.stream.number, self.table, self.columns, self.token, self.block
+            )
+        )
 
 
 class JournaledEngine:
@@ -276,6 +295,7 @@ class JournaledEngine:
         self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Blocks that are being appended, by table and token."""
         self._in_flight_bytes = 0
+        self._space_until_s = 0.0
         self._full: deque[asyncio.Future[None]] = deque()
         """Appends that wait for room, in order."""
         self._tokens = JournalTokens()
@@ -336,7 +356,8 @@ class JournaledEngine:
             return
         task = self._in_flight.get((table, token))
         if task is None:
-            append = self._append(table, columns, block, token)
+            stream = self._streams[LOG if table == LOG_TABLE else ROWS]
+            append = _Append(stream, table, columns, block, token, self._writer, self._tokens)
             if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
                 self._check(append.stream)
                 self._queue.run_now(append.write, append.written)
@@ -384,38 +405,27 @@ class JournaledEngine:
         while self._in_flight:
             await asyncio.wait(self._in_flight.values())
 
-    def _append(self, table: str, columns: str, block: bytes, token: str) -> _Append:
-        stream = self._streams[LOG if table == LOG_TABLE else ROWS]
-
-        def write() -> int:
-            return self._writer.append_block(stream.number, table, columns, token, block)
-
-        def written(sequence: int) -> None:
-            self._tokens.journaled.add(table, token)
-            stream.add(JournalBlock(sequence, stream.number, table, columns, token, block))
-
-        return _Append(stream, len(block), write, written)
-
     async def _append_in_turn(self, append: _Append) -> None:
         """Append when there is room, after those that wait already."""
-        if self._full or not self._has_room(append.size):
+        size = len(append.block)
+        if self._full or not self._has_room(size):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._full.append(turn)
             try:
                 if len(self._full) > 1:
                     await turn
-                while not self._has_room(append.size):
+                while not self._has_room(size):
                     await self._wait_for_room()
             finally:
                 self._full.popleft()
                 if self._full:
                     self._full[0].set_result(None)
         self._check(append.stream)
-        self._in_flight_bytes += append.size
+        self._in_flight_bytes += size
         try:
-            await self._queue.run(append.write, append.written, append.size)
+            await self._queue.run(append.write, append.written, size)
         finally:
-            self._in_flight_bytes -= append.size
+            self._in_flight_bytes -= size
 
     def _check(self, stream: DrainStream) -> None:
         """Raises an error if the stream takes no block at the moment."""
@@ -426,12 +436,20 @@ class JournaledEngine:
         if self._writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
             raise NotSent("the journal is full: rows of another table are refused, see the log")
+        self._check_space()
+
+    def _check_space(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._space_until_s:
+            return
         free = os.statvfs(self._directory)
         if free.f_bavail * free.f_frsize < KEEP_FREE_BYTES:
             raise NotSent("not enough space on the disk", NOT_ENOUGH_SPACE)
+        self._space_until_s = now_s + _SPACE_LASTS_S
 
     def _has_room(self, size: int) -> bool:
-        waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self._streams)
+        log_stream, row_stream = self._streams
+        waiting = self._in_flight_bytes + log_stream.waiting_bytes + row_stream.waiting_bytes
         return waiting == 0 or waiting + size <= self._limits.max_bytes
 
     async def _wait_for_room(self) -> None:

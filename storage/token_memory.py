@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections import OrderedDict
+from functools import lru_cache
 
 RANGES_MAX = 20_000
 """Of all tables together. Beyond it, senders that were silent for longest are forgotten first."""
@@ -99,6 +100,7 @@ def _place(ranges: list[tuple[int, int]], number: int) -> int:
     return bisect_right(ranges, number, key=lambda one: one[0])
 
 
+@lru_cache(maxsize=16)  # a token is looked up and then added, here and by the writer of the files
 def _split(token: str) -> tuple[str, int]:
     """What stands before the number, and the number. The same pair means the same token."""
     sender, dash, digits = token.rpartition("-")

@@ -75,6 +75,7 @@ class Lane:
         self._cache = cache
         self._limits = limits
         self._lease = lease
+        self._identity = str(lease.identity)
         self._block_number = 0
         self.resolved = 0
         self._queue: deque[PendingAppend] = deque()
@@ -250,7 +251,7 @@ class Lane:
         self._queue.extendleft(reversed(block.left_over))
         if block.rows:
             self._block_number += 1
-            token = block_token(self._lease.identity, self._number, self._block_number)
+            token = block_token(self._identity, self._number, self._block_number)
             try:
                 await self._store(block, token)
             except EngineError as error:

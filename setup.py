@@ -18,6 +18,7 @@ setup(
             "protocol/_batches",
             "protocol/_decode_batches",
             "protocol/_encode_batches",
+            "protocol/_produce_request",
             "storage/_merge_blocks",
             "storage/_result_bytes",
         )

@@ -45,17 +45,17 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
+        self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Request[Api], int]] = deque()
-        self._running: deque[tuple[Request[Api], int, asyncio.Task[Response]]] = deque()
+        self._running: deque[tuple[Request[Api], int, asyncio.Future[Response]]] = deque()
         self._held = 0
         self._partial = 0
         self._unsent = 0
         self._outgoing: list[bytes | bytearray] = []
-        self._writes_soon = False
         self._write_paused = False
         self._reading = True
         self._draining = False
-        self.last_active = asyncio.get_running_loop().time()
+        self.last_active = self._loop.time()
 
     # Transport events
 
@@ -68,17 +68,20 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self.last_active = asyncio.get_running_loop().time()
+        self.last_active = self._loop.time()
+        held = 0
         try:
             frames = self._frames.feed(data)
-            self._hold(self._frames.buffered - self._partial)
+            held = self._frames.buffered - self._partial
             self._partial = self._frames.buffered
             for frame in frames:
                 self._waiting.append((decode_request(frame, APIS), len(frame)))
-                self._hold(len(frame))
+                held += len(frame)
         except (FrameError, MalformedRequest) as error:
             self._close(str(error))
             return
+        finally:
+            self._hold(held)
         self._advance()
 
     def pause_writing(self) -> None:
@@ -96,11 +99,11 @@ class Connection(asyncio.Protocol):
         self._in_flight.forget(self)
         self._waiting.clear()
         self._outgoing.clear()
-        for request, _, task in self._running:
+        for request, _, response in self._running:
             # Queued records are stored all the same, and count as held until they are; nobody
             # waits for any other response.
             if request.api.key is not ApiKey.Produce:
-                task.cancel()
+                response.cancel()
         self._set_unsent(0)
         self._partial = 0
         self._connections.forget(self)
@@ -112,9 +115,9 @@ class Connection(asyncio.Protocol):
         self._send_finished()
         while self._waiting and self._may_start(self._waiting[0][0]):
             request, size = self._waiting.popleft()
-            task = asyncio.create_task(self._handle(request))
-            task.add_done_callback(self._finished)
-            self._running.append((request, size, task))
+            response = self._start(request)
+            response.add_done_callback(self._finished)
+            self._running.append((request, size, response))
         self.update_reading()
 
     def _may_start(self, request: Request[Api]) -> bool:
@@ -128,64 +131,58 @@ class Connection(asyncio.Protocol):
             and len(self._running) < _PIPELINED_MAX
         )
 
-    async def _handle(self, request: Request[Api]) -> Response:
-        if request.message is None:
-            return unsupported_api_versions(APIS)
-        context = RequestContext(self._broker, request.header, self._peer, APIS)
+    def _start(self, request: Request[Api]) -> asyncio.Future[Response]:
+        """The response, which comes now or later."""
         try:
-            response: Response = await request.api.handler(context, request.message)
-        except KafkaError as error:
-            return _error_response(request, error)
-        except CloseConnection:
-            raise
-        except Exception:
-            log.exception(
-                "%s: %s version %d failed",
-                self._peer, request.api.key.name, request.header.api_version,
-            )  # fmt: skip
-            return _error_response(request, UnknownServerError("see the broker's log"))
+            if request.message is not None:
+                context = RequestContext(self._broker, request.header, self._peer, APIS)
+                return asyncio.ensure_future(request.api.handler(context, request.message))
+            response: asyncio.Future[Response] = self._loop.create_future()
+            response.set_result(unsupported_api_versions(APIS))
+        except Exception as error:
+            response = self._loop.create_future()
+            response.set_exception(error)
         return response
 
-    def _finished(self, task: asyncio.Task[Response]) -> None:
-        self._advance()
+    def _finished(self, response: asyncio.Future[Response]) -> None:
+        if self._running and self._running[0][2].done():
+            self._advance()
 
     def _send_finished(self) -> None:
+        """Write the responses that are finished, in order, by one system call."""
         while self._running and self._running[0][2].done():
-            request, size, task = self._running.popleft()
+            request, size, response = self._running.popleft()
             self._hold(-size)
-            if not task.cancelled():
-                self._send(request, task)
-        if not self._running:
-            self._write()
-        elif self._outgoing and not self._writes_soon:
-            self._writes_soon = True
-            asyncio.get_running_loop().call_soon(self._write)
+            if not response.cancelled():
+                self._send(request, response)
+        self._write()
 
-    def _send(self, request: Request[Api], task: asyncio.Task[Response]) -> None:
-        name = request.api.key.name
-        if (error := task.exception()) is not None:
+    def _send(self, request: Request[Api], finished: asyncio.Future[Response]) -> None:
+        try:
+            response = _response(request, finished, self._peer)
+        except (KafkaError, CloseConnection) as error:
+            name = request.api.key.name
             if self._transport is None:
                 log.error("%s: %s failed after its client had left: %s", self._peer, name, error)
             self._close(f"{name} cannot be answered: {error}")
             return
-        response = task.result()
         if response is None or self._transport is None or self._closing:
             return
         try:
-            pieces = encode_response(request, response)
+            self._outgoing += encode_response(request, response)
         except Exception:
+            name = request.api.key.name
             log.exception("%s: the response to %s cannot be encoded", self._peer, name)
             self._close(f"{name} cannot be answered")
-            return
-        self._outgoing += pieces
 
     def _write(self) -> None:
-        """Write the responses that were finished in one turn of the loop, by one system call."""
-        self._writes_soon = False
         pieces, self._outgoing = self._outgoing, []
         if not pieces or self._transport is None or self._closing:
             return
-        self._transport.writelines(pieces)
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
         if self._write_paused:
             self._set_unsent(self._transport.get_write_buffer_size())
 
@@ -230,8 +227,8 @@ class Connection(asyncio.Protocol):
         self._draining = True
         self.update_reading()
         while self._running:
-            _, _, task = self._running[0]
-            await asyncio.wait([task])
+            _, _, response = self._running[0]
+            await asyncio.wait([response])
             self._send_finished()
         if self._transport is not None:
             self._transport.close()
@@ -281,6 +278,25 @@ class Connections:
         self._draining = True
         self._broker.stop_waiting()
         await asyncio.gather(*(connection.drain() for connection in tuple(self._open)))
+
+
+def _response(request: Request[Api], finished: asyncio.Future[Response], peer: str) -> Response:
+    """What the handler returned, or the response for its error.
+
+    Raises `CloseConnection`, and the `KafkaError` for which the response has no field.
+    """
+    try:
+        return finished.result()
+    except KafkaError as error:
+        return _error_response(request, error)
+    except CloseConnection:
+        raise
+    except Exception:
+        log.exception(
+            "%s: %s version %d failed",
+            peer, request.api.key.name, request.header.api_version,
+        )  # fmt: skip
+        return _error_response(request, UnknownServerError("see the broker's log"))
 
 
 def _error_response(request: Request[Api], error: KafkaError) -> ApiMessage:

@@ -36,25 +36,37 @@ class LedPartitions:
         raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
 
     async def await_open(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
-        """Read the topics again if the log of any of these partitions is not open.
+        """Returns when these logs are open, or cannot be opened: see `opening`."""
+        opening = self.opening(wanted)
+        if opening is not None:
+            await opening
 
-        Another broker may just have created the topic. `wanted`: topics, by name or id, and
-        partitions. It also waits for logs that are being opened. A request that arrives while
-        another waits for the same log is answered after it: a producer's batches stay in the order
-        in which they were sent.
+    def opening(self, wanted: Sequence[tuple[str | UUID, int]]) -> asyncio.Task[None] | None:
+        """None if the logs of all these partitions are open; else the task that opens them.
+
+        `wanted`: topics, by name or id, and partitions. The topics are read again, as another
+        broker may just have created one; logs that are being opened are waited for. A request that
+        calls this while another waits for the same log continues after it: a producer's batches
+        stay in the order in which they were sent.
         """
-        if self._awaited.keys().isdisjoint(wanted) and self._are_open(wanted):
-            return
+        if (not self._awaited or self._awaited.keys().isdisjoint(wanted)) and self._are_open(
+            wanted
+        ):
+            return None
         self._awaited.update(wanted)
-        looks = self._looks
-        try:
-            async with self._awaiting:  # a fair lock
-                if looks == self._looks and not self._are_open(wanted):
-                    await self._topics.look_again()
-                    self._looks += 1
-        finally:
-            self._awaited.subtract(wanted)
-            self._awaited = +self._awaited
+        task = asyncio.create_task(self._open(wanted, self._looks))
+        task.add_done_callback(lambda _: self._ended(wanted))
+        return task
+
+    async def _open(self, wanted: Iterable[tuple[str | UUID, int]], looks: int) -> None:
+        async with self._awaiting:  # a fair lock
+            if looks == self._looks and not self._are_open(wanted):
+                await self._topics.look_again()
+                self._looks += 1
+
+    def _ended(self, wanted: Iterable[tuple[str | UUID, int]]) -> None:
+        self._awaited.subtract(wanted)
+        self._awaited = +self._awaited
 
     def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
         return all(self._is_open(topic, partition) for topic, partition in wanted)

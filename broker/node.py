@@ -21,22 +21,18 @@ from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
 from broker.led_partitions import LedPartitions
-from broker.log.block import Appended
+from broker.log.block import PendingAppend
 from broker.log.log_starts import LogStarts
-from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
 from broker.topics import TopicCatalog
 from coordinator.coordinator import GroupCoordinator
-from protocol._batches import BatchHeader
 
 
 class Appending(Protocol):
-    def append(
-        self, partition: PartitionLog, records: bytes, header: BatchHeader
-    ) -> asyncio.Future[Appended]:
+    def append(self, append: PendingAppend) -> None:
         """Queue one checked batch: see `Appender.append`."""
 
 

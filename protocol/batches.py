@@ -85,37 +85,39 @@ class BatchHeader:
         return (self.base_sequence + self.last_offset_delta) & INT32_MAX
 
 
-def parse_headers(records: bytes | memoryview) -> list[BatchHeader]:
-    """The headers of the concatenated batches in a produce request's `records`, in order.
+def parse_headers(
+    records: bytes | memoryview, start: int = 0, end: int | None = None
+) -> list[BatchHeader]:
+    """The headers of the concatenated batches in `records[start:end]`, in order.
 
     Raises UnsupportedForMessageFormat for formats v0 and v1, which have their magic at the same
     byte, and CorruptMessage for any other magic, a batch that is cut or shorter than its header,
     and bytes after the last batch. The records inside and the CRCs are not checked.
     """
-    data = memoryview(records)
+    data = memoryview(records)[start:end]
     headers: list[BatchHeader] = []
-    start = 0
-    while start < len(data):
-        left = len(data) - start
+    at = 0
+    while at < len(data):
+        left = len(data) - at
         if left <= _MAGIC_AT:
-            raise CorruptMessage(f"record batch at byte {start} is cut: {left} bytes are left")
-        magic = struct.unpack_from(">b", data, start + _MAGIC_AT)[0]
+            raise CorruptMessage(f"record batch at byte {at} is cut: {left} bytes are left")
+        magic = struct.unpack_from(">b", data, at + _MAGIC_AT)[0]
         if magic in (0, 1):
             raise UnsupportedForMessageFormat(
-                f"record batch at byte {start} has message format v{magic}; only v2 is supported"
+                f"record batch at byte {at} has message format v{magic}; only v2 is supported"
             )
         if magic != 2:
-            raise CorruptMessage(f"record batch at byte {start} has unknown magic {magic}")
-        size = LENGTH_END + struct.unpack_from(">i", data, start + 8)[0]
+            raise CorruptMessage(f"record batch at byte {at} has unknown magic {magic}")
+        size = LENGTH_END + struct.unpack_from(">i", data, at + 8)[0]
         if size < BATCH_OVERHEAD:
-            raise CorruptMessage(f"record batch at byte {start} is shorter than its header: {size}")
+            raise CorruptMessage(f"record batch at byte {at} is shorter than its header: {size}")
         if size > left:
             raise CorruptMessage(
-                f"record batch at byte {start} is cut: it says {size} bytes, {left} are left"
+                f"record batch at byte {at} is cut: it says {size} bytes, {left} are left"
             )
-        base_offset, _length, *rest = BATCH_HEADER.unpack_from(data, start)
-        headers.append(BatchHeader(start, start + size, base_offset, *rest))
-        start += size
+        base_offset, _length, *rest = BATCH_HEADER.unpack_from(data, at)
+        headers.append(BatchHeader(start + at, start + at + size, base_offset, *rest))
+        at += size
     return headers
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic, NamedTuple
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchResponse
@@ -31,21 +30,19 @@ class MalformedRequest(Exception):
     """The bytes are not a request that can be answered. The connection is closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(NamedTuple):
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Request(Generic[ServedT]):
+class Request(NamedTuple, Generic[ServedT]):
     """A decoded request. `message` is None for an unknown version of ApiVersions (KIP-511)."""
 
     header: RequestHeader
     api: ServedT
-    message: ApiMessage | None
+    message: Any
 
 
 def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT]:
@@ -61,7 +58,10 @@ def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT
             )
         if api.request.flexible_version_q(header.api_version):
             position = skip_tagged_fields(frame, position)
-        message, end = decoder(api.request, header.api_version)(frame, position)
+        if api.decode is not None:
+            message, end = api.decode(frame, position, header.api_version)
+        else:
+            message, end = decoder(api.request, header.api_version)(frame, position)
     except MalformedRequest:
         raise
     except (MalformedMessage, UnicodeDecodeError) as error:

@@ -40,9 +40,8 @@ class StoredBatch(NamedTuple):
 class StoredTopic(NamedTuple):
     """A topic as the request names it."""
 
-    name: str
-    topic_id: UUID | None
-    """None before version 13; from then on the name is not used."""
+    key: str | UUID
+    """Its name; from version 13 on its id."""
     batches: Sequence[StoredBatch]
 
 
@@ -51,9 +50,8 @@ def produce_body(version: int, topics: Sequence[StoredTopic]) -> bytes:
     flexible = version >= _FLEXIBLE
     parts = [array_length(topics, flexible)]
     for topic in topics:
-        parts.append(
-            topic.topic_id.bytes if topic.topic_id is not None else string(topic.name, flexible)
-        )
+        key = topic.key
+        parts.append(key.bytes if isinstance(key, UUID) else string(key, flexible))
         parts.append(array_length(topic.batches, flexible))
         parts += [_packed(version, batch) for batch in topic.batches]
         if flexible:

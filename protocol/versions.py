@@ -6,9 +6,9 @@ Which keys and versions are served is the broker's decision, so the broker hands
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kafka.protocol.api_key import ApiKey
 from kafka.protocol.api_message import ApiMessage
@@ -18,12 +18,17 @@ __all__ = ["ApiKey", "ServedApi", "ServedT", "served"]
 
 @dataclass(frozen=True, slots=True)
 class ServedApi:
-    """The message classes of an API key, and the first and last version that is answered."""
+    """The message classes of an API key, and the first and last version that is answered.
+
+    `decode`: from (frame, position, version) to (message, position after it); None: the decoder
+    that protocol/decoder.py generates.
+    """
 
     request: type[ApiMessage]
     response: type[ApiMessage]
     _: KW_ONLY
     versions: tuple[int, int]
+    decode: Callable[[bytes, int, int], tuple[Any, int]] | None = None
 
     key: ApiKey = field(init=False)
 

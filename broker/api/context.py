@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.node import Broker
 from coordinator.messages import Client
@@ -24,8 +24,7 @@ class CloseConnection(Exception):
     """Raised by a handler that cannot answer the request in any other way. The message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(NamedTuple):
     """One request on one connection. `peer` is the client's HOST:PORT."""
 
     broker: Broker
@@ -47,7 +46,8 @@ class RequestContext:
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]
 """Takes a request and returns the response of the same API, its body in bytes, or None: no answer
-(acks=0)."""
+(acks=0). A coroutine function begins in a later turn of the event loop, and in the order of the
+requests; a function that returns a future has done its first part when it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,8 @@ KAFKA_STORAGE_ERROR (ClickHouse). With acks=0 an error closes the connection, as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
@@ -31,11 +30,16 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from broker.api.context import Api, CloseConnection, RequestContext
 from broker.api.topic_lookup import find_topic
-from broker.log.block import Appended
+from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from common.clock import wall_ms
 from protocol._batches import BatchHeader, check_crc, parse_headers
+from protocol._produce_request import (
+    ProduceMessage,
+    ProducePartition,
+    decode_produce_request,
+)
 from protocol.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
@@ -53,7 +57,6 @@ from protocol.produce_body import StoredBatch, StoredTopic, produce_body
 _ACKS = frozenset({-1, 0, 1})
 _ZSTD = 4
 _ZSTD_SINCE = 7
-_TOPIC_IDS_SINCE = 13
 _NO_TIMESTAMP = -1
 _INT64_MAX = 2**63 - 1  # as a limit it allows every timestamp
 
@@ -63,84 +66,145 @@ _RecordError: TypeAlias = (
 )
 
 
-async def produce(ctx: RequestContext, request: ProduceRequest) -> ProduceResponse | bytes | None:
+def produce(
+    ctx: RequestContext, request: ProduceMessage
+) -> Awaitable[ProduceResponse | bytes | None]:
     # This keeps the order of requests: those that arrive meanwhile wait for the same logs.
-    await ctx.broker.partitions.await_open(
+    opening = ctx.broker.partitions.opening(
         [
-            (_key(ctx, topic), partition.index)
+            (topic.key, partition.index)
             for topic in request.topic_data
             for partition in topic.partition_data
         ]
     )
-    pending = [
-        (topic, [(part.index, _queue(ctx, request, topic, part)) for part in topic.partition_data])
-        for topic in request.topic_data
-    ]
-    answers = [
-        (topic, [await _answer(ctx, index, outcome) for index, outcome in partitions])
-        for topic, partitions in pending
-    ]
-    if request.acks == 0:
-        _close_if_failed(answers)
-        return None
-    return _response(ctx.version, answers)
+    appends = _Appends(ctx, request)
+    if opening is not None:
+        return _append_later(opening, appends)
+    return appends.queue()
 
 
-@dataclass(frozen=True, slots=True)
-class _QueuedBatch:
-    """A batch in the appender's queue."""
-
-    partition: PartitionLog
-    header: BatchHeader
-    done: asyncio.Future[Appended]
+async def _append_later(
+    opening: asyncio.Task[None], appends: _Appends
+) -> ProduceResponse | bytes | None:
+    await opening
+    return await appends.queue()
 
 
-_Outcome: TypeAlias = _QueuedBatch | KafkaError
 _Answer: TypeAlias = StoredBatch | _PartitionResponse
-_TopicAnswers: TypeAlias = tuple[ProduceRequest.TopicProduceData, list[_Answer]]
+_TopicAnswers: TypeAlias = tuple[str | UUID, Sequence[_Answer]]
 
 
-def _queue(
-    ctx: RequestContext,
-    request: ProduceRequest,
-    topic_data: ProduceRequest.TopicProduceData,
-    partition_data: ProduceRequest.TopicProduceData.PartitionProduceData,
-) -> _Outcome:
-    """Check one partition's batch and queue it."""
-    refused = ctx.broker.refused_batches
-    try:
-        if request.acks not in _ACKS:
-            raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {request.acks}")
-        topic = find_topic(ctx, _key(ctx, topic_data))
-        records = bytes(partition_data.records or b"")
+class _Appends:
+    """The batches of one request; when the last of them has its answer, the request is answered."""
+
+    __slots__ = ("_missing", "_request", "_response", "_topics", "ctx")
+
+    def __init__(self, ctx: RequestContext, request: ProduceMessage) -> None:
+        self.ctx = ctx
+        self._request = request
+        self._topics = [
+            (topic.key, [_PartitionAppend(self, part.index) for part in topic.partition_data])
+            for topic in request.topic_data
+        ]
+        self._missing = sum(len(appends) for _, appends in self._topics)
+        self._response: asyncio.Future[ProduceResponse | bytes | None]
+        self._response = asyncio.get_running_loop().create_future()
+
+    def queue(self) -> asyncio.Future[ProduceResponse | bytes | None]:
+        """Check every batch and queue it. The future ends with the response."""
+        for topic_data, (key, appends) in zip(self._request.topic_data, self._topics, strict=True):
+            for partition_data, append in zip(topic_data.partition_data, appends, strict=True):
+                append.queue(key, partition_data, self._request.acks)
+        if not self._missing:  # there was none
+            self._respond()
+        return self._response
+
+    def answered(self) -> None:
+        """One more of the batches has its answer."""
+        self._missing -= 1
+        if not self._missing:
+            self._respond()
+
+    def _respond(self) -> None:
+        if self._response.done():
+            return  # its client has left
+        answers = [(key, [one.answer for one in appends]) for key, appends in self._topics]
+        self._topics.clear()  # else only a garbage collection would free them
         try:
-            partition = ctx.broker.partitions.log_of(topic, partition_data.index)
+            if self._request.acks == 0:
+                _close_if_failed(answers)
+                self._response.set_result(None)
+            else:
+                self._response.set_result(_response(self.ctx.version, answers))
+        except Exception as error:
+            self._response.set_exception(error)
+
+
+class _PartitionAppend:
+    """The batch for one partition: checked and queued, then answered."""
+
+    __slots__ = ("_appends", "_header", "_index", "_partition", "answer")
+
+    _partition: PartitionLog
+    _header: BatchHeader
+    answer: _Answer
+
+    def __init__(self, appends: _Appends, index: int) -> None:
+        self._appends = appends
+        self._index = index
+
+    def queue(self, key: str | UUID, data: ProducePartition, acks: int) -> None:
+        """Check the batch and queue it."""
+        ctx = self._appends.ctx
+        try:
+            if acks not in _ACKS:
+                raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {acks}")
+            topic = find_topic(ctx, key)
+            self._partition = self._find_log(topic, data)
+            self._header = _check_batch(data, topic, ctx.version)
+        except KafkaError as error:
+            self._end(_failed(self._index, error))
+            return
+        ctx.broker.refused_batches.tell(self._partition, self._header)
+        ctx.broker.appender.append(
+            PendingAppend(self._partition, data.frame, self._header, self._told)
+        )
+
+    def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:
+        ctx = self._appends.ctx
+        try:
+            return ctx.broker.partitions.log_of(topic, self._index)
         except NotLeaderOrFollower as error:
             with suppress(KafkaError):  # the leader will say what is wrong with the batch
-                for header in parse_headers(records):
-                    refused.note(topic.topic_id, partition_data.index, header, error)
+                for header in parse_headers(data.records):
+                    ctx.broker.refused_batches.note(topic.topic_id, self._index, header, error)
             raise
-        header = _check_batch(records, topic, ctx.version)
-        refused.tell(partition, header)
-        done = ctx.broker.appender.append(partition, records, header)
-        refused.watch(topic.topic_id, partition_data.index, header, done)
-        return _QueuedBatch(partition, header, done)
-    except KafkaError as error:
-        return error
+
+    def _told(self, outcome: Outcome) -> None:
+        """The appender tells what became of the batch."""
+        refused, partition = self._appends.ctx.broker.refused_batches, self._partition
+        if isinstance(outcome, Appended):
+            refused.note_stored(partition.topic_id, self._index, self._header)
+            self._end(StoredBatch(self._index, *outcome, partition.log_start_offset))
+            return
+        refused.note(partition.topic_id, self._index, self._header, outcome)
+        record_errors: Sequence[_RecordError] = ()
+        if isinstance(outcome, RecordsWithoutKey):
+            record_errors = _record_errors(partition, outcome)
+        elif isinstance(outcome, OutOfOrderSequenceNumber):
+            before = refused.before(partition.topic_id, self._index, self._header)
+            outcome = before or outcome
+        self._end(_failed(self._index, outcome, record_errors))
+
+    def _end(self, answer: _Answer) -> None:
+        self.answer = answer
+        self._appends.answered()
 
 
-def _key(ctx: RequestContext, topic_data: ProduceRequest.TopicProduceData) -> str | UUID:
-    """The name or the id of the topic, as this version has it."""
-    if ctx.version >= _TOPIC_IDS_SINCE:
-        topic_id: UUID = topic_data.topic_id
-        return topic_id
-    return str(topic_data.name)
-
-
-def _check_batch(records: bytes, topic: Topic, api_version: int) -> BatchHeader:
-    """The header of the only batch in `records`, after all checks that need only the header."""
+def _check_batch(data: ProducePartition, topic: Topic, api_version: int) -> BatchHeader:
+    """The header of the only batch for a partition, after all checks that need only the header."""
     try:
-        headers = parse_headers(records)
+        headers = parse_headers(data.frame, data.start, data.end)
     except UnsupportedForMessageFormat as error:
         raise InvalidRecord(f"only record batches of format v2 are accepted: {error}") from error
     if len(headers) != 1:
@@ -154,7 +218,7 @@ def _check_batch(records: bytes, topic: Topic, api_version: int) -> BatchHeader:
             f"the record batch has {size} bytes; {topic.name} accepts "
             f"{topic.config.max_message_bytes} (max.message.bytes)"
         )
-    check_crc(records, header)
+    check_crc(data.frame, header)
     if header.codec == _ZSTD and api_version < _ZSTD_SINCE:
         raise UnsupportedCompressionType("zstd needs Produce version 7 or newer")
     if header.control:
@@ -192,44 +256,18 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
 
 
-async def _answer(ctx: RequestContext, index: int, outcome: _Outcome) -> _Answer:
-    if isinstance(outcome, KafkaError):
-        return _failed(index, outcome)
-    partition = outcome.partition
-    try:
-        appended = await outcome.done
-    except RecordsWithoutKey as error:
-        return _failed(index, error, _record_errors(partition, error))
-    except OutOfOrderSequenceNumber as error:
-        before = ctx.broker.refused_batches.before(partition.topic_id, index, outcome.header)
-        return _failed(index, before or error)
-    except KafkaError as error:
-        return _failed(index, error)
-    return StoredBatch(
-        index, appended.base_offset, appended.log_append_time_ms, partition.log_start_offset
-    )
-
-
 def _response(version: int, answers: Sequence[_TopicAnswers]) -> ProduceResponse | bytes:
     if all(isinstance(one, StoredBatch) for _, found in answers for one in found):
-        by_id = version >= _TOPIC_IDS_SINCE
-        return produce_body(
-            version,
-            [
-                StoredTopic(topic.name, topic.topic_id if by_id else None, found)
-                for topic, found in answers
-            ],
-        )
+        return produce_body(version, [StoredTopic(key, found) for key, found in answers])
     return ProduceResponse(
         responses=[
             ProduceResponse.TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
+                **({"topic_id": key} if isinstance(key, UUID) else {"name": key}),
                 partition_responses=[
                     _succeeded(one) if isinstance(one, StoredBatch) else one for one in found
                 ],
             )
-            for topic, found in answers
+            for key, found in answers
         ],
         throttle_time_ms=0,
     )
@@ -275,4 +313,11 @@ def _close_if_failed(answers: Sequence[_TopicAnswers]) -> None:
                 raise CloseConnection(f"an append with acks=0 failed: {one.error_message}")
 
 
-API = Api(ProduceRequest, ProduceResponse, versions=(3, 13), first_listed=0, handler=produce)
+API = Api(
+    ProduceRequest,
+    ProduceResponse,
+    versions=(3, 13),
+    first_listed=0,
+    handler=produce,
+    decode=decode_produce_request,
+)

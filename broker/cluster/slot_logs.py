@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.log.block import Appended
+from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.open_logs import OpenLogs, Partition
@@ -25,7 +25,6 @@ from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, next_stored_offset
 from broker.log.topic import Topic
 from broker.producer_ids import ProducerIds
-from protocol._batches import BatchHeader
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
@@ -186,17 +185,14 @@ class SlotLogs(OpenLogs):
 
     # Appending
 
-    def append(
-        self, partition: PartitionLog, records: bytes, header: BatchHeader
-    ) -> asyncio.Future[Appended]:
+    def append(self, append: PendingAppend) -> None:
         """As `Appender.append`, on the shard of the partition."""
-        hosts = self._hosts_of.get(partition)
+        hosts = self._hosts_of.get(append.partition)
         appender = None if hosts is None else hosts[-1].appender
         if appender is None:
-            refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-            refused.set_exception(NotLeaderOrFollower(f"this broker does not lead {partition}"))
-            return refused
-        return appender.append(partition, records, header)
+            append.answer(NotLeaderOrFollower(f"this broker does not lead {append.partition}"))
+        else:
+            appender.append(append)
 
     # Where the rows are
 

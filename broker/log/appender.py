@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from broker.log.block import Appended, AppendLimits
+from broker.log.block import AppendLimits, PendingAppend
 from broker.log.lane import Lane
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import WriteLease
-from protocol._batches import BatchHeader
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine
 
@@ -39,14 +38,12 @@ class Appender:
         for lane in self._lanes:
             lane.start()
 
-    def append(
-        self, partition: PartitionLog, records: bytes, header: BatchHeader
-    ) -> asyncio.Future[Appended]:
+    def append(self, append: PendingAppend) -> None:
         """Queue one checked batch. Batches of a partition are stored in the order of these calls.
 
-        The future ends with `Appended`, or with the `KafkaError` for this batch alone.
+        Its producer is told `Appended`, or the `KafkaError` for this batch alone.
         """
-        return self._lane(partition).enqueue(partition, records, header)
+        self._lane(append.partition).enqueue(append)
 
     async def settled(self) -> None:
         """Wait for the blocks that are being stored now.

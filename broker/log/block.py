@@ -7,8 +7,10 @@ block is built, sent and answered; this file builds it.
 
 from __future__ import annotations
 
-import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import comes_after, find_duplicate, first_entry
@@ -18,15 +20,20 @@ from protocol._decode_batches import BlockBuilder
 from protocol.compression import decompress
 from protocol.errors import KafkaError, OutOfOrderSequenceNumber
 
+log = logging.getLogger(__name__)
+
 BLOCK_COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """Where a batch is stored. `log_append_time_ms` is -1 unless the broker set the timestamps."""
 
     base_offset: int
     log_append_time_ms: int
+
+
+Outcome: TypeAlias = Appended | KafkaError
+"""What a producer is told about one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +49,31 @@ class AppendLimits:
 
 @dataclass(slots=True)
 class PendingAppend:
-    """One batch whose producer waits for an answer."""
+    """One batch whose producer waits for an answer.
+
+    `told` is called once, with the outcome, and calls nothing of the lane.
+    """
 
     partition: PartitionLog
     records: bytes
     header: BatchHeader
-    done: asyncio.Future[Appended]
+    told: Callable[[Outcome], None]
+    is_answered: bool = False
 
-    def answer(self, answer: Appended | KafkaError) -> None:
-        """Does nothing for a producer that has been answered, or has gone away."""
-        if self.done.done():
+    @property
+    def size(self) -> int:
+        """Bytes of the batch."""
+        return self.header.end - self.header.start
+
+    def answer(self, outcome: Outcome) -> None:
+        """Does nothing for a producer that has been answered."""
+        if self.is_answered:
             return
-        if isinstance(answer, KafkaError):
-            self.done.set_exception(answer)
-        else:
-            self.done.set_result(answer)
+        self.is_answered = True
+        try:
+            self.told(outcome)
+        except Exception:
+            log.exception("a producer cannot be told what became of its batch")
 
     def refuse(self, error: KafkaError) -> None:
         """Answer with an error, and note that the client must resend this batch first."""
@@ -70,7 +87,7 @@ class PendingBlock:
 
     append_time_ms: int
     staging: Staging = field(default_factory=Staging)
-    answers: list[tuple[PendingAppend, Appended | KafkaError]] = field(default_factory=list)
+    answers: list[tuple[PendingAppend, Outcome]] = field(default_factory=list)
     new_batches: list[tuple[PartitionLog, CachedBatch]] = field(default_factory=list)
     data: bytes = b""
     rows: int = 0
@@ -103,11 +120,11 @@ def build_block(
         if builder.bytes >= limits.block_max_bytes:
             block.left_over = appends[position:]
             break
-        if append.done.done():
+        if append.is_answered:
             append.partition.note_refused(append.header)
             continue
         try:
-            answer: Appended | KafkaError = _add(append, builder, block, limits)
+            answer: Outcome = _add(append, builder, block, limits)
         except KafkaError as error:
             # A copy: the tracebacks of the error and its cause hold the batch and its decompressed
             # data, in a cycle that only a full garbage collection finds (measured: 1.3 GB after

@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from broker.log.block import (
     BLOCK_COLUMNS,
-    Appended,
     AppendLimits,
     PendingAppend,
     PendingBlock,
@@ -31,12 +30,11 @@ from broker.log.block import (
 )
 from broker.log.fence import block_token
 from broker.log.partition import PartitionLog
-from broker.log.producer_recovery import recover_producer
+from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS, wall_ms
 from common.tasks import Backoff, event_within
-from protocol._batches import BatchHeader
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
@@ -96,13 +94,8 @@ class Lane:
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"lane-{self._number}")
 
-    def enqueue(
-        self, partition: PartitionLog, records: bytes, header: BatchHeader
-    ) -> asyncio.Future[Appended]:
+    def enqueue(self, append: PendingAppend) -> None:
         """Queue one checked batch: see `Appender.append`."""
-        append = PendingAppend(
-            partition, records, header, asyncio.get_running_loop().create_future()
-        )
         if self._closing.is_set():
             append.answer(NotLeaderOrFollower("the broker is shutting down"))
         elif self.has_ended:
@@ -112,7 +105,6 @@ class Lane:
         else:
             self._queue.append(append)
             self._wake.set()
-        return append.done
 
     async def close(self) -> None:
         """Store what is queued, then stop."""
@@ -222,14 +214,14 @@ class Lane:
         ):  # fmt: skip
             append = self._queue.popleft()
             appends.append(append)
-            size += len(append.records)
+            size += append.size
             rows += append.header.count
         return appends
 
     async def _commit(self, appends: list[PendingAppend]) -> None:
         """Build a block, store it, and answer. Raises `_LeaseOver`."""
         for append in appends:
-            if not append.done.done():
+            if may_have_rows(append.partition, append.header) and not append.is_answered:
                 await self._recover_producer(append)
         # Read the floors after `_settled` is cleared: a block respects them, or callers await it.
         append_time_ms = self._append_time_ms = self.append_time_ms()
@@ -367,5 +359,5 @@ def _is_small(appends: Iterable[PendingAppend]) -> bool:
     for append in appends:
         if append.header.codec:  # it may be large when it is decompressed
             return False
-        size += len(append.records)
+        size += append.size
     return size <= _INLINE_BYTES

@@ -16,25 +16,32 @@ from sql.queries import query
 from storage.engine import Engine, Row
 
 
+def may_have_rows(partition: PartitionLog, header: BatchHeader) -> bool:
+    """Whether the producer of this batch may have rows that the partition does not know."""
+    producer_id = header.producer_id
+    return (
+        0 <= producer_id < partition.first_fresh_producer_id
+        and producer_id not in partition.producers
+    )
+
+
 async def recover_producer(partition: PartitionLog, header: BatchHeader, engine: Engine) -> None:
     """Make sure that the partition knows the producer of this batch. Raises `EngineError`.
 
     `engine` has the partition's new rows; if its slot was moved, the earlier engines are read, too.
     """
-    producer_id = header.producer_id
-    if (
-        producer_id < 0
-        or producer_id >= partition.first_fresh_producer_id
-        or producer_id in partition.producers
-    ):
+    if not may_have_rows(partition, header):
         return
     engines = (*partition.earlier, engine)
-    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT}
+    parameters = log_parameters(partition) | {
+        "producer_id": header.producer_id,
+        "kept": BATCHES_KEPT,
+    }
     rows: list[Row] = []
     for one in engines:
         rows += await one.rows(query("producer_batches"), parameters)
     if rows:
-        partition.producers[producer_id] = _recovered_entry(rows)
+        partition.producers[header.producer_id] = _recovered_entry(rows)
     elif header.base_sequence and not partition.has_forgotten:
         # An earlier leader may have known this producer; compaction has removed its rows since.
         partition.has_forgotten = await _lacks_rows(partition, engines)

@@ -15,15 +15,12 @@ A log that does not know the producer sees no gap, and would accept a later batc
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.producers import comes_after
 from protocol._batches import BatchHeader
@@ -63,18 +60,19 @@ class RefusedBatches:
     def __init__(self) -> None:
         self._first: OrderedDict[_Key, _RefusedBatch] = OrderedDict()
 
-    def watch(
-        self, topic_id: UUID, partition: int, header: BatchHeader, done: asyncio.Future[Appended]
-    ) -> None:
-        """Note the outcome of a batch, before anybody who waits for `done` continues."""
-        if header.producer_id >= 0:
-            key = topic_id, partition, header.producer_id
-            done.add_done_callback(partial(self._ended, key, header))
-
     def note(self, topic_id: UUID, partition: int, header: BatchHeader, error: KafkaError) -> None:
         """Note that this batch was refused."""
         if header.producer_id >= 0 and isinstance(error, _FOR_NOW):
             self._note((topic_id, partition, header.producer_id), header, error)
+
+    def note_stored(self, topic_id: UUID, partition: int, header: BatchHeader) -> None:
+        """This batch is stored: forget the refusal, unless a later batch was refused."""
+        if not self._first:
+            return
+        key = topic_id, partition, header.producer_id
+        first = self._first.get(key)
+        if first is not None and not first.is_after(header):
+            del self._first[key]
 
     def before(self, topic_id: UUID, partition: int, header: BatchHeader) -> KafkaError | None:
         """The error of an earlier refused batch, if the client must resend that one first."""
@@ -88,6 +86,8 @@ class RefusedBatches:
 
     def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
         """Tell a newly opened log which batch of this producer was refused before."""
+        if not self._first:
+            return
         first = self._first.get((partition.topic_id, partition.partition, header.producer_id))
         if (
             first is not None
@@ -95,13 +95,6 @@ class RefusedBatches:
             and time.monotonic() - first.noted_s < _SENT_AGAIN_S
         ):
             partition.note_refused_from(header.producer_id, first.epoch, first.sequence)
-
-    def _ended(self, key: _Key, header: BatchHeader, done: asyncio.Future[Appended]) -> None:
-        error = done.exception()
-        if error is None:
-            self._forget(key, header)
-        elif isinstance(error, _FOR_NOW):
-            self._note(key, header, error)
 
     def _note(self, key: _Key, header: BatchHeader, error: KafkaError) -> None:
         first = self._first.get(key)
@@ -116,9 +109,3 @@ class RefusedBatches:
         )
         if len(self._first) > KEPT:
             self._first.popitem(last=False)
-
-    def _forget(self, key: _Key, header: BatchHeader) -> None:
-        """This batch is stored: forget the refusal, unless a later batch was refused."""
-        first = self._first.get(key)
-        if first is not None and not first.is_after(header):
-            del self._first[key]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from broker.log.appender import Appender
-from broker.log.block import Appended
+from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from protocol.compression import compress
@@ -27,6 +27,7 @@ from protocol.errors import (
     UnknownTopicOrPartition,
 )
 from storage.embedded import EmbeddedEngine
+from tests.support import log_parts
 from tests.support.log_parts import (
     LIMITS,
     NOTHING_FRESH,
@@ -57,7 +58,7 @@ async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
 
 
 def append(appender: Appender, log: PartitionLog, batch: Batch) -> asyncio.Future[Appended]:
-    return appender.append(log, batch.data, header_of(batch.data))
+    return log_parts.append(appender, log, batch.data)
 
 
 async def outcomes(futures: Sequence[asyncio.Future[Appended]]) -> list[int | type[BaseException]]:
@@ -290,9 +291,23 @@ async def test_a_caller_that_went_away_does_not_disturb_the_others(
     first.cancel()
     queued.cancel()
     scripted.gate.set()
-    # What was in a block is stored, with or without its caller; what was not yet, is not.
-    assert await last == Appended(1, -1)
-    assert await stored_values(engine, log) == [(0, "first"), (1, "last")]
+    # What was queued is stored, with or without its caller.
+    assert await last == Appended(2, -1)
+    assert await stored_values(engine, log) == [(0, "first"), (1, "queued"), (2, "last")]
+
+
+async def test_a_producer_that_cannot_be_told_does_not_disturb_the_others(
+    engine: EmbeddedEngine, appender: Appender
+) -> None:
+    log = make_log()
+
+    def told(outcome: Outcome) -> None:
+        raise AssertionError("a defect")
+
+    data = plain(b"first").data
+    appender.append(PendingAppend(log, data, header_of(data), told))
+    assert await append(appender, log, plain(b"second")) == Appended(1, -1)
+    assert await append(appender, log, plain(b"third")) == Appended(2, -1)
 
 
 async def test_an_append_to_a_deleted_topic_is_refused_even_from_the_queue(

@@ -24,11 +24,11 @@ from protocol.errors import (
     UnknownTopicOrPartition,
 )
 from storage.embedded import EmbeddedEngine
+from tests.support import log_parts
 from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
     ScriptedEngine,
-    header_of,
     make_appender,
     make_log,
     make_topic,
@@ -107,7 +107,7 @@ async def ended(appender: Appender, scripted: ScriptedEngine) -> None:
 
 
 def append(appender: Appender, log: PartitionLog, batch: Batch) -> asyncio.Future[Appended]:
-    return appender.append(log, batch.data, header_of(batch.data))
+    return log_parts.append(appender, log, batch.data)
 
 
 async def outcomes(futures: Sequence[asyncio.Future[Appended]]) -> list[int | type[BaseException]]:

@@ -25,6 +25,7 @@ from storage.schema import migrate
 from tests.support import record_batches
 from tests.support.log_parts import (
     ScriptedEngine,
+    append,
     header_of,
     make_appender,
     make_log,
@@ -67,7 +68,7 @@ async def filled(
     log = log or make_log()
     appender = make_appender(engine, cache=TailCache(tail_bytes))
     for batch in batches:
-        appender.append(log, batch.data, header_of(batch.data))
+        append(appender, log, batch.data)
     await appender.close()
     return log
 

@@ -18,6 +18,7 @@ from broker.log.reader import ColdReader
 from broker.log.row_sources import SingleRowSource
 from broker.log.tail_cache import TailCache
 from storage.journal import JournaledEngine
+from tests.support import log_parts
 from tests.support.journal_engine import journal
 from tests.support.log_parts import header_of, make_appender, make_log, plain, rows_of
 
@@ -67,7 +68,7 @@ async def append(engine: JournaledEngine, log: PartitionLog, cache: TailCache, r
     """One block in the journal. The tail keeps what is only there, and nothing else."""
     appender = make_appender(engine, cache=cache)
     batch = plain(*[b"value"] * rows)
-    appender.append(log, batch.data, header_of(batch.data))
+    log_parts.append(appender, log, batch.data)
     await appender.close()
 
 

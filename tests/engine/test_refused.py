@@ -7,18 +7,17 @@ from typing import cast
 from uuid import UUID, uuid4
 
 import pytest
-from kafka.protocol.producer import ProduceRequest
 
 from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.api.produce import produce
 from broker.log import refused
 from broker.log.appender import Appender
-from broker.log.block import Appended
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from broker.log.topic import Topic
 from broker.node import Broker
+from protocol._produce_request import decode_produce_request
 from protocol.codec import RequestHeader
 from protocol.errors import (
     InvalidRecord,
@@ -65,11 +64,8 @@ def note(
     batches.note(topic_id, 0, header, error or NotLeaderOrFollower("elsewhere"))
 
 
-async def stored(batches: RefusedBatches, sequence: int, epoch: int = 0) -> None:
-    done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-    batches.watch(TOPIC, 0, header_of(numbered(sequence, 1, PRODUCER, epoch).data), done)
-    done.set_result(Appended(0, -1))
-    await asyncio.sleep(0)
+def stored(batches: RefusedBatches, sequence: int, epoch: int = 0) -> None:
+    batches.note_stored(TOPIC, 0, header_of(numbered(sequence, 1, PRODUCER, epoch).data))
 
 
 def before(batches: RefusedBatches, sequence: int, epoch: int = 0) -> type[KafkaError] | None:
@@ -113,29 +109,29 @@ def test_sequences_wrap(batches: RefusedBatches) -> None:
     assert before(batches, LAST - 1) is None
 
 
-async def test_it_is_settled_when_it_is_stored_or_one_after_it(batches: RefusedBatches) -> None:
+def test_it_is_settled_when_it_is_stored_or_one_after_it(batches: RefusedBatches) -> None:
     for sequence in (5, 6):
         note(batches, 5)
-        await stored(batches, sequence)
+        stored(batches, sequence)
         assert before(batches, 9) is None
 
 
-async def test_an_earlier_one_that_is_stored_settles_nothing(batches: RefusedBatches) -> None:
+def test_an_earlier_one_that_is_stored_settles_nothing(batches: RefusedBatches) -> None:
     note(batches, 5)
-    await stored(batches, 4)
+    stored(batches, 4)
     assert before(batches, 6) is NotLeaderOrFollower
 
 
-async def test_a_new_epoch_settles_it(batches: RefusedBatches) -> None:
+def test_a_new_epoch_settles_it(batches: RefusedBatches) -> None:
     note(batches, 5)
-    await stored(batches, 0, epoch=1)
+    stored(batches, 0, epoch=1)
     assert before(batches, 6) is None
 
 
-async def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
+def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
     note(batches, 5, epoch=2)
     note(batches, 3, epoch=1)
-    await stored(batches, 9, epoch=1)
+    stored(batches, 9, epoch=1)
     assert before(batches, 6, epoch=2) is NotLeaderOrFollower
     assert before(batches, 4, epoch=1) is None
 
@@ -177,9 +173,9 @@ class Client:
     async def send_batch(self, batch: bytes) -> int:
         header = RequestHeader(ApiKey.Produce, 9, 1, "test")
         context = RequestContext(cast(Broker, self._broker), header, "test", APIS)
-        request: ProduceRequest = messages.produce(
-            Target(self._log.topic.name, self._log.topic_id), batch
-        )
+        target = Target(self._log.topic.name, self._log.topic_id)
+        body = bytes(messages.produce(target, batch).encode(version=header.api_version))
+        request, _ = decode_produce_request(body, 0, header.api_version)
         answer = await produce(context, request)
         assert answer is not None
         if isinstance(answer, bytes):  # only where every partition succeeded
@@ -188,7 +184,7 @@ class Client:
 
     # broker.topics and broker.partitions
 
-    async def await_open(self, asked: object) -> None: ...
+    def opening(self, wanted: object) -> None: ...
 
     def get(self, name: str) -> Topic:
         return self._log.topic

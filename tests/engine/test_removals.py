@@ -22,7 +22,7 @@ from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from tests.support.log_parts import (
     ScriptedEngine,
-    header_of,
+    append,
     log_of,
     make_appender,
     rows_of,
@@ -73,7 +73,7 @@ class CompactedTopics:
         first = log.next_offset
         for value in range(first, first + records):
             data = batch_of(Record(key=b"key", value=b"%d" % value)).data
-            appender.append(log, data, header_of(data))
+            append(appender, log, data)
         await appender.close()
 
     async def decide(

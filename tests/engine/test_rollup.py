@@ -19,7 +19,7 @@ from storage.engine import EngineError
 from storage.engine import Row as EngineRow
 from storage.schema import migrations
 from tests.support.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
-from tests.support.log_parts import ScriptedEngine, header_of, make_appender, make_log, plain
+from tests.support.log_parts import ScriptedEngine, append, make_appender, make_log, plain
 from tests.support.waiting import LIMIT_S
 
 
@@ -451,9 +451,9 @@ async def test_the_appender_gives_no_row_a_time_that_is_over(engine: CountedEngi
     now_ms = time.time_ns() // 1_000_000
     await appender.no_row_before(now_ms + HOUR)
     batch = plain(b"early").data
-    await appender.append(log, batch, header_of(batch))
+    await append(appender, log, batch)
     await appender.no_row_before(0)
-    await appender.append(log, batch, header_of(batch))
+    await append(appender, log, batch)
     await appender.close()
     first, second = await engine.rows(
         "SELECT toUnixTimestamp64Milli(append_time) FROM messages ORDER BY offset"
@@ -468,7 +468,7 @@ async def test_the_appender_waits_for_blocks_that_have_their_time(engine: Counte
     log = make_log()
     scripted.gate.clear()
     batch = plain(b"on its way").data
-    appended = appender.append(log, batch, header_of(batch))
+    appended = append(appender, log, batch)
     await scripted.next_insert()
     told = asyncio.create_task(appender.no_row_before(2**40))
     await asyncio.wait([told], timeout=0.05)

@@ -17,9 +17,9 @@ from broker.topics import LocalCatalog, NoTopicData
 from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
+from tests.support import log_parts
 from tests.support.log_parts import (
     ScriptedEngine,
-    header_of,
     log_of,
     make_appender,
     plain,
@@ -67,7 +67,7 @@ async def states(engine: EmbeddedEngine) -> list[str]:
 
 async def append(appender: Appender, catalog: LocalCatalog, topic: Topic, *values: bytes) -> int:
     data = plain(*values).data
-    appended = await appender.append(log_of(catalog, topic, 0), data, header_of(data))
+    appended = await log_parts.append(appender, log_of(catalog, topic, 0), data)
     return appended.base_offset
 
 

@@ -16,7 +16,7 @@ from broker.config import Settings
 from broker.effective_configs import effective
 from broker.led_partitions import LedPartitions
 from broker.log.appender import Appender
-from broker.log.block import AppendLimits
+from broker.log.block import Appended, AppendLimits, Outcome, PendingAppend
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
@@ -73,6 +73,22 @@ def make_appender(
     )
     appender.start()
     return appender
+
+
+def append(appender: Appender, log: PartitionLog, data: bytes) -> asyncio.Future[Appended]:
+    """Queue one batch. The future ends with what its producer is told."""
+    done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+
+    def told(outcome: Outcome) -> None:
+        if done.cancelled():
+            return  # the caller has gone away
+        if isinstance(outcome, Appended):
+            done.set_result(outcome)
+        else:
+            done.set_exception(outcome)
+
+    appender.append(PendingAppend(log, data, header_of(data), told))
+    return done
 
 
 def header_of(data: bytes) -> BatchHeader:

@@ -350,6 +350,38 @@ async def test_where_a_response_has_no_place_for_an_error_the_connection_is_clos
     assert closed[0].startswith("192.0.2.1:5000 closed: Metadata cannot be answered")
 
 
+async def test_a_handler_that_is_no_coroutine_may_answer_at_once_later_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    loop = asyncio.get_running_loop()
+    answers = [loop.create_future() for _ in range(3)]
+    started: list[int] = []
+
+    def handler(ctx: RequestContext, request: object) -> asyncio.Future[object]:
+        number = ctx.header.correlation_id
+        started.append(number)
+        if number == 3:
+            raise AssertionError("a defect")
+        return answers[number]
+
+    produce_api = replace(APIS[ApiKey.Produce], handler=handler)
+    monkeypatch.setattr(connection_module, "APIS", {ApiKey.Produce: produce_api})
+    client = connect()
+    answers[0].set_result(b"at once")
+    client.send(*[produce(number) for number in range(4)])
+    assert started == [0, 1, 2, 3]  # before the loop has gone on
+    await settle()
+    assert client.answers == [0]
+    answers[2].set_result(b"first")
+    await settle()
+    assert client.answers == [0]
+    answers[1].set_result(b"second")
+    await settle()
+    assert client.answers == [0, 1, 2]
+    assert client.wire.writes == 2
+    assert client.wire.aborted  # a Produce response has no place for an error of the whole
+
+
 async def test_a_handler_may_close_the_connection_after_what_came_before(
     connect: Connect,
 ) -> None:

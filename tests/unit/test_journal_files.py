@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from storage import journal_files
 from storage.journal_files import (
     HEAD_BYTES,
     DamagedJournal,
@@ -115,6 +116,37 @@ def test_segments_are_reused_and_their_old_entries_are_not_read(tmp_path: Path) 
         append(journal, "the last")
     assert texts(tmp_path) == ["the last"]
     assert len(segments(tmp_path)) <= 3
+
+
+def fill(journal: JournalWriter, blocks: int) -> int:
+    """Two of them fill a segment. Returns the number of the last entry."""
+    for _ in range(blocks):
+        number = journal.last_sequence + 1
+        journal.append_block(0, "messages", "a", f"1-1-{number}", b"x" * 1500)
+    return journal.last_sequence
+
+
+def test_emptied_files_are_kept_for_the_next_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_files, "_SPARES_MAX", 3)
+    with writer(tmp_path) as journal:
+        journal.recycle(fill(journal, 20) + 1)
+        spare = {path.stat().st_ino for path in tmp_path.glob("spare*")}
+        assert len(spare) == 3
+        fill(journal, 2)
+    with writer(tmp_path) as journal:  # a start finds those that are left
+        fill(journal, 4)
+    assert spare <= {path.stat().st_ino for path in segments(tmp_path)}
+
+
+def test_a_nearly_full_disk_keeps_one_emptied_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_files, "_SPARES_SHARE", 1 << 60)
+    with writer(tmp_path) as journal:
+        journal.recycle(fill(journal, 20) + 1)
+    assert len(list(tmp_path.glob("spare*"))) == 1
 
 
 def test_a_segment_with_a_needed_block_stays(tmp_path: Path) -> None:

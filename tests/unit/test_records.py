@@ -49,6 +49,10 @@ def test_headers_of_sound_batches_are_what_was_written(batches: list[Batch]) -> 
     compiled, reference = COMPILED.parse_headers(data), REFERENCE.parse_headers(memoryview(data))
     assert [fields(header) for header in compiled] == [fields(header) for header in reference]
     assert [data[header.start : header.end] for header in reference] == [b.data for b in batches]
+    inside, end = b"before" + data + b"after", 6 + len(data)
+    for module in (COMPILED, REFERENCE):
+        found = [inside[one.start : one.end] for one in module.parse_headers(inside, 6, end)]
+        assert found == [batch.data for batch in batches]
     for batch, header in zip(batches, reference, strict=True):
         for name, value in asdict(batch).items():
             if name not in ("payload", "last_offset_delta"):
@@ -74,7 +78,12 @@ def test_spoilt_batches_are_taken_or_refused_alike(
         for header in module.parse_headers(data):
             module.check_crc(data, header)
 
+    def inside(module: Any) -> list[dict[str, Any]]:
+        around = b"before" + data + b"after"
+        return [fields(header) for header in module.parse_headers(around, 6, 6 + len(data))]
+
     assert outcome(lambda: headers(COMPILED)) == outcome(lambda: headers(REFERENCE))
+    assert outcome(lambda: inside(COMPILED)) == outcome(lambda: inside(REFERENCE))
     assert outcome(lambda: checked(COMPILED)) == outcome(lambda: checked(REFERENCE))
 
 

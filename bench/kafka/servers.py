@@ -158,13 +158,16 @@ def _are_there(consumer: Consumer, partitions: list[TopicPartition]) -> bool:
 
 
 QUIET_CORES, _LOOK_S = 0.05, 1.0
+_QUIET_LOOKS = 5
+"""Merges of a load at full speed begin three seconds after it."""
 
 
 def settle(server: Server, limit_s: float) -> None:
     """Wait until the server has done what follows a load, such as merges; at most `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline and cores(server, _LOOK_S) > QUIET_CORES:
-        pass
+    quiet = 0
+    while time.monotonic() < deadline and quiet < _QUIET_LOOKS:
+        quiet = quiet + 1 if cores(server, _LOOK_S) <= QUIET_CORES else 0
 
 
 def cores(server: Server, seconds: float) -> float:

@@ -7,14 +7,13 @@ query's id and the length is prepared once. `brokerhouse engine` recognises this
 (sql/http/block_connections.py).
 
 A connection carries one request at a time. It is kept only if its answer was whole and nothing
-followed it.
+followed it. httptools parses the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import ssl
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import quote, urlencode
 
+from httptools import HttpParserError, HttpResponseParser
 from yarl import URL
 
 from storage.engine import NotSent
@@ -33,9 +33,9 @@ _CONNECT_ATTEMPTS = 2
 _HEAD_MAX_BYTES = 64 << 10
 _BODY_MAX_BYTES = 1 << 20
 _HEADS_MAX = 100
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: [^\r\n]*)?")
-_DIGITS = re.compile(rb"\d{1,9}")
-_HEX_DIGITS = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_VERSIONS = ("1.0", "1.1")
+_LENGTHS = (b"content-length", b"transfer-encoding")
+"""Headers that say where the body ends."""
 
 
 class NotAnAnswer(Exception):
@@ -53,96 +53,78 @@ class InsertAnswer:
 
 
 class AnswerReader:
-    """Reads the answer to one request, without IO."""
+    """Reads the answers that come on one connection, without IO. The parser calls `on_...`."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._status = 0
+        self._parser = HttpResponseParser(self)
+        self._answer: InsertAnswer | None = None
+        self._more = False
+        """Whether something follows what the parser reads now."""
+        self._start()
+
+    def _start(self) -> None:
+        self._size_bytes = 0
+        self._headers_bytes = 0
+        self._has_head = False
         self._headers: dict[bytes, bytes] = {}
         self._body = bytearray()
 
     def feed(self, data: bytes) -> InsertAnswer | None:
         """The answer when it is complete. Raises `NotAnAnswer`."""
-        self._buffer += data
-        if not self._status and not self._read_head():
-            return None
-        if self._headers.get(b"transfer-encoding", b"identity").lower() != b"identity":
-            return self._answer() if self._read_chunks() else None
-        length = self._headers.get(b"content-length")
-        if length is None and self._status not in (204, 304):  # until the connection ends
-            if len(self._buffer) > _BODY_MAX_BYTES:
-                raise NotAnAnswer("a body that is too long")
-            return None
-        if length is not None and not _DIGITS.fullmatch(length):
-            raise NotAnAnswer("a length that is not a number")
-        size = int(length or 0)
-        if size > _BODY_MAX_BYTES:
-            raise NotAnAnswer("a body that is too long")
-        if len(self._buffer) < size:
-            return None
-        self._body += self._buffer[:size]
-        del self._buffer[:size]
-        return self._answer()
+        self._size_bytes += len(data)
+        try:
+            # The parser does not say where an answer ends, and skips empty lines after it. If it
+            # ends before the last byte, something follows.
+            for self._more, piece in ((True, data[:-1]), (False, data[-1:])):
+                self._parser.feed_data(piece)
+        except HttpParserError as error:
+            if self._answer is None:
+                raise NotAnAnswer(str(error.__context__ or error)) from error
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            self._start()
+            return answer
+        if self._size_bytes > _HEAD_MAX_BYTES + (_BODY_MAX_BYTES if self._has_head else 0):
+            raise NotAnAnswer("the answer is too long")
+        return None
 
     def end(self) -> InsertAnswer:
         """The answer, if the end of the connection completes it. Raises `NotAnAnswer`."""
-        has_length = b"content-length" in self._headers or b"transfer-encoding" in self._headers
-        if not self._status or has_length:
+        if not self._has_head or not self._headers.keys().isdisjoint(_LENGTHS):
             raise NotAnAnswer("the connection was closed before the answer was complete")
-        return InsertAnswer(self._status, self._headers, bytes(self._buffer), is_last=True)
+        return self._complete(is_last=True)
 
-    def _answer(self) -> InsertAnswer:
-        is_last = bool(self._buffer) or self._headers.get(b"connection", b"").lower() == b"close"
-        return InsertAnswer(self._status, self._headers, bytes(self._body), is_last)
+    def on_message_begin(self) -> None:
+        if self._answer is not None:
+            raise NotAnAnswer("a second answer")
 
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0 or end > _HEAD_MAX_BYTES:
-            if len(self._buffer) > _HEAD_MAX_BYTES:
-                raise NotAnAnswer("a head that is too long")
-            return False
-        first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
-        match = _STATUS_LINE.fullmatch(first)
-        if match is None:
-            raise NotAnAnswer("the answer is not HTTP")
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon:
-                raise NotAnAnswer("a header without a colon")
-            self._headers[name.lower()] = value.strip()
-        del self._buffer[: end + 4]
-        self._status = int(match[1])
-        if self._status < 200:
-            raise NotAnAnswer(f"an answer with status {self._status}")
-        return True
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_head:
+            raise NotAnAnswer("the answer has a trailer")
+        self._headers_bytes += len(name) + len(value)
+        if self._headers_bytes > _HEAD_MAX_BYTES:
+            raise NotAnAnswer("the answer is too long")
+        self._headers[name.lower()] = value.strip()
 
-    def _read_chunks(self) -> bool:
-        """Whether the last chunk has come."""
-        while (end := self._buffer.find(b"\r\n")) >= 0:
-            digits = _HEX_DIGITS.match(self._buffer[:end])
-            if digits is None:
-                raise NotAnAnswer("a chunk without a length")
-            size = int(digits[0], 16)
-            if len(self._body) + size > _BODY_MAX_BYTES:
-                raise NotAnAnswer("a body that is too long")
-            if not size:
-                after = self._buffer[end + 2 : end + 4]
-                if len(after) < 2:
-                    return False
-                if after != b"\r\n":
-                    raise NotAnAnswer("the answer has a trailer")
-                del self._buffer[: end + 4]
-                return True
-            whole = end + 2 + size + 2
-            if len(self._buffer) < whole:
-                return False
-            if self._buffer[whole - 2 : whole] != b"\r\n":
-                raise NotAnAnswer("a chunk of another length")
-            self._body += self._buffer[end + 2 : whole - 2]
-            del self._buffer[:whole]
-        if len(self._buffer) > _HEAD_MAX_BYTES:
-            raise NotAnAnswer("a chunk without a length")
-        return False
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+        status = self._parser.get_status_code()
+        if status < 200:
+            raise NotAnAnswer(f"an answer with status {status}")
+        if self._parser.get_http_version() not in _VERSIONS:
+            raise NotAnAnswer("the answer is of another version of HTTP")
+        if int(self._headers.get(b"content-length", 0)) > _BODY_MAX_BYTES:
+            raise NotAnAnswer("the answer is too long")
+
+    def on_body(self, piece: bytes) -> None:
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self._answer = self._complete(is_last=self._more or not self._parser.should_keep_alive())
+
+    def _complete(self, *, is_last: bool) -> InsertAnswer:
+        status = self._parser.get_status_code()
+        return InsertAnswer(status, self._headers, bytes(self._body), is_last)
 
 
 class _InsertConnection(asyncio.Protocol):
@@ -159,7 +141,6 @@ class _InsertConnection(asyncio.Protocol):
         """Send a request. Raises `OSError` and `NotAnAnswer`; then it may have arrived."""
         assert self._transport is not None
         assert self._answer is None
-        self._reader = AnswerReader()
         answer: asyncio.Future[InsertAnswer] = asyncio.get_running_loop().create_future()
         self._answer = answer
         try:
@@ -199,6 +180,9 @@ class _InsertConnection(asyncio.Protocol):
                 self.close()
             self._answer.set_result(answer)
 
+    def eof_received(self) -> None:
+        self.is_open = False  # nothing is written any more, and then the connection is lost
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         if self._answer is None or self._answer.done():
@@ -214,7 +198,10 @@ class _InsertConnection(asyncio.Protocol):
 
 
 class InsertClient:
-    """Sends inserts to one server, each at most once per call."""
+    """Sends inserts to one server, each at most once per call.
+
+    It has as many connections as inserts are sent at once: each lane of a broker sends one.
+    """
 
     def __init__(
         self, where: URL, database: str, user: str, password: str, connect_timeout_s: float,
@@ -258,6 +245,7 @@ class InsertClient:
         return answer
 
     def close(self) -> None:
+        """Send no more inserts. Those that were sent still get their answers."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -293,12 +281,16 @@ class InsertClient:
         if self._closed:
             raise NotSent(f"{self._where.origin()}: closed")
         try:
-            return await self._connect()
+            connection = await self._connect()
         except OSError as error:  # of TLS as well
             reason = (
                 "it accepts no connection in time" if isinstance(error, TimeoutError) else error
             )
             raise NotSent(f"{self._where.origin()}: {reason}") from error
+        if self._closed:
+            connection.close()
+            raise NotSent(f"{self._where.origin()}: closed")
+        return connection
 
     async def _connect(self) -> _InsertConnection:
         where = self._where

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from ssl import SSLContext
 
 import pytest
@@ -41,6 +42,9 @@ def read(data: bytes, step: int) -> InsertAnswer | None:
         (OK + ID + b"Transfer-Encoding: chunked\r\n\r\n3\r\na\r\n\r\n1;x=y\r\nb\r\n0\r\n\r\n",
          200, b"a\r\nb", False),
         (b"HTTP/1.1 204 No Content\r\n" + ID + b"\r\n", 204, b"", False),
+        (OK + b"Empty:\r\n" + ID + b"Connection: x, close\r\nContent-Length: 0\r\n\r\n",
+         200, b"", True),
+        (b"HTTP/1.0 200 OK\r\n" + ID + b"Content-Length: 0\r\n\r\n", 200, b"", True),
     ],
 )  # fmt: skip
 def test_an_answer_is_the_same_however_it_is_cut(
@@ -54,10 +58,34 @@ def test_an_answer_is_the_same_however_it_is_cut(
         assert read(data[:end], step) is None
 
 
-def test_a_connection_is_not_used_again_if_something_follows_the_answer() -> None:
-    answer = AnswerReader().feed(OK + b"Content-Length: 0\r\n\r\nHTTP/1.1")
-    assert answer is not None
-    assert answer.is_last
+@pytest.mark.parametrize("more", [b"HTTP/1.1", OK + b"\r\n", b"\r\n", b"\n", b"x", b"\0"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        OK + b"Content-Length: 0\r\n\r\n",
+        OK + b"Connection: close\r\nContent-Length: 2\r\n\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_a_connection_is_not_used_again_if_something_follows_the_answer(
+    data: bytes, more: bytes
+) -> None:
+    whole = AnswerReader().feed(data)
+    answer = AnswerReader().feed(data + more)
+    assert whole is not None
+    assert answer == replace(whole, is_last=True)
+
+
+def test_a_reader_takes_one_answer_after_another() -> None:
+    reader = AnswerReader()
+    assert reader.feed(OK + b"A: 1\r\nContent-Length: 2\r\n\r\nab") == InsertAnswer(
+        200, {b"a": b"1", b"content-length": b"2"}, b"ab", is_last=False
+    )
+    for _ in range(100):  # each has the whole limit
+        assert reader.feed(b"HTTP/1.1 500 \r\nContent-Length: 60000\r\n\r\n") is None
+        assert reader.feed(b"x" * 60_000) == InsertAnswer(
+            500, {b"content-length": b"60000"}, b"x" * 60_000, is_last=False
+        )
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
@@ -95,9 +123,22 @@ def test_half_an_answer_is_none_when_the_connection_ends(data: bytes) -> None:
         OK + b"Transfer-Encoding: chunked\r\n\r\nx\r\n\r\n",
         OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nabc",
         OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\nTrailer: 1\r\n\r\n",
-        OK + b"Transfer-Encoding: chunked\r\n\r\nfffffff\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\nfffffff\r\n" + b"x" * 2_000_000,
+        OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 500_000,
+        OK + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 2_000_000,
         OK + b"X: " + b"x" * 70_000,
+        OK + b"X: " + b"x" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",
+        OK + b"X: x\r\n" * 70_000 + b"Content-Length: 0\r\n\r\n",
         OK + b"\r\n" + b"x" * 2_000_000,
+        OK + b"Content-Length: 1\r\nContent-Length: 0\r\n\r\na",
+        OK + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n",
+        OK + b"Content-Length : 0\r\n\r\n",
+        OK + b"Content-Length: 0x1\r\n\r\na",
+        OK + b"Content-Length: 0\r\n folded\r\n\r\n",
+        OK + b"A: \0\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Upgrade\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
     ],
 )
 def test_what_is_no_answer_is_an_error(data: bytes) -> None:
@@ -182,3 +223,74 @@ async def test_nothing_is_sent_after_the_client_was_closed() -> None:
     client.close()
     with pytest.raises(NotSent, match="closed"):
         await send(client, "1")
+
+
+async def test_an_insert_is_not_sent_if_the_client_is_closed_while_it_connects() -> None:
+    received = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.extend(await reader.read())
+        writer.close()
+
+    async with talking_to(serve) as client:
+        sending = asyncio.create_task(send(client, "1"))
+        await asyncio.sleep(0)  # it connects
+        client.close()
+        with pytest.raises(NotSent, match="closed"):
+            await sending
+        await asyncio.sleep(0.05)
+    assert not received
+
+
+async def test_there_are_as_many_connections_as_inserts_at_once() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while not reader.at_eof():
+            with suppress(asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\nbody")
+                await asyncio.sleep(0.01)
+                writer.write(OK + b"Content-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with talking_to(serve) as client:
+        for _ in range(5):
+            await asyncio.gather(*(send(client, str(number)) for number in range(4)))
+        assert connections == 4
+
+
+async def test_an_insert_does_not_use_a_connection_that_the_server_has_closed() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\nbody")
+        writer.write(OK + b"Content-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with talking_to(serve) as client:
+        for number in range(1, 6):
+            await send(client, str(number))
+            await asyncio.sleep(0.02)
+            assert connections == number
+
+
+async def test_a_request_whose_answer_does_not_come_ends_its_connection() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\nbody")
+        writer.write(OK + b"Content-Length: 1\r\n\r\n")
+        with suppress(ConnectionError):
+            await reader.read()
+        ended.set()
+        writer.close()
+
+    async with talking_to(serve) as client:
+        with pytest.raises(TimeoutError):
+            await client.insert("INSERT", {}, "1", "q-1", b"body", timeout_s=0.1)
+        async with asyncio.timeout(5):
+            await ended.wait()

@@ -9,22 +9,26 @@ What must hold:
 * A head is known when the interface has served a request with the same bytes, from the same
   address, and found that a broker may send it and that it means one block for the journal. Only
   the token, the query's id and the length may differ. Everything else that decides about a request
-  (login, database, settings) is in those bytes.
+  (login, database, settings) is in those bytes: no parameter follows the query's id, no header the
+  length.
 * A block that does not go into the journal is served by the interface, like any other request. The
   interface ends the connection after an insert whose head is known, so that the next one comes on
   a new connection, which begins here.
+* A connection of which nothing is being appended, and that sends nothing for STALL_S, is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from aiohttp import web
 
+from sql.http.body import STALL_S
 from sql.http.request import SqlRequest
 from sql.http.token_inserts import TokenInsert
 from storage.engine import EngineError, StorageFault
@@ -34,12 +38,12 @@ _BLOCK_MAX_BYTES = 1 << 20
 """Brokers compress larger blocks, which aiohttp passes on in pieces."""
 _HEADS_MAX = 1000
 _BEGINNING = b"POST /"
-_TOKEN_NAME = b"&insert_deduplication_token="
+_TARGET = re.compile(
+    rb"(/[^# \r\n]*)&insert_deduplication_token=([\w-]{1,500})&query_id=([\w-]{1,100})"
+)
 _HEAD = re.compile(
-    rb"POST (/[^ \r\n]*)&insert_deduplication_token=([\w-]{1,500})&query_id=([\w-]{1,100})"
-    rb" HTTP/1\.1\r\n((?:[^\r\n]+\r\n)+)Connection: keep-alive\r\n"
-    rb"Content-Length: (\d{1,9})\r\n\r\n",
-    re.ASCII,
+    rb"POST %b HTTP/1\.1\r\n((?:[^\r\n]+\r\n)+)Connection: keep-alive\r\n"
+    rb"Content-Length: (\d{1,9})\r\n\r\n" % _TARGET.pattern
 )
 _HEADERS = [b"Host", b"Authorization", b"User-Agent", b"Connection", b"Content-Length"]
 """Of an insert as brokers send it (storage/insert_client.py), in this order."""
@@ -58,7 +62,7 @@ class BlockTarget:
 
 
 class KnownHeads:
-    """The heads of inserts that the interface has served. Bounded."""
+    """The heads of inserts that the interface has served, the last _HEADS_MAX of them."""
 
     def __init__(self) -> None:
         self._targets: dict[_HeadKey, BlockTarget] = {}
@@ -71,19 +75,22 @@ class KnownHeads:
         headers = request.raw_headers
         columns = insert.columns or ""
         statement = f"INSERT INTO {insert.table} ({columns}) FORMAT Native"
-        path, found, _ = request.raw_path.encode("utf-8", "surrogateescape").rpartition(_TOKEN_NAME)
+        parts = _TARGET.fullmatch(request.raw_path.encode("utf-8", "surrogateescape"))
         if (
             insert.columns is None
             or wanted.query != statement.encode()  # or the body begins with a rest of it
             or [name for name, _ in headers] != _HEADERS
             or request.remote is None
-            or not found
+            or parts is None
+            or parts[2] != insert.token.encode()
         ):
             return False
         constant = b"".join(b"%b: %b\r\n" % header for header in headers[:-2])
-        key = request.remote, path, constant
-        if key not in self._targets and len(self._targets) >= _HEADS_MAX:
+        if len(parts[1]) + len(constant) > _HEAD_MAX_BYTES:
             return False
+        key = request.remote, parts[1], constant
+        if key not in self._targets and len(self._targets) >= _HEADS_MAX:
+            del self._targets[next(iter(self._targets))]  # of a broker that may be gone
         self._targets[key] = BlockTarget(insert.table, columns)
         return True
 
@@ -126,6 +133,8 @@ class _BlockConnection(asyncio.Protocol):
         self._insert: _Insert | None = None
         self._appending: asyncio.Task[None] | None = None
         self._is_lost = False
+        self._is_closing = False
+        self._heard_at = time.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is of another class
@@ -137,7 +146,11 @@ class _BlockConnection(asyncio.Protocol):
         self._is_lost = True
         self._listeners.connections.discard(self)
 
+    def pause_writing(self) -> None:
+        self._abort()  # the client does not read its answers: no broker does that
+
     def data_received(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
         self._received += data
         if self._appending is None:
             self._advance()
@@ -146,14 +159,19 @@ class _BlockConnection(asyncio.Protocol):
 
     async def close(self) -> None:
         """Answer what is being appended, and close."""
+        self._is_closing = True
         if self._appending is not None:
             await asyncio.wait([self._appending])
         if self._transport is not None and self in self._listeners.connections:
             self._transport.close()
 
+    def abort_if_silent_since(self, time_s: float) -> None:
+        if self._appending is None and self._heard_at <= time_s:
+            self._abort()
+
     def _advance(self) -> None:
         """Go on with what was received, while nothing is being appended."""
-        if self._insert is None and not self._read_head():
+        if self._is_closing or (self._insert is None and not self._read_head()):
             return
         insert = self._insert
         assert insert is not None
@@ -190,12 +208,14 @@ class _BlockConnection(asyncio.Protocol):
     async def _append(self, insert: _Insert, block: bytes) -> None:
         try:
             is_stored = await self._listeners.receiver.append(insert.target, block, insert.token)
-        except StorageFault:
-            # Whether the block is stored is unknown, and the sender is told nothing.
-            self._abort()
-            return
         except EngineError:
             is_stored = False  # the interface will say why
+        except BaseException as error:
+            # Whether the block is stored is unknown, and the sender is told nothing.
+            self._abort()
+            if isinstance(error, StorageFault):
+                return
+            raise
         finally:
             self._appending = None
         if self._is_lost:
@@ -235,6 +255,7 @@ class EngineListeners:
         self.connections: set[_BlockConnection] = set()
         """Those that aiohttp does not have."""
         self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> int:
         """The port that it listens on. Raises `OSError`."""
@@ -242,11 +263,24 @@ class EngineListeners:
             lambda: _BlockConnection(self), host, port, backlog=128
         )
         self._servers.append(server)
+        if self._timer is None:
+            self._look_later()
         return int(server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Accept no connection any more, and close those that aiohttp does not have."""
+        if self._timer is not None:
+            self._timer.cancel()
         for server in self._servers:
             server.close()
         waits: Sequence[_BlockConnection] = list(self.connections)
         await asyncio.gather(*(connection.close() for connection in waits))
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(STALL_S / 10, self._look)
+
+    def _look(self) -> None:
+        since = time.monotonic() - STALL_S
+        for connection in list(self.connections):
+            connection.abort_if_silent_since(since)
+        self._look_later()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
+from sql.http import block_connections
 from sql.http.access import Role
 from sql.http.block_connections import BlockTarget, EngineListeners, KnownHeads
 from sql.http.request import SqlRequest
@@ -88,10 +92,11 @@ def learn(
     wanted: SqlRequest = WANTED,
     found: TokenInsert = INSERT,
     remote: str = "127.0.0.1",
+    rest: str = "&query_id=1",
 ) -> bool:
     request: web.Request = make_mocked_request(
         "POST",
-        f"{path}&insert_deduplication_token={found.token}&query_id=1",
+        f"{path}&insert_deduplication_token={found.token}{rest}",
         headers=CIMultiDict(headers or HEADERS),
     ).clone(remote=remote)
     return heads.learn(request, wanted, found)
@@ -111,6 +116,11 @@ async def listeners(receiver: Receiver) -> AsyncIterator[EngineListeners]:
     yield listeners
     receiver.may_append.set()
     await listeners.close()
+
+
+@pytest.fixture
+def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_connections, "STALL_S", 0.3)
 
 
 @pytest.fixture
@@ -190,6 +200,24 @@ async def test_inserts_that_come_together_are_answered_in_order(
         insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: +1"),
         insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: 1\r\nExpect: x"),
         insert("1-1-1", b"x").replace(b"query_id=q-1-1-1", b"query_id=1&y=2"),
+        insert("1-1-1", b"x").replace(b"query_id=q-1-1-1", b"query_id=1&query=SELECT"),
+        insert("1-1-1", b"x").replace(b"x=1&", b"x=1#&"),
+        insert("1-1-1", b"x").replace(b"x=1&", b"x=%31&"),
+        insert("1-1-1", b"x").replace(b"insert_dedup", b"insert%5Fdedup"),
+        insert("1-1-1", b"x").replace(b"POST /", b"POST http://127.0.0.1:1/"),
+        insert("1-1-1", b"x").replace(b"POST /", b"post /"),
+        insert("1-1-1", b"x").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        insert("1-1-1", b"x").replace(b"Length: 1", b"Length: 1\r\nContent-Length: 9"),
+        insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: 1, 1"),
+        insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: 1\r\n 2"),
+        insert("1-1-1", b"x").replace(b"Content-Length: 1", b"Content-Length: \xb2"),
+        insert("1-1-1", b"x").replace(b"Length: 1", b"Length: 1\r\nTransfer-Encoding: chunked"),
+        insert("1-1-1", b"x").replace(b"Host", b"Transfer-Encoding: chunked\r\nHost"),
+        insert("1-1-1", b"x").replace(b"keep-alive", b"keep-alive\r\n folded"),
+        insert("1-1-1", b"x").replace(b"brokerhouse", b"brokerhouse\r\n folded"),
+        insert("1-1-1", b"x").replace(b"brokerhouse", b" brokerhouse"),
+        insert("1-1-1", b"x").replace(b"User-Agent", b"user-agent"),
+        insert("1-1-1", b"x").replace(b"brokerhouse\r\n", b"brokerhouse\n"),
         insert("1%20", b"x"),
         insert("1-1-1", b"").replace(b"Content-Length: 0", b"Content-Length: 99999999"),
     ],
@@ -228,6 +256,18 @@ async def test_nobody_is_told_of_a_block_that_may_be_lost(
     receiver.outcome = StorageFault("the disk")
     client.writer.write(insert("1-1-1", b"one"))
     assert await client.ended() == b""
+
+
+async def test_an_error_of_the_journal_that_nobody_expects_ends_the_connection(
+    receiver: Receiver, listeners: EngineListeners, client: Client
+) -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    receiver.outcome = ZeroDivisionError("a mistake")
+    client.writer.write(insert("1-1-1", b"one"))
+    assert await client.ended() == b""
+    gc.collect()
+    assert "a mistake" in str(told)
 
 
 async def test_a_stop_answers_what_is_being_appended_first(
@@ -283,9 +323,127 @@ def test_a_head_is_known_for_the_address_that_it_came_from() -> None:
     assert heads.find("10.0.0.2", PATH.encode(), headers) is None
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "&query_id=1&x=2",
+        "&query_id=1&database=other",
+        "&query_id=1&query=INSERT+INTO+t+%28a%2C+b%29+FORMAT+Native",
+        "&query_id=1#&query_id=1",
+        "&x=2&query_id=1",
+        "&query_id=a%20b",
+    ],
+)
+def test_a_head_is_not_learnt_if_more_follows_than_may_differ(rest: str) -> None:
+    """Else the next request would be served as if it said the same."""
+    assert not learn(KnownHeads(), rest=rest)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{PATH}&insert_deduplication_token=1-1-1#",  # what is after # does not count
+        f"{PATH}#",
+        PATH + "x" * 20_000,  # too long to be known again
+    ],
+)
+def test_a_head_that_cannot_be_known_again_is_not_learnt(path: str) -> None:
+    assert not learn(KnownHeads(), path=path)
+
+
+def test_a_head_is_not_learnt_if_the_interface_took_another_token() -> None:
+    heads = KnownHeads()
+    path = f"{PATH}&insert_deduplication_token=2"
+    assert learn(heads, path=path)  # the last one counts
+    assert not learn(KnownHeads(), path=path, rest="0&query_id=1")
+
+
 def test_the_known_heads_are_bounded() -> None:
     heads = KnownHeads()
+    headers = b"".join(
+        f"{name}: {value}\r\n".encode() for name, value in list(HEADERS.items())[:-2]
+    )
+
+    def known() -> list[int]:
+        return [
+            number
+            for number in range(1100)
+            if heads.find("127.0.0.1", f"{PATH}&n={number}".encode(), headers)
+        ]
+
     for number in range(1000):
         assert learn(heads, path=f"{PATH}&n={number}")
-    assert not learn(heads, path=f"{PATH}&n=1000")
     assert learn(heads, path=f"{PATH}&n=1")
+    assert known() == list(range(1000))
+    assert learn(heads, path=f"{PATH}&n=1000")
+    assert known() == list(range(1, 1001)), "the one that was learnt first is forgotten"
+
+
+@pytest.mark.usefixtures("short_stall")
+async def test_a_connection_that_stays_silent_is_closed(
+    receiver: Receiver, client: Client, port: int
+) -> None:
+    request = insert("1-1-1", b"one")
+    others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    others[0][1].write(request[:20])
+    others[1][1].write(request[:-1])
+    receiver.may_append.clear()
+    client.writer.write(insert("1-1-2", b"two"))
+    async with asyncio.timeout(LIMIT_S):
+        for reader, writer in others:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+    receiver.may_append.set()
+    assert await client.answers(stored("1-1-2")), "it was being appended"
+    with suppress(ConnectionError):
+        assert await client.ended() == b""
+    assert receiver.blocks == [("1-1-2", b"two")]
+
+
+@pytest.mark.usefixtures("short_stall")
+async def test_a_connection_that_does_not_stay_silent_is_kept(
+    receiver: Receiver, client: Client
+) -> None:
+    request = insert("1-1-1", b"x" * 20)
+    for at in range(len(request)):
+        client.writer.write(request[at : at + 1])
+        await asyncio.sleep(0.002)
+    assert await client.answers(stored("1-1-1"))
+
+
+async def test_a_client_that_does_not_read_its_answers_is_left(
+    receiver: Receiver, listeners: EngineListeners, client: Client
+) -> None:
+    client.writer.write(insert("1-1-1", b""))
+    assert await client.answers(stored("1-1-1"))
+    (connection,) = listeners.connections
+    assert connection._transport is not None
+    # Else the system holds megabytes of answers.
+    sending = connection._transport.get_extra_info("socket")
+    sending.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    reading = client.writer.transport
+    assert isinstance(reading, asyncio.ReadTransport)
+    reading.pause_reading()
+    async with asyncio.timeout(LIMIT_S):
+        while listeners.connections:
+            client.writer.write(insert("1-1-1", b"") * 10)
+            with suppress(ConnectionError):
+                await client.writer.drain()
+            await asyncio.sleep(0)
+
+
+async def test_a_stop_begins_no_insert_that_came_meanwhile(
+    receiver: Receiver, listeners: EngineListeners, client: Client
+) -> None:
+    receiver.may_append.clear()
+    client.writer.write(insert("1-1-1", b"one") + insert("1-1-2", b"two"))
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(listeners.close())
+    await asyncio.sleep(0.05)
+    receiver.may_append.set()
+    await closing
+    assert await client.answers(stored("1-1-1"))
+    assert await client.ended() == b""
+    assert receiver.blocks == [("1-1-1", b"one")]

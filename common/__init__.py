@@ -2,6 +2,7 @@
 
 * clock.py: milliseconds. tasks.py: periodic work, waits with a limit, pauses that grow.
 * logging.py: log lines. console.py: tables and text for a terminal.
+* machine.py: how much memory there is.
 * options.py: options of commands. address.py: HOST:PORT. environment.py: names of variables.
 * zstd.py: Python's zstd.
 """

@@ -35,7 +35,9 @@ from pydantic_settings import (
 
 from common.address import Address, parse_address
 from common.environment import ENV_PREFIX
-from sql.http.settings import SqlLimits, SqlSettings
+from common.machine import memory_bytes
+from sql.http.settings import SqlLimits, SqlQueue, SqlSettings
+from storage.engine import PeopleBounds
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file when there is no flag `--config`."""
@@ -46,6 +48,7 @@ CLICKHOUSE_PASSWORD_ENV = ENV_PREFIX + "CLICKHOUSE_PASSWORD"
 _NO_SETTINGS = frozenset({CONFIG_FILE_ENV, CLICKHOUSE_PASSWORD_ENV})
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
+_SQL_MEMORY_MIN = 16 * _MIB
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -243,9 +246,41 @@ class Settings(BaseSettings):
         "loopback/always/never",
         "Who may read through SQL without credentials: clients on this machine, all, or nobody",
     )
-    sql_max_queries: int = _count(8, "queries", "SQL queries that run at once", le=1000)
-    sql_max_memory_bytes: int = _bytes(4 * _GIB, "Memory that one SQL query may use", ge=16 * _MIB)
+    sql_memory_bytes: int = _bytes(
+        0, "Memory of all SQL queries together; 0 for a quarter of the machine's memory", ge=0
+    )
+    sql_max_queries: int = _count(
+        4,
+        "queries",
+        "SQL queries that run at once; a quarter of them, at least one of two, is for sql_user",
+        le=1000,
+    )
+    sql_max_memory_bytes: int = _bytes(
+        0, "Memory that one SQL query may use; 0 for sql_memory_bytes / sql_max_queries", ge=0
+    )
     sql_max_threads: int = _count(1, "threads", "Threads that one SQL query may use", le=1024)
+    sql_max_execution_ms: int = _ms(
+        300_000,
+        "An SQL query that takes longer is ended; sql_user may allow a query more",
+        ge=1,
+        le=_INT32_MAX,
+    )
+    sql_max_waiting: int = _setting(
+        100, "queries", "SQL queries that wait for their turn; further ones are refused", ge=0
+    )
+    sql_wait_ms: int = _ms(
+        10_000, "An SQL query waits this long for its turn, then it is refused", ge=0, le=3_600_000
+    )
+    sql_temporary_bytes: int = _bytes(
+        4 * _GIB,
+        "Disk for what SQL queries cannot hold in memory, and as much for results that wait",
+        ge=_MIB,
+    )
+    http_hosts: str = _setting(
+        "",
+        "names",
+        "Names of this server in a Host header of readers without credentials, separated by commas",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "debug/info/warning/error", "Lowest severity of the log lines that are written"
     )
@@ -279,10 +314,23 @@ class Settings(BaseSettings):
                     f"{larger} ({getattr(self, larger)}) is smaller than {smaller} "
                     f"({getattr(self, smaller)}): raise the first or lower the second"
                 )
+        self._check_sql_memory()
         if (self.sql_user is None) != (self.sql_password is None):
             missing = "sql_user" if self.sql_user is None else "sql_password"
             raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
         return self
+
+    def _check_sql_memory(self) -> None:
+        for name in ("sql_memory_bytes", "sql_max_memory_bytes"):
+            if 0 < getattr(self, name) < _SQL_MEMORY_MIN:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) must be 0 or at least {_SQL_MEMORY_MIN}"
+                )
+        if 0 < self.sql_memory_bytes < self.sql_max_memory_bytes:
+            raise ValueError(
+                f"sql_memory_bytes ({self.sql_memory_bytes}) is smaller than sql_max_memory_bytes"
+                f" ({self.sql_max_memory_bytes}): raise the first or lower the second"
+            )
 
     @property
     def kafka_address(self) -> Address:
@@ -305,11 +353,34 @@ class Settings(BaseSettings):
         secret = self.sql_password
         return SqlSettings(
             data_dir=self.data_dir,
-            limits=SqlLimits(self.sql_max_queries, self.sql_max_threads, self.sql_max_memory_bytes),
+            limits=self.sql_limits,
             anonymous=self.sql_anonymous,
             user=self.sql_user,
             password=None if secret is None else secret.get_secret_value(),
+            hosts=self._http_hosts,
         )
+
+    @property
+    def sql_limits(self) -> SqlLimits:
+        """What people's SQL may use, worked out for this machine."""
+        total = self.sql_memory_bytes or max(memory_bytes() // 4, _SQL_MEMORY_MIN)
+        each = self.sql_max_memory_bytes or max(total // self.sql_max_queries, _SQL_MEMORY_MIN)
+        each = min(each, total)
+        at_once = min(self.sql_max_queries, total // each)
+        return SqlLimits(
+            max_queries=at_once,
+            kept_for_writer=0 if self.sql_user is None or at_once == 1 else max(at_once // 4, 1),
+            max_threads=self.sql_max_threads,
+            bounds=PeopleBounds(each, self.sql_max_execution_ms, self.sql_temporary_bytes),
+            queue=SqlQueue(self.sql_max_waiting, self.sql_wait_ms),
+        )
+
+    @property
+    def _http_hosts(self) -> frozenset[str]:
+        names = {name.strip().lower() for name in self.http_hosts.split(",")} - {""}
+        if (advertised := self.advertised_address) is not None:
+            names.add(advertised.host.lower())
+        return frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)

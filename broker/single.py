@@ -166,7 +166,7 @@ async def open_engine(settings: Settings) -> JournaledEngine:
         Path(settings.data_dir),
         STREAMS,
         settings.fsync,
-        settings.sql_max_memory_bytes,
+        settings.sql_limits.bounds,
     )
     try:
         return await open_journal(

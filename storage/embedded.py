@@ -37,9 +37,10 @@ from storage.engine import (
     InsertRejected,
     NativeBlock,
     Parameter,
+    PeopleBounds,
     Row,
 )
-from storage.free_space import KEEP_FREE_BYTES, FreeSpace
+from storage.free_space import KEEP_FREE_BYTES, PEOPLE_KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import parameter_texts
 
 log = logging.getLogger(__name__)
@@ -94,13 +95,13 @@ class EmbeddedEngine:
         data_dir: Path,
         lanes: int,
         fsync: bool,
-        sql_max_memory_bytes: int = 4 << 30,
+        people: PeopleBounds | None = None,
         place: ClusterPlace | None = None,
         database: str = DATABASE,
     ) -> None:
         """Open or create the engine's files in `data_dir`. Raises `DataDirectoryError`.
 
-        `sql_max_memory_bytes`: the memory limit of one user query. `place`: None outside a cluster.
+        `people`: bounds of what people's SQL may use. `place`: None outside a cluster.
         Keeper need not answer; KeeperMap tables fail until it does. `database`: the tables of
         `insert_block` are there.
         """
@@ -110,7 +111,7 @@ class EmbeddedEngine:
         self._lock_fd = _lock_directory(data_dir)
         try:
             self._connection_string = _prepare(
-                data_dir, fsync, sql_max_memory_bytes, self.read_nice, place
+                data_dir, fsync, people or PeopleBounds(), self.read_nice, place
             )
             self._connect = _chdb_connect()
             base = self._open(self._connection_string)
@@ -373,7 +374,7 @@ def _may_renice() -> bool:
 def _prepare(
     data_dir: Path,
     fsync: bool,
-    sql_max_memory_bytes: int,
+    people: PeopleBounds,
     read_nice: int,
     place: ClusterPlace | None,
 ) -> str:
@@ -399,7 +400,10 @@ def _prepare(
         (base / "engine.d" / "sql_access.xml").write_text(
             _render(
                 "sql_access.xml",
-                sql_max_memory_bytes=sql_max_memory_bytes,
+                sql_max_memory_bytes=people.max_memory_bytes,
+                sql_max_execution_s=people.max_execution_ms / 1000,
+                sql_temporary_bytes=people.temporary_bytes,
+                sql_min_free_bytes=PEOPLE_KEEP_FREE_BYTES,
                 sql_threads=os.cpu_count() or 1,
                 sql_nice=f"<min>{read_nice}</min><max>19</max>" if read_nice else "<const/>",
             ),

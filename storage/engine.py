@@ -11,6 +11,7 @@ block is stored atomically.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 DATABASE = "brokerhouse"
@@ -45,6 +46,18 @@ class StorageFault(Exception):
 
     The next start detaches damaged parts; no acknowledged row is in them.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class PeopleBounds:
+    """What a statement of people may use at most, whatever it sets.
+
+    `temporary_bytes`: on disk, of all statements together.
+    """
+
+    max_memory_bytes: int = 1 << 30
+    max_execution_ms: int = 300_000
+    temporary_bytes: int = 4 << 30
 
 
 class Engine(Protocol):

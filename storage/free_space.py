@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 KEEP_FREE_BYTES = 64 << 20
 LOW_BYTES = 2 * KEEP_FREE_BYTES
+PEOPLE_KEEP_FREE_BYTES = 2 * LOW_BYTES
+"""Free space that people's SQL leaves alone: the log stops merging below LOW_BYTES."""
 _LOOK_EVERY_S = 1.0
 _COUNT_EVERY_S = 10.0
 _FAILED_WRITES = (

@@ -28,6 +28,7 @@ from itertools import pairwise
 
 from sql.http.engine import Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, sql_error
+from sql.http.private import refuse_private
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
 
 
@@ -61,7 +62,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         tree = _syntax_tree(handle, sql, params)
         _refuse_outside(tree)
         if role is Role.READER:
-            _refuse_hidden(words, tree, database)
+            refuse_private(words, tree, database, params)
     return action
 
 
@@ -226,33 +227,6 @@ def _refuse_outside(tree: str) -> None:
             raise _denied(f"Table function {name} is not available here.")
         if parent == "Storage" and _ENGINES.fullmatch(name) is None:
             raise _denied(f"Engine {name} is not available here.")
-
-
-# These tables show the statements of other people, whole or in part, or the inside of the process.
-# The engine lets every role read its database `system`, whatever is revoked.
-_HIDDEN = frozenset(
-    {
-        "processes", "errors", "query_cache", "asynchronous_inserts", "stack_trace",
-        "background_schedule_pool", "jemalloc_profile_text", "jemalloc_sampled_allocations",
-    }
-)  # fmt: skip
-
-
-def _refuse_hidden(words: list[Token], tree: str, database: str) -> None:
-    names = [line.split()[1] for line in tree.split("\n") if _NAME_LINE.match(line)]
-    hidden = [
-        name
-        for name in names
-        if name.removeprefix("system.") in _HIDDEN
-        and (name.startswith("system.") or database == "system")
-    ]
-    merges = any(word.is_word(b"MERGE") and after.is_sign(b"(") for word, after in pairwise(words))
-    if hidden or merges or (len(words) > 1 and words[1].is_word(b"PROCESSLIST")):
-        what = hidden[0] if hidden else "merge" if merges else "SHOW PROCESSLIST"
-        raise _denied(f"{what} is not available without credentials.")
-
-
-_NAME_LINE = re.compile(r" *(?:TableIdentifier|Identifier) \S")
 
 
 def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:

@@ -10,25 +10,31 @@ What must hold:
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import tempfile
 import time
-from pathlib import Path
-from typing import IO
+from collections.abc import Coroutine
+from typing import IO, Any
 
 from aiohttp import web
 
+from sql.http.access import Role
 from sql.http.body import STALL_S, CodingThreads, StalledError
 from sql.http.codings import CODINGS, Encoder
 from sql.http.engine import Summary
 from sql.http.errors import SqlError, sql_error
 from sql.http.gateway import Facts
+from sql.http.private import DISPLAY_NAME, PrivateText
 from sql.http.request import SqlRequest
+from sql.http.room import Room
 from sql.http.running import RunningQuery
+from sql.http.settings import SqlSettings
+from storage.free_space import PEOPLE_KEEP_FREE_BYTES
 
 HOLD_BYTES = 1024 * 1024  # of a result, before its status line goes out
-SPOOL_BYTES = 4 * 1024 * 1024  # of a result that is waited for: in memory, and then on disk
-SPOOL_MAX_BYTES = 2 * 1024**3
+SPOOL_MAX_BYTES = 2 * 1024**3  # of one result
+_UNCOUNTED_BYTES = 64 * 1024
 _INLINE_CODING_BYTES = 32 * 1024
 
 # https://clickhouse.com/docs/interfaces/http: codes that have an HTTP status of their own; the
@@ -48,12 +54,17 @@ _STATUS = {
 
 
 class AnswerWriter:
-    """`facts`: about the engine. `spool_dir`: where a long result waits (`wait_end_of_query`)."""
+    """`facts`: about the engine."""
 
-    def __init__(self, facts: Facts, threads: CodingThreads, spool_dir: Path) -> None:
+    def __init__(self, facts: Facts, threads: CodingThreads, settings: SqlSettings) -> None:
         self._facts = facts
         self._threads = threads
-        self._spool_dir = spool_dir
+        self._spool_dir = settings.data_dir
+        self._spool_room = Room(
+            settings.limits.bounds.temporary_bytes, "results that wait (wait_end_of_query)"
+        )
+        self._unsent_room = Room(settings.limits.memory_bytes // 8, "results that are not read")
+        self._private = PrivateText(settings.data_dir)
 
     def failure(
         self, error: SqlError, wanted: SqlRequest | None, status: int | None = None
@@ -66,7 +77,9 @@ class AnswerWriter:
         if error.code == 516:
             headers["WWW-Authenticate"] = 'Basic realm="ClickHouse server HTTP API"'
         return web.Response(
-            status=status, body=self._message(error).encode("utf-8", "replace"), headers=headers
+            status=status,
+            body=self._message(error, wanted).encode("utf-8", "replace"),
+            headers=headers,
         )
 
     async def whole(
@@ -91,7 +104,8 @@ class AnswerWriter:
                 piece = await query.read()
                 if not piece:
                     query.close()
-                    return await self.whole(wanted, bytes(start), await query.done, fmt)
+                    answer = await self.whole(wanted, bytes(start), await query.done, fmt)
+                    return await self._sent(request, wanted, answer)
                 start += piece
             if wanted.wait_end:
                 return await self._hold_back(request, wanted, query, fmt, bytes(start))
@@ -99,6 +113,18 @@ class AnswerWriter:
         except BaseException:
             query.abandon()
             raise
+
+    async def _sent(
+        self, request: web.Request, wanted: SqlRequest, answer: web.Response
+    ) -> web.Response:
+        """Send what would take much memory if nobody reads it; the rest is sent by aiohttp."""
+        if isinstance(answer.body, bytes) and len(answer.body) > _UNCOUNTED_BYTES:
+            with self._unsent_room.hold() as unsent:
+                unsent.add(len(answer.body))
+                wanted.answer_begun = True
+                await _within_stall(answer.prepare(request))
+                await _within_stall(answer.write_eof())
+        return answer
 
     async def _pass_on(
         self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
@@ -114,6 +140,7 @@ class AnswerWriter:
         response = web.StreamResponse(headers=headers)
         if request.version >= (1, 1):
             response.enable_chunked_encoding()
+        wanted.answer_begun = True
         await response.prepare(request)
         if request.method == "HEAD":
             query.abandon()
@@ -128,7 +155,7 @@ class AnswerWriter:
         try:
             await query.done
         except SqlError as error:
-            block = _exception_block(self._message(error), tag)
+            block = _exception_block(self._message(error, wanted), tag)
             encoded = await self._encode(encoder, block)
             await _write(response, encoded + (encoder.finish() if encoder else b""))
             if request.transport is not None:
@@ -143,25 +170,25 @@ class AnswerWriter:
     async def _hold_back(
         self, request: web.Request, wanted: SqlRequest, query: RunningQuery, fmt: str, start: bytes
     ) -> web.StreamResponse:
-        """wait_end_of_query: nothing is sent before the query has succeeded; what does not fit
-        into memory waits on disk.
+        """wait_end_of_query: nothing is sent before the query has succeeded; until then the result
+        waits on disk.
         """
         encoder = CODINGS[wanted.coding].encoder() if wanted.coding is not None else None
         spool: IO[bytes]
-        with tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._spool_dir)) as spool:
+        with (
+            self._spool_room.hold() as spooled,
+            tempfile.TemporaryFile(dir=str(self._spool_dir)) as spool,
+        ):
             piece = start
             while piece:
-                if spool.tell() > SPOOL_MAX_BYTES:
-                    raise sql_error(
-                        396,
-                        "TOO_MANY_ROWS_OR_BYTES",
-                        f"Limit for result exceeded: wait_end_of_query holds {SPOOL_MAX_BYTES}"
-                        " bytes; leave it out to have the result streamed",
-                    )
-                await self._threads.call(spool.write, await self._encode(encoder, piece))
+                encoded = await self._encode(encoder, piece)
+                spooled.add(len(encoded))
+                self._check_spool(spool.tell())
+                await self._threads.call(spool.write, encoded)
                 piece = await query.read()
             query.close()
             summary = await query.done
+            wanted.allow_as_much_time_again()
             if encoder is not None:
                 spool.write(encoder.finish())
             headers = self._headers(wanted, fmt)
@@ -171,6 +198,7 @@ class AnswerWriter:
             response = web.StreamResponse(headers=headers)
             response.content_length = spool.tell()
             spool.seek(0)
+            wanted.answer_begun = True
             await response.prepare(request)
             while request.method != "HEAD" and (
                 piece := await self._threads.call(spool.read, HOLD_BYTES)
@@ -179,11 +207,29 @@ class AnswerWriter:
             await response.write_eof()
             return response
 
+    def _check_spool(self, size: int) -> None:
+        """Raises TOO_MANY_ROWS_OR_BYTES and NOT_ENOUGH_SPACE."""
+        if size > SPOOL_MAX_BYTES:
+            raise sql_error(
+                396,
+                "TOO_MANY_ROWS_OR_BYTES",
+                f"Limit for result exceeded: wait_end_of_query holds {SPOOL_MAX_BYTES}"
+                " bytes; leave it out to have the result streamed",
+            )
+        disk = os.statvfs(self._spool_dir)
+        if disk.f_bavail * disk.f_frsize < PEOPLE_KEEP_FREE_BYTES:
+            raise sql_error(
+                243,
+                "NOT_ENOUGH_SPACE",
+                "The disk has too little space to hold a result: leave out wait_end_of_query to"
+                " have the result streamed",
+            )
+
     def _headers(self, wanted: SqlRequest, fmt: str | None) -> dict[str, str]:
         facts = self._facts
         headers = {
             "X-ClickHouse-Query-Id": wanted.query_id,
-            "X-ClickHouse-Server-Display-Name": facts.host,
+            "X-ClickHouse-Server-Display-Name": DISPLAY_NAME,
             "X-ClickHouse-Timezone": facts.timezone,
             "Content-Type": "text/plain; charset=UTF-8",
         }
@@ -195,8 +241,11 @@ class AnswerWriter:
     def _summary(self, wanted: SqlRequest, summary: Summary) -> str:
         return summary.as_header(time.monotonic_ns() - wanted.started_ns)
 
-    def _message(self, error: SqlError) -> str:
+    def _message(self, error: SqlError, wanted: SqlRequest | None) -> str:
+        """`wanted`: None where nobody knows yet who asks."""
         text = error.message.rstrip("\n")
+        if wanted is None or wanted.role is Role.READER:
+            text = self._private.removed_from(text)
         version = f"(version {self._facts.version})"
         return f"{text}\n" if text.endswith(version) else f"{text} {version}\n"
 
@@ -209,9 +258,13 @@ class AnswerWriter:
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:
+    await _within_stall(response.write(data))
+
+
+async def _within_stall(writing: Coroutine[Any, Any, object]) -> None:
     try:
         async with asyncio.timeout(STALL_S):
-            await response.write(data)
+            await writing
     except TimeoutError:
         raise StalledError from None
 

@@ -102,7 +102,7 @@ async def _open(server: EngineServerSettings) -> JournaledEngine:
             server.sql.data_dir,
             STREAMS,
             server.fsync,
-            server.sql.limits.max_memory_bytes,
+            server.sql.limits.bounds,
             server.place,
             SHARD_DATABASE,
         )

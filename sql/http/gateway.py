@@ -7,12 +7,12 @@ session's: sessions.py), is checked on it (access.py), and runs in a thread (run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sql.http.access import Action, Role
-from sql.http.engine import Handle, SqlEngine, Summary, new_mark, run
+from sql.http.engine import Handle, SqlEngine, Summary, run
 from sql.http.errors import SqlError, engine_error, sql_error
 from sql.http.handles import (
     FencedHandles,
@@ -38,7 +38,6 @@ class Facts:
 
     version: str
     timezone: str
-    host: str
     content_types: Mapping[str, str]  # by format
 
 
@@ -46,7 +45,7 @@ class SqlGateway:
     """Belongs to an event loop; `close` ends it."""
 
     def __init__(self, engine: SqlEngine, limits: SqlLimits, handles: Handles) -> None:
-        self.pool = StatementPool(engine, limits.max_queries)
+        self.pool = StatementPool(engine, limits)
         self.sessions = Sessions(self.pool)
         self._engine = engine
         self._handles = handles
@@ -65,6 +64,7 @@ class SqlGateway:
         try:
             handle, action = await asyncio.shield(opening)
         except asyncio.CancelledError:
+            await self.pool.end(context.mark, opening)
             with suppress(SqlError):
                 handle, _ = await opening
                 await self.pool.call(give_back, handle, context)
@@ -119,19 +119,31 @@ class SqlGateway:
         return RunningInsert(self.pool, opened, head)
 
     async def execute(self, opened: OpenStatement, sql: bytes, fmt: str) -> tuple[bytes, Summary]:
-        """Run a statement with a small result to its end, even if the caller is cancelled
-        meanwhile.
+        """Run a statement with a small result. If the caller is cancelled, it is killed, and the
+        caller waits for that.
         """
 
         def call() -> tuple[bytes, Summary]:
             try:
                 params = opened.context.text_params()
-                result = run(opened.handle, new_mark() + sql, fmt, params)
+                result = run(opened.handle, opened.context.mark + sql, fmt, params)
                 return result.bytes(), Summary.of(result)
             finally:
                 give_back(opened.handle, opened.context)
 
-        return await self.pool.call(call)
+        return await self._call_or_end(opened.context.mark, call)
+
+    async def _call_or_end(
+        self, mark: bytes, call: Callable[[], tuple[bytes, Summary]]
+    ) -> tuple[bytes, Summary]:
+        running = asyncio.wrap_future(self.pool.submit(call))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await self.pool.end(mark, running)
+            with suppress(SqlError):
+                await running
+            raise
 
     async def close(self) -> None:
         """Wait for what runs and close every handle. Nobody may read a result any more."""
@@ -147,10 +159,10 @@ def people_gateway(engine: SqlEngine, limits: SqlLimits) -> SqlGateway:
 
 def _make_ready(handle: Handle) -> Facts:
     close_the_file_system(handle)
-    row = run(handle, b"SELECT version(), timezone(), hostName()", "TSVRaw").bytes()
-    version, timezone, host = row.decode().rstrip("\n").split("\t")
+    row = run(handle, b"SELECT version(), timezone()", "TSVRaw").bytes()
+    version, timezone = row.decode().rstrip("\n").split("\t")
     types = run(
         handle, b"SELECT name, content_type FROM system.formats WHERE is_output", "TSVRaw"
     ).bytes()
     content_types = dict(line.split("\t", 1) for line in types.decode().splitlines())
-    return Facts(version, timezone, host, content_types)
+    return Facts(version, timezone, content_types)

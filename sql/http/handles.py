@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sql.http.access import Action, Role, judge
-from sql.http.engine import Handle, SqlEngine, run, set_statement
+from sql.http.engine import Handle, SqlEngine, new_mark, run, set_statement
 from sql.http.errors import SYNTAX_ERROR, sql_error
 from sql.http.pool import Permit
 from sql.http.sessions import SqlSession
 from sql.http.settings import SqlLimits
 from sql.http.text import identifier, is_enclosed, literal
-
-TEMPORARY_BYTES = 10 * 1024**3  # on disk, of one query: the log is on the same disk
+from storage.free_space import PEOPLE_KEEP_FREE_BYTES
 
 # Expressions in VALUES data could call the function `file`; literals still work.
 NO_EXPRESSIONS = {
@@ -53,6 +52,8 @@ class StatementContext:
     read_only: bool
     session: SqlSession | None = None
     tables: Sequence[ExternalTable] = ()
+    mark: bytes = field(default_factory=new_mark)
+    """Begins everything that the engine runs for the statement, so that it can be found."""
 
     def text_params(self) -> dict[str, str]:
         """Raises BAD_ARGUMENTS."""
@@ -75,8 +76,11 @@ class OpenStatement:
 class Handles(Protocol):
     """Makes handles, and says what may run on them."""
 
-    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
-        """A new handle that can do what this role may, and no more; `tables` are in it."""
+    def new(self, role: Role, tables: Sequence[ExternalTable] = (), mark: bytes = b"") -> Handle:
+        """A new handle that can do what this role may, and no more; `tables` are in it.
+
+        `mark` begins what fills the tables.
+        """
 
     def ready(self, context: StatementContext) -> Handle:
         """A handle with the database and the settings of this statement."""
@@ -92,34 +96,40 @@ class FencedHandles:
         self._engine = engine
         self._limits = limits
 
-    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+    def new(self, role: Role, tables: Sequence[ExternalTable] = (), mark: bytes = b"") -> Handle:
         """Takes 1 ms."""
-        limits = self._limits
+        bounds = self._limits.bounds
         fence = (
-            f"SET max_threads = {limits.max_threads}, max_memory_usage = {limits.max_memory_bytes},"
+            f"SET max_threads = {self._limits.max_threads},"
+            f" max_memory_usage = {bounds.max_memory_bytes},"
+            f" max_execution_time = {bounds.max_execution_ms / 1000},"
             f" os_thread_priority = {self._engine.read_nice}, implicit_select = 0,"
-            f" max_temporary_data_on_disk_size_for_query = {TEMPORARY_BYTES},"
-            " allow_introspection_functions = 0, profile = 'sql'"
+            f" max_temporary_data_on_disk_size_for_query = {bounds.temporary_bytes},"
+            f" max_temporary_data_on_disk_size_for_user = {bounds.temporary_bytes},"
+            f" min_free_disk_space_for_temporary_data = {PEOPLE_KEEP_FREE_BYTES},"
+            " allow_introspection_functions = 0"
         )
         handle: Handle = self._engine.handle()
         try:
             if tables:
                 # Readers may not make tables, so this is done for them, with a writer's rights.
                 run(handle, b"SET ROLE writer", "Null")
-                run(handle, fence.encode(), "Null")
+                run(handle, f"{fence}, profile = 'sql'".encode(), "Null")
                 for table in tables:
-                    load_table(handle, table)
+                    load_table(handle, table, mark)
             run(handle, f"SET ROLE {role.value}".encode(), "Null")
+            profile = "sql"
             if role is Role.READER:
                 fence += ", readonly = 2"
-            run(handle, fence.encode(), "Null")
+                profile = "sql_reader"
+            run(handle, f"{fence}, profile = '{profile}'".encode(), "Null")
         except BaseException:
             handle.close()
             raise
         return handle
 
     def ready(self, context: StatementContext) -> Handle:
-        return prepared(self.new(context.role, context.tables), context)
+        return prepared(self.new(context.role, context.tables, context.mark), context)
 
     def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
         return judge(handle, sql, params, role)
@@ -179,7 +189,7 @@ def _undo(handle: Handle, context: StatementContext) -> list[bytes]:
     return statements
 
 
-def load_table(handle: Handle, table: ExternalTable) -> None:
+def load_table(handle: Handle, table: ExternalTable, mark: bytes) -> None:
     """Make a temporary table and fill it. Raises SqlError."""
     name = identifier(table.name)
     if not is_enclosed(table.structure):
@@ -195,7 +205,7 @@ def load_table(handle: Handle, table: ExternalTable) -> None:
         with open(fd, "wb", closefd=False) as file:
             file.write(table.data)
         source = f" FROM INFILE '/proc/self/fd/{fd}' FORMAT ".encode()
-        run(handle, b"INSERT INTO " + name + source + identifier(table.format), "Null")
+        run(handle, mark + b"INSERT INTO " + name + source + identifier(table.format), "Null")
     finally:
         os.close(fd)
 

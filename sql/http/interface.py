@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from pathlib import Path
+import sys
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
 
 from aiohttp import web
 
-from sql.http.access import Action
+from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import STALL_S, Body, CodingThreads, StalledError
 from sql.http.codings import CodingError, UnknownCoding
@@ -24,9 +24,10 @@ from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
+from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
 from sql.http.login import PeopleLogin, SqlLogin
-from sql.http.pool import Permit
+from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
     DEFAULT_FORMAT,
     SqlRequest,
@@ -35,15 +36,17 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
-from sql.http.running import KILL_AGAIN_S
+from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
+from sql.http.web_pages import refuse_other_sites
 
 log = logging.getLogger(__name__)
 
 URL_MAX_BYTES = 1024 * 1024  # ClickHouse's http_max_uri_size
 FIELD_MAX_BYTES = 128 * 1024
 STOP_GRACE_S = 2.0
+GIVE_UP_AFTER_S = 2.0  # past the time that the engine is given
 
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _HELP = (
@@ -55,7 +58,7 @@ _HELP = (
 def make_app(engine: SqlEngine, settings: SqlSettings) -> web.Application:
     """The SQL interface for people, as an aiohttp application."""
     gateway = people_gateway(engine, settings.limits)
-    return application(HttpInterface(gateway, PeopleLogin(settings), settings.data_dir))
+    return application(HttpInterface(gateway, PeopleLogin(settings), settings))
 
 
 def application(interface: HttpInterface) -> web.Application:
@@ -78,21 +81,27 @@ def application(interface: HttpInterface) -> web.Application:
 
 
 class HttpInterface:
-    """`spool_dir`: where a result waits that is too long for memory."""
+    """Answers requests with what the gateway gives."""
 
-    def __init__(self, gateway: SqlGateway, login: SqlLogin, spool_dir: Path) -> None:
+    def __init__(self, gateway: SqlGateway, login: SqlLogin, settings: SqlSettings) -> None:
+        self._settings = settings
         self._gateway = gateway
         self._login = login
-        self._spool_dir = spool_dir
         self._threads = CodingThreads()
         self._writer: AnswerWriter | None = None
+        self._gone = GoneClients()
+        self._text_rooms = {
+            Role.READER: Room(settings.limits.memory_bytes // 8, "statements"),
+            Role.WRITER: Room(sys.maxsize, "statements"),
+        }
         self._handlers: set[asyncio.Task[web.StreamResponse]] = set()
 
     # --- start and stop
 
     async def start(self, _app: web.Application) -> None:
         facts = await self._gateway.start()
-        self._writer = AnswerWriter(facts, self._threads, self._spool_dir)
+        self._writer = AnswerWriter(facts, self._threads, self._settings)
+        self._gone.start()
 
     async def stop_queries(self, _app: web.Application) -> None:
         """Short queries end by themselves; the others are killed, and their clients are told."""
@@ -104,6 +113,7 @@ class HttpInterface:
             await self._gateway.pool.kill(MARK)
             if self._handlers:  # the last may have ended meanwhile
                 await asyncio.wait(self._handlers, timeout=KILL_AGAIN_S)
+        await self._gone.close()
         await self._gateway.close()
 
     async def stop(self, _app: web.Application) -> None:
@@ -133,6 +143,7 @@ class HttpInterface:
         handler = asyncio.get_running_loop().create_task(self._sql(request))
         self._handlers.add(handler)
         handler.add_done_callback(self._handlers.discard)
+        self._gone.watch(handler, request.transport)
         try:
             return await handler
         except asyncio.CancelledError:
@@ -143,21 +154,30 @@ class HttpInterface:
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
         """The answer to a request with SQL, also if the request fails."""
+        with ExitStack() as stack:
+            return await self._sql_within(request, stack)
+
+    async def _sql_within(self, request: web.Request, stack: ExitStack) -> web.StreamResponse:
+        """`stack` gives back what the request holds."""
         wanted: SqlRequest | None = None
         try:
+            refuse_other_sites(request)
             role = self._login.role(request)
+            hold = stack.enter_context(self._text_rooms[role].hold())
             values = url_parameters(request)
             files: dict[str, bytes] = {}
             if request.content_type == "multipart/form-data":
-                fields, files = await read_form(request)
+                fields, files = await read_form(request, role, hold)
                 values |= fields
             wanted = read_request(request, role, values)
             wanted.tables = external_tables(wanted, values, files)
-            return await self._answer(request, wanted)
+            return await self._answer(request, wanted, hold)
         except CredentialsNeeded as error:
             return self._answers.failure(error, wanted, status=401)
         except SqlError as error:
             return self._answers.failure(error, wanted)
+        except TimeoutError:
+            return self._too_late(request, wanted)
         except StalledError:
             log.info("closed an SQL connection: no bytes sent or received for %d s", STALL_S)
             if request.transport is not None:
@@ -171,21 +191,45 @@ class HttpInterface:
                 sql_error(354, "ZLIB_INFLATE_FAILED", message), wanted, status=400
             )
 
-    async def _answer(self, request: web.Request, wanted: SqlRequest) -> web.StreamResponse:
+    def _too_late(self, request: web.Request, wanted: SqlRequest | None) -> web.Response:
+        """The statement has not ended by itself: whether it is killed or still runs, it is lost."""
+        if wanted is None or wanted.answer_begun:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=408)
+        limit = self._settings.limits.bounds.max_execution_ms
+        message = f"Timeout exceeded: maximum: {limit} ms"
+        return self._answers.failure(sql_error(159, "TIMEOUT_EXCEEDED", message), wanted)
+
+    async def _answer(
+        self, request: web.Request, wanted: SqlRequest, hold: Hold
+    ) -> web.StreamResponse:
         body = Body(request, self._threads)
         if request.content_type == "multipart/form-data":
             body.complete = True
         async with AsyncExitStack() as stack:
             context = await self._context(wanted, stack)
-            text, head = await _read_statement(wanted, body)
-            permit = await self._gateway.pool.permit()
+            text, head = await _read_statement(wanted, body, hold)
+            permit = await self._gateway.pool.permit(wanted.role)
             try:
-                if isinstance(head, InsertData):
-                    return await self._insert(request, wanted, context, text, head, body, permit)
-                async with self._while_running(text, context.database):
-                    return await self._run(request, wanted, context, text, permit)
+                wanted.max_time_s = self._longest_s(wanted.role)
+                async with asyncio.timeout(wanted.max_time_s) as wanted.time_limit:
+                    if isinstance(head, InsertData):
+                        return await self._insert(
+                            request, wanted, context, text, head, body, permit
+                        )
+                    async with self._while_running(text, context.database):
+                        return await self._run(request, wanted, context, text, permit)
             finally:
                 permit.give_back()
+
+    def _longest_s(self, role: Role) -> float | None:
+        """When a statement is given up. The engine ends nearly all by itself before: it looks at
+        the time between two blocks of rows, and a function may take minutes for one.
+        """
+        if role is Role.WRITER:
+            return None  # the engine's limit may have been raised for the statement
+        return self._settings.limits.bounds.max_execution_ms / 1000 + GIVE_UP_AFTER_S
 
     async def _context(self, wanted: SqlRequest, stack: AsyncExitStack) -> StatementContext:
         """What the statement runs with. `stack` returns its session."""
@@ -268,7 +312,9 @@ class HttpInterface:
         return await self._answers.whole(wanted, b"", summary, None)
 
 
-async def _read_statement(wanted: SqlRequest, body: Body) -> tuple[bytes, InsertData | None]:
+async def _read_statement(
+    wanted: SqlRequest, body: Body, hold: Hold
+) -> tuple[bytes, InsertData | None]:
     """The SQL of a request; for an INSERT with data, its beginning and as much data as came with
     it.
     """
@@ -276,11 +322,18 @@ async def _read_statement(wanted: SqlRequest, body: Body) -> tuple[bytes, Insert
     piece = b"" if body.complete else await body.read()
     if text and piece:
         text += b"\n"
+    look_at = 0
+    hold.add(len(text))
     while True:
+        hold.add(len(piece))
         text += piece
-        head = insert_head(bytes(text), complete=body.complete)
-        if isinstance(head, InsertData):
-            return bytes(text), head
+        # Each look begins at the start, so a text that comes byte by byte is looked at whenever it
+        # has doubled.
+        if body.complete or len(text) >= look_at:
+            head = insert_head(bytes(text), complete=body.complete)
+            if isinstance(head, InsertData):
+                return bytes(text), head
+            look_at = 2 * len(text)
         if body.complete:
             break
         limit = wanted.max_query_bytes()

@@ -15,11 +15,12 @@ from sql.http.access import Role
 from sql.http.errors import sql_error, wrong_credentials
 from sql.http.request import url_parameters
 from sql.http.settings import SqlSettings
+from sql.http.web_pages import refuse_unknown_host
 
 
 class SqlLogin(Protocol):
     def role(self, request: web.Request) -> Role:
-        """Raises AUTHENTICATION_FAILED."""
+        """Raises AUTHENTICATION_FAILED and ACCESS_DENIED."""
 
 
 class PeopleLogin:
@@ -37,6 +38,7 @@ class PeopleLogin:
             settings.anonymous == "loopback" and is_local(request)
         )
         if anonymous and user in ("", "default") and not password:
+            refuse_unknown_host(request, settings.hosts)
             return Role.READER
         raise wrong_credentials(user, password)
 

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from sql.http.access import Role
 from sql.http.engine import Handle, SqlEngine, run
 from sql.http.errors import SqlError, sql_error
+from sql.http.settings import SqlLimits
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-QUEUE_WAIT_S = 10.0
-QUEUED_PER_RUNNING = 25
+KILL_AGAIN_S = 0.5
 
 
 class Permit:
@@ -32,55 +33,67 @@ class Permit:
     the statement that it was handed over to.
     """
 
-    def __init__(self, free: asyncio.Semaphore) -> None:
-        self._free = free
-        self._held = True
+    def __init__(self, taken: Sequence[asyncio.Semaphore]) -> None:
+        self._taken = taken
 
     def hand_over(self) -> Permit:
         """The same permit for a new owner; giving this one back does nothing from now on."""
-        self._held = False
-        return Permit(self._free)
+        taken, self._taken = self._taken, ()
+        return Permit(taken)
 
     def give_back(self) -> None:
-        if self._held:
-            self._held = False
-            self._free.release()
+        taken, self._taken = self._taken, ()
+        for free in taken:
+            free.release()
 
 
 class StatementPool:
     """Belongs to an event loop; `close` ends it."""
 
-    def __init__(self, engine: SqlEngine, max_queries: int) -> None:
+    def __init__(self, engine: SqlEngine, limits: SqlLimits) -> None:
         self._engine = engine
-        self._max_queries = max_queries
-        self._threads = ThreadPoolExecutor(max_queries, thread_name_prefix="sql")
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="sql")
         self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
         self._control_handle: Handle | None = None
-        self._free = asyncio.Semaphore(max_queries)
-        self._queued = 0
+        free = asyncio.Semaphore(limits.max_queries)
+        for_readers = asyncio.Semaphore(limits.max_queries - limits.kept_for_writer)
+        self._needed = {Role.READER: (for_readers, free), Role.WRITER: (free,)}
+        self._waiting = dict.fromkeys(Role, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
-    async def permit(self) -> Permit:
-        """Wait for a free thread. Raises TOO_MANY_SIMULTANEOUS_QUERIES after QUEUE_WAIT_S, or at
-        once if too many wait already.
+    async def permit(self, role: Role) -> Permit:
+        """Wait for a free thread. Raises TOO_MANY_SIMULTANEOUS_QUERIES after the longest wait, or
+        at once if too many of this role wait already.
         """
-        if self._closing or self._queued >= self._max_queries * QUEUED_PER_RUNNING:
-            raise self._too_many()
-        self._queued += 1
+        queue = self._limits.queue
+        if self._closing or (not self._has_free(role) and self._waiting[role] >= queue.max_waiting):
+            raise self._too_many(f"and {self._waiting[role]} wait for their turn")
+        self._waiting[role] += 1
+        taken: list[asyncio.Semaphore] = []
         try:
-            async with asyncio.timeout(QUEUE_WAIT_S):
-                await self._free.acquire()
-        except TimeoutError:
-            raise self._too_many() from None
+            async with asyncio.timeout(queue.wait_ms / 1000):
+                for free in self._needed[role]:
+                    await free.acquire()
+                    taken.append(free)
+        except BaseException as error:
+            Permit(taken).give_back()
+            if isinstance(error, TimeoutError):
+                raise self._too_many(f"and none has ended within {queue.wait_ms} ms") from None
+            raise
         finally:
-            self._queued -= 1
-        return Permit(self._free)
+            self._waiting[role] -= 1
+        return Permit(taken)
 
-    def _too_many(self) -> SqlError:
+    def _has_free(self, role: Role) -> bool:
+        return not any(free.locked() for free in self._needed[role])
+
+    def _too_many(self, why: str) -> SqlError:
         return sql_error(
             202, "TOO_MANY_SIMULTANEOUS_QUERIES",
-            f"Too many simultaneous queries. Maximum: {self._max_queries}",
+            f"Too many simultaneous queries. Maximum: {self._limits.max_queries}, {why}:"
+            " send the query again later",
         )  # fmt: skip
 
     # --- running
@@ -121,6 +134,12 @@ class StatementPool:
         return await self.call_control(
             lambda handle: bool(run(handle, statement, "TabSeparated").bytes())
         )
+
+    async def end(self, mark: bytes, done: asyncio.Future[Any]) -> None:
+        """Kill statements that begin with `mark`, until `done`: one may be about to begin."""
+        while not done.done():
+            await self.kill(mark)
+            await asyncio.wait([done], timeout=KILL_AGAIN_S)
 
     def finish_later(self, ending: Coroutine[Any, Any, None]) -> None:
         """Run `ending` in the background. A failure is logged, and `close` waits for it."""

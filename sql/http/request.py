@@ -6,6 +6,7 @@ ClickHouse's parameters, headers and forms (https://clickhouse.com/docs/interfac
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ from sql.http.access import Role
 from sql.http.codings import choose
 from sql.http.errors import sql_error
 from sql.http.handles import ExternalTable
+from sql.http.room import Hold
 from sql.http.sessions import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S
 
 DEFAULT_FORMAT = "TabSeparated"
 MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
-MAX_QUERY_BYTES_ALLOWED = 64 * 1024 * 1024  # how far a request may raise it
-FORM_MAX_BYTES = 64 * 1024 * 1024
+# How far a request may raise it. To check a statement takes some 100 times its size.
+MAX_QUERY_BYTES_ALLOWED = {Role.READER: 2 * 1024 * 1024, Role.WRITER: 64 * 1024 * 1024}
+FORM_MAX_BYTES = {Role.READER: 8 * 1024 * 1024, Role.WRITER: 64 * 1024 * 1024}
 FORM_CHUNK_BYTES = 64 * 1024
 _REVISION_DIGITS = 19
 
@@ -67,15 +70,26 @@ class SqlRequest:
     coding: str | None = None
     client_revision: int = 0  # of the Native format
     tables: tuple[ExternalTable, ...] = ()
+    answer_begun: bool = False  # some of the answer has been sent
+    time_limit: asyncio.Timeout | None = None
+    max_time_s: float | None = None
     started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def allow_as_much_time_again(self) -> None:
+        """The statement has ended in time; the same time is for its client to read the result."""
+        if self.time_limit is not None and self.max_time_s is not None:
+            self.time_limit.reschedule(asyncio.get_running_loop().time() + self.max_time_s)
 
     def max_query_bytes(self) -> int:
         text = self.settings.get("max_query_size", "")
         wanted = int(text) if text.isdecimal() and len(text) < 19 else MAX_QUERY_BYTES
-        return min(wanted or MAX_QUERY_BYTES_ALLOWED, MAX_QUERY_BYTES_ALLOWED)
+        allowed = MAX_QUERY_BYTES_ALLOWED[self.role]
+        return min(wanted or allowed, allowed)
 
 
-async def read_form(request: web.Request) -> tuple[dict[str, str], dict[str, bytes]]:
+async def read_form(
+    request: web.Request, role: Role, hold: Hold
+) -> tuple[dict[str, str], dict[str, bytes]]:
     """Fields and files of a form, as they came. Raises BAD_ARGUMENTS and QUERY_IS_TOO_LARGE."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise sql_error(48, "NOT_IMPLEMENTED", "A form cannot have a Content-Encoding here")
@@ -90,9 +104,12 @@ async def read_form(request: web.Request) -> tuple[dict[str, str], dict[str, byt
             while chunk := await part.read_chunk(FORM_CHUNK_BYTES):
                 content += chunk
                 size += len(chunk)
-                if size > FORM_MAX_BYTES:
+                hold.add(len(chunk))
+                if size > FORM_MAX_BYTES[role]:
                     raise sql_error(
-                        223, "QUERY_IS_TOO_LARGE", f"A form can have {FORM_MAX_BYTES} bytes here"
+                        223,
+                        "QUERY_IS_TOO_LARGE",
+                        f"A form can have {FORM_MAX_BYTES[role]} bytes here",
                     )
             if part.filename is None:
                 fields[part.name] = content.decode("utf-8", "surrogateescape")

@@ -14,14 +14,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from sql.http.engine import Handle, Summary, new_mark, run
+from sql.http.engine import Handle, Summary, run
 from sql.http.errors import sql_error
 from sql.http.handles import OpenStatement, give_back
-from sql.http.pool import StatementPool
+from sql.http.pool import KILL_AGAIN_S, StatementPool
 from sql.http.text import InsertData, OutputClause, identifier, output_clauses
 
 PIPE_BYTES = 1024 * 1024
-KILL_AGAIN_S = 0.5
 
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is Linux only
 
@@ -37,7 +36,7 @@ class _Running:
         self._opened = opened
         self._permit = opened.permit
         self._abandoned = False
-        self.mark = new_mark()
+        self.mark = opened.context.mark
         self.done: asyncio.Future[Summary]
 
     def _begin(self, call: Callable[[], Summary], pipe_end: int) -> None:
@@ -59,14 +58,6 @@ class _Running:
         if not done.cancelled():
             # Marks the exception as retrieved: after `abandon` nobody waits for `done`.
             done.exception()
-
-    async def _kill(self) -> bool:
-        """Whether the engine was told to end the statement; False: try again."""
-        told = await self._pool.kill(self.mark)
-        if not told:
-            # The statement has not begun or has just ended: wait a moment to see which.
-            await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
-        return told or self.done.done()
 
 
 class RunningQuery(_Running):
@@ -102,12 +93,7 @@ class RunningQuery(_Running):
         self._abandoned = True
         self.close()
         if not self.done.done():
-            self._pool.finish_later(self._stop())
-
-    async def _stop(self) -> None:
-        while not self.done.done():
-            if await self._kill():
-                await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
+            self._pool.finish_later(self._pool.end(self.mark, self.done))
 
 
 class RunningInsert(_Running):
@@ -154,8 +140,9 @@ class RunningInsert(_Running):
 
     async def _stop(self) -> None:
         # The engine would take the end of the pipe for the end of the data, so it is told before.
-        while self._in >= 0 and not self.done.done() and not await self._kill():
-            continue
+        while self._in >= 0 and not self.done.done() and not await self._pool.kill(self.mark):
+            # The statement has not begun or has just ended: wait a moment to see which.
+            await asyncio.wait([self.done], timeout=KILL_AGAIN_S)
         self._close()
         await asyncio.wait([self.done])
 

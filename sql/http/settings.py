@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from storage.engine import PeopleBounds
+
 
 @dataclass(frozen=True, slots=True)
 class SqlSettings:
@@ -17,12 +19,32 @@ class SqlSettings:
     anonymous: Literal["loopback", "always", "never"]
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    hosts: frozenset[str] = frozenset()
+    """Names of this server, besides those that no other site can have (sql/http/web_pages.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlQueue:
+    """Statements that wait for their turn: so many of each role, each for so long."""
+
+    max_waiting: int
+    wait_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SqlLimits:
-    """`max_queries`: statements that run at once; the other limits are for one statement."""
+    """What the statements of people may use, together and each.
+
+    `max_queries` run at once; `kept_for_writer` of them are only for the user with a password.
+    """
 
     max_queries: int
+    kept_for_writer: int
     max_threads: int
-    max_memory_bytes: int
+    bounds: PeopleBounds
+    queue: SqlQueue
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the statements that run may use together."""
+        return self.max_queries * self.bounds.max_memory_bytes

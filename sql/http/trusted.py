@@ -23,7 +23,7 @@ from sql.http.interface import HttpInterface
 from sql.http.login import OwnerLogin
 from sql.http.pool import Permit
 from sql.http.request import DEFAULT_FORMAT, SqlRequest
-from sql.http.settings import SqlSettings
+from sql.http.settings import SqlQueue, SqlSettings
 from sql.http.text import InsertData, output_clauses
 from sql.http.token_inserts import TokenInsert, token_insert
 from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine, is_small
@@ -34,6 +34,7 @@ from storage.journal_statements import changes_tables
 
 NOTHING_COUNTED = Summary(0, 0, 0, 0)
 STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of this order
+QUEUE = SqlQueue(max_waiting=25 * STATEMENTS_AT_ONCE, wait_ms=10_000)
 
 
 class EngineInterface(HttpInterface):
@@ -41,9 +42,11 @@ class EngineInterface(HttpInterface):
 
     def __init__(self, engine: WatchedEngine, settings: SqlSettings, blocks: BlockIntake) -> None:
         """`blocks`: of brokers, on their way into the journal in front of `engine`."""
-        limits = replace(settings.limits, max_queries=STATEMENTS_AT_ONCE)
+        limits = replace(
+            settings.limits, max_queries=STATEMENTS_AT_ONCE, kept_for_writer=0, queue=QUEUE
+        )
         self._trusted = TrustedGateway(engine, limits, blocks)
-        super().__init__(self._trusted, OwnerLogin(settings), settings.data_dir)
+        super().__init__(self._trusted, OwnerLogin(settings), settings)
         self._blocks = blocks
         self.heads = KnownHeads()
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -171,7 +171,7 @@ class TrustedHandles:
         while self._kept:
             self._kept.pop()[1].close()
 
-    def new(self, role: Role, tables: Sequence[ExternalTable] = ()) -> Handle:
+    def new(self, role: Role, tables: Sequence[ExternalTable] = (), mark: bytes = b"") -> Handle:
         # The second is ClickHouse's default, but not chDB's. The results are short, or in formats
         # that are not written by several threads anyway.
         handle: Handle = self._engine.handle(
@@ -180,7 +180,7 @@ class TrustedHandles:
         try:
             run(handle, b"USE " + identifier(DEFAULT_DATABASE), "Null")
             for table in tables:
-                load_table(handle, table)
+                load_table(handle, table, mark)
         except BaseException:
             handle.close()
             raise
@@ -245,6 +245,12 @@ class TrustedGateway(SqlGateway):
     async def close(self) -> None:
         await super().close()
         await asyncio.to_thread(self._trusted.close)
+
+    async def _call_or_end(
+        self, mark: bytes, call: Callable[[], tuple[bytes, Summary]]
+    ) -> tuple[bytes, Summary]:
+        """To its end: a broker that has lost its connection may rely on the statement."""
+        return await self.pool.call(call)
 
     async def run_small(
         self, context: StatementContext, sql: bytes, fmt: str

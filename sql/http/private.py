@@ -1,0 +1,202 @@
+"""What readers without credentials do not see: paths, names of hosts, the operating system, the
+inside of the process, and the statements of other people.
+
+The engine lets every role read its database `system`, whatever is revoked. So the statement is
+looked at, as the engine writes it back and in its syntax tree (see access.py):
+
+* of the tables of `system` only those in `_SHOWN` may be named;
+* of `_PRIVATE_COLUMNS` the columns may not be named, and a statement that reads such a table names
+  the columns that it wants: `*` and COLUMNS() would give out all of them;
+* some functions may not be called.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from sql.http.errors import SqlError, sql_error
+from sql.http.text import Token, TokenKind, unquote
+
+DISPLAY_NAME = "brokerhouse"
+"""Of the server, in place of its host's name."""
+
+_SHOWN = frozenset(
+    {
+        "aggregate_function_combinators", "codecs", "collations", "columns", "completions",
+        "constraints", "contributors", "current_roles", "data_skipping_index_types",
+        "data_skipping_indices", "data_type_families", "database_engines", "dictionary_layouts",
+        "dictionary_sources", "dimensional_metrics", "disk_types", "documentation",
+        "dropped_tables_parts", "enabled_roles", "events", "formats", "functions", "grants",
+        "graphite_retentions", "histogram_metrics", "hypothetical_indexes",
+        "hypothetical_projections", "keywords", "licenses", "merge_tree_settings", "metrics",
+        "numbers", "numbers_mt", "one", "primes", "privileges", "projections", "quota_limits",
+        "quota_usage", "quotas", "quotas_usage", "replicated_merge_tree_settings", "role_grants",
+        "roles", "row_policies", "settings", "settings_changes", "settings_profile_elements",
+        "settings_profiles", "statements", "storage_policies", "table_engines", "table_functions",
+        "time_zones", "tokenizers", "unicode", "users", "zeros", "zeros_mt",
+    }
+)  # fmt: skip
+_PRIVATE_COLUMNS = {
+    "clusters": {"host_name", "host_address"},
+    "databases": {"data_path", "metadata_path"},
+    "detached_parts": {"path"},
+    "detached_tables": {"metadata_path"},
+    "dictionaries": {"source", "last_exception"},
+    "disks": {"path", "cache_path"},
+    "dropped_tables": {"metadata_dropped_path"},
+    "merges": {"source_part_paths", "result_part_path"},
+    "moves": {"target_disk_path"},
+    "mutations": {"latest_fail_reason", "parts_postpone_reasons"},
+    "parts": {"path"},
+    "parts_columns": {"path"},
+    "projection_parts": {"path"},
+    "projection_parts_columns": {"path"},
+    "tables": {"data_paths", "metadata_path"},
+    "view_refreshes": {"exception"},
+}
+# In lower case. Those without an argument are only refused where they are called, because their
+# names are ordinary names of columns.
+_CALLS = frozenset(
+    {
+        "hostname", "fqdn", "fullhostname", "displayname", "getoskernelversion", "buildid",
+        "serveruuid", "tcpport", "tid", "uptime",
+    }
+)  # fmt: skip
+_NAMES = frozenset({"getserversetting", "getserverport", "getmacro"})
+
+_NAME_LINE = re.compile(r" *(TableIdentifier|Identifier) (\S+)")
+_CTE_LINE = re.compile(r" *WithElement")
+_MATCHER_LINE = re.compile(
+    r"( *)(Asterisk|QualifiedAsterisk|(?:Qualified)?Columns(?:Regexp|List)Matcher)\b"
+)
+_COUNT_LINE = re.compile(r" *Function count \(")
+
+
+def refuse_private(
+    words: Sequence[Token], tree: str, database: str, params: Mapping[str, str]
+) -> None:
+    """Raises ACCESS_DENIED for a statement that would show what is private.
+
+    `tree`: the lines of its syntax tree. `database`: where tables are that it names without one.
+    """
+    _refuse_functions(words, params)
+    if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
+        raise _denied("SHOW PROCESSLIST is not available without credentials.")
+    for function in (b"MERGE", b"LOOP"):  # the tables that they read may be named by strings
+        if any(one.is_word(function) and two.is_sign(b"(") for one, two in _pairs(words)):
+            raise _denied(f"{function.decode().lower()} is not available without credentials.")
+    tables = _system_tables(tree, database)
+    for table in tables:
+        if table not in _SHOWN and table not in _PRIVATE_COLUMNS:
+            raise _denied(f"system.{table} is not available without credentials.")
+    private = {column for table in tables for column in _PRIVATE_COLUMNS.get(table, ())}
+    if not private:
+        return
+    names = {unquote(word).decode("utf-8", "replace") for word in words if _is_name(word)}
+    if hidden := sorted(private & names):
+        raise _denied(f"The column {hidden[0]} is not available without credentials.")
+    if _has_matcher(tree):
+        raise _denied(
+            f"Name the columns that you want of system.{min(tables & _PRIVATE_COLUMNS.keys())}:"
+            f" without credentials {', '.join(sorted(private))} cannot be read."
+        )
+
+
+def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None:
+    for word, after in [*_pairs(words), (words[-1], None)]:
+        if not _is_name(word):
+            continue
+        name = unquote(word).decode("utf-8", "replace")
+        called = after is not None and after.is_sign(b"(")
+        if name.lower() in _NAMES or (called and name.lower() in _CALLS):
+            raise _denied(f"The function {name} is not available without credentials.")
+    for value in params.values():
+        if value.lower() in _NAMES:
+            raise _denied(f"The function {value} is not available without credentials.")
+
+
+def _system_tables(tree: str, database: str) -> set[str]:
+    """Names without `system.` of the tables of that database that a statement may read."""
+    found = set()
+    has_cte = False
+    for line in tree.split("\n"):
+        has_cte = has_cte or _CTE_LINE.match(line) is not None
+        match = _NAME_LINE.match(line)
+        if match is None:
+            continue
+        is_table, name = match[1] == "TableIdentifier", match[2]
+        if name.startswith("system."):
+            table = name.removeprefix("system.")
+            # An identifier may be a column of something that is called `system`.
+            if is_table or table in _KNOWN or table in _HIDDEN:
+                found.add(table)
+        elif (database == "system" and "." not in name) and (
+            # It may also be the name of a subquery (WITH), or of a column.
+            name in _KNOWN or name in _HIDDEN or (is_table and not has_cte)
+        ):
+            found.add(name)
+    return found
+
+
+def _has_matcher(tree: str) -> bool:
+    """Whether the statement asks for columns without naming them; `count(*)` asks for none."""
+    lines = tree.split("\n")
+    for index, line in enumerate(lines):
+        if _MATCHER_LINE.match(line) and not (
+            index > 1 and _COUNT_LINE.match(lines[index - 2]) is not None
+        ):
+            return True
+    return False
+
+
+_KNOWN = _SHOWN | _PRIVATE_COLUMNS.keys()
+# Every other table of `system` (chdb-core 26.9); tests/clients/test_http_private.py holds them
+# against the engine.
+_HIDDEN = frozenset(
+    {
+        "asynchronous_inserts", "asynchronous_loader", "azure_queue_metadata",
+        "azure_queue_metadata_cache", "azure_queue_settings", "background_schedule_pool",
+        "backups", "build_options", "certificates", "dashboards", "database_replicas",
+        "distributed_ddl_queue", "distribution_queue", "dns_cache", "errors", "fail_points",
+        "filesystem_cache", "filesystem_cache_settings", "handlers", "iceberg_files",
+        "iceberg_history", "jemalloc_arena_bins", "jemalloc_bins", "jemalloc_profile_text",
+        "jemalloc_sampled_allocations", "jemalloc_stats", "kafka_consumers", "macros",
+        "masking_policies", "named_collections", "part_moves_between_shards", "processes",
+        "query_cache", "query_condition_cache", "remote_data_paths", "replicas",
+        "replicated_fetches", "replication_queue", "resources", "rocksdb", "s3_queue_metadata",
+        "s3_queue_settings", "s3queue_metadata_cache", "scheduler", "schema_inference_cache",
+        "server_settings", "session_query_ids", "stack_trace", "symbols",
+        "user_defined_functions", "user_directories", "user_processes", "user_query_log",
+        "warnings", "workloads",
+    }
+)  # fmt: skip
+
+
+def _pairs(words: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
+    return pairwise(words)
+
+
+def _is_name(word: Token) -> bool:
+    return word.kind in (TokenKind.WORD, TokenKind.QUOTED)
+
+
+def _denied(why: str) -> SqlError:
+    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateText:
+    """Takes the data directory and the host's name out of error messages."""
+
+    data_dir: Path
+
+    def removed_from(self, text: str) -> str:
+        for path in {str(self.data_dir.resolve()), str(self.data_dir.absolute())}:
+            text = text.replace(path, "<data_dir>")
+        host = socket.gethostname()
+        return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", DISPLAY_NAME, text)

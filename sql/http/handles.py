@@ -105,7 +105,6 @@ class FencedHandles:
             f" max_execution_time = {bounds.max_execution_ms / 1000},"
             f" os_thread_priority = {self._engine.read_nice}, implicit_select = 0,"
             f" max_temporary_data_on_disk_size_for_query = {bounds.temporary_bytes},"
-            f" max_temporary_data_on_disk_size_for_user = {bounds.temporary_bytes},"
             f" min_free_disk_space_for_temporary_data = {PEOPLE_KEEP_FREE_BYTES},"
             " allow_introspection_functions = 0"
         )

@@ -38,6 +38,7 @@ from sql.http.request import (
 )
 from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
+from sql.http.temporary_files import TemporaryFiles
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 from sql.http.web_pages import refuse_other_sites
 
@@ -90,6 +91,11 @@ class HttpInterface:
         self._threads = CodingThreads()
         self._writer: AnswerWriter | None = None
         self._gone = GoneClients()
+        self._temporary_files = TemporaryFiles(
+            gateway.pool,
+            settings.data_dir / "clickhouse" / "tmp",
+            settings.limits.bounds.temporary_bytes,
+        )
         self._text_rooms = {
             Role.READER: Room(settings.limits.memory_bytes // 8, "statements"),
             Role.WRITER: Room(sys.maxsize, "statements"),
@@ -102,6 +108,7 @@ class HttpInterface:
         facts = await self._gateway.start()
         self._writer = AnswerWriter(facts, self._threads, self._settings)
         self._gone.start()
+        self._temporary_files.start()
 
     async def stop_queries(self, _app: web.Application) -> None:
         """Short queries end by themselves; the others are killed, and their clients are told."""
@@ -114,6 +121,7 @@ class HttpInterface:
             if self._handlers:  # the last may have ended meanwhile
                 await asyncio.wait(self._handlers, timeout=KILL_AGAIN_S)
         await self._gone.close()
+        await self._temporary_files.close()
         await self._gateway.close()
 
     async def stop(self, _app: web.Application) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KILL_AGAIN_S = 0.5
+QUERY_WAS_CANCELLED = 394
 
 
 class Permit:
@@ -62,6 +63,7 @@ class StatementPool:
         self._waiting = dict.fromkeys(Role, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
+        self._reasons: dict[bytes, SqlError] = {}
 
     async def permit(self, role: Role) -> Permit:
         """Wait for a free thread. Raises TOO_MANY_SIMULTANEOUS_QUERIES after the longest wait, or
@@ -134,6 +136,16 @@ class StatementPool:
         return await self.call_control(
             lambda handle: bool(run(handle, statement, "TabSeparated").bytes())
         )
+
+    async def kill_because(self, mark: bytes, reason: SqlError) -> None:
+        """Kill the statement that begins with `mark`; its client gets this error."""
+        self._reasons[mark] = reason
+        await self.kill(mark)
+
+    def reason(self, mark: bytes, error: SqlError) -> SqlError:
+        """Why the statement has ended with this error."""
+        reason = self._reasons.pop(mark, None)
+        return reason if reason is not None and error.code == QUERY_WAS_CANCELLED else error
 
     async def end(self, mark: bytes, done: asyncio.Future[Any]) -> None:
         """Kill statements that begin with `mark`, until `done`: one may be about to begin."""

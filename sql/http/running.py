@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sql.http.engine import Handle, Summary, run
-from sql.http.errors import sql_error
+from sql.http.errors import SqlError, sql_error
 from sql.http.handles import OpenStatement, give_back
 from sql.http.pool import KILL_AGAIN_S, StatementPool
 from sql.http.text import InsertData, OutputClause, identifier, output_clauses
@@ -45,6 +45,8 @@ class _Running:
                 if self._abandoned:
                     raise sql_error(394, "QUERY_WAS_CANCELLED", "Query was cancelled")
                 return call()
+            except SqlError as error:
+                raise self._pool.reason(self.mark, error) from error
             finally:
                 os.close(pipe_end)
                 give_back(self._opened.handle, self._opened.context)

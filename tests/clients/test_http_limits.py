@@ -1,0 +1,264 @@
+"""What people's SQL may use: memory, turns, time and disk; and that it ends with its client."""
+
+import concurrent.futures
+import http.client
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import (
+    MIB,
+    WRITER,
+    ask,
+    connect,
+    peak_bytes,
+    raw_connection,
+    read,
+    running,
+    send,
+    write,
+)
+from tests.support.waiting import until
+
+OwnServer = Callable[..., BrokerProcess]
+
+# Each would take gigabytes.
+HEAVY = [
+    "SELECT uniqExact(number) FROM numbers(100000000)",
+    "SELECT count() FROM (SELECT number FROM numbers(60000000) GROUP BY number)",
+    "SELECT length(groupArray(toString(number))) FROM numbers(60000000)",
+    "SELECT count() FROM numbers(100) AS a JOIN numbers(60000000) AS b ON a.number = b.number",
+    "SELECT count() FROM (SELECT DISTINCT toString(number) FROM numbers(60000000))",
+    "SELECT length(arraySort(x -> -x, range(60000000)))",
+    "SELECT length(groupArray(number)) FROM numbers(400000000)",
+    "SELECT length(groupConcat(toString(number))) FROM numbers(400000000)",
+]
+ENDLESS = "SELECT sum(cityHash64(number)) FROM system.numbers"
+NO_SPILL = {"max_bytes_ratio_before_external_group_by": 0, "max_bytes_before_external_group_by": 0}
+
+
+def test_all_queries_together_stay_within_their_memory(own_server: OwnServer) -> None:
+    total = 384 * MIB
+    server = own_server(sql_memory_bytes=str(total))
+    assert ask(server, "SELECT 1", max_memory_usage=total).code == 452
+    before = peak_bytes(server)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda sql: ask(server, sql, **NO_SPILL), HEAVY * 2))
+    assert {answer.code for answer in answers} <= {241, 202}
+    assert any("memory limit exceeded" in answer.text for answer in answers)
+    # The allocator keeps what was freed for some seconds.
+    assert peak_bytes(server) - before < 2 * total
+
+
+def test_what_does_not_fit_into_memory_goes_to_the_disk_up_to_a_total(
+    own_server: OwnServer,
+) -> None:
+    server = own_server(sql_memory_bytes=str(1024 * MIB), sql_temporary_bytes=str(64 * MIB))
+    to_disk = {
+        f"max_bytes_{limit}before_external_{what}": value
+        for what in ("sort", "group_by")
+        for limit, value in (("", 32 * MIB), ("ratio_", 0))
+    }
+    strings = "SELECT hex(sipHash128(number)) AS s FROM numbers({})"
+    sort = f"SELECT s FROM ({strings}) ORDER BY s LIMIT 1 OFFSET {{}}"
+    group = f"SELECT count() FROM (SELECT s, count() FROM ({strings}) GROUP BY s)"
+    assert len(read(server, sort.format(1_000_000, 999_999), **to_disk)) == 33
+    for sql in (sort.format(60_000_000, 59_999_999), group.format(60_000_000)):
+        answer = ask(server, sql, **to_disk)
+        assert (answer.status, answer.code) == (500, 396), answer.text
+        assert "Limit for temporary files size exceeded" in answer.text
+    assert ask(server, "SELECT 1", min_free_disk_space_for_temporary_data=0).code == 452
+
+
+def test_results_that_wait_have_a_total(own_server: OwnServer) -> None:
+    server = own_server(sql_temporary_bytes=str(8 * MIB))
+    held = connect(server)
+    sql = "SELECT repeat('x', 1000000) FROM numbers(6)"
+    first = send(held, sql, wait_end_of_query=1)  # held until it is read
+    assert first.status == 200
+    answer = ask(server, sql, wait_end_of_query=1)
+    assert (answer.status, answer.code) == (500, 202), answer.text
+    assert len(first.read()) == 6_000_006
+    assert len(ask(server, sql, wait_end_of_query=1).body) == 6_000_006
+    held.close()
+
+
+# --- turns
+
+
+def test_readers_leave_a_turn_to_the_user_with_a_password(own_server: OwnServer) -> None:
+    server = own_server(sql_max_queries="2", sql_max_waiting="1", sql_wait_ms="2000")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        sleeping = [pool.submit(ask, server, "SELECT sleep(3)") for _ in range(2)]
+        until(lambda: len(running(server)) == 1)
+        time.sleep(0.2)  # until the other one waits
+        refused = ask(server, "SELECT 1")
+        assert (refused.status, refused.code) == (500, 202)
+        assert "Too many simultaneous queries. Maximum: 2" in refused.text
+        assert "send the query again later" in refused.text
+        assert write(server, "SELECT 1") == "1\n"
+        codes = sorted(future.result().code for future in sleeping)
+    assert codes == [0, 202], "one has run, the other has waited for two seconds"
+    assert read(server, "SELECT 1") == "1\n"
+
+
+# --- time
+
+
+def test_a_query_is_ended_after_its_time(own_server: OwnServer) -> None:
+    server = own_server(sql_max_execution_ms="1000")
+    for sql in (
+        ENDLESS,
+        "SELECT sleep(3)",
+        "SELECT sleep(600) SETTINGS function_sleep_max_microseconds_per_block = 1000000000",
+        "SELECT count() FROM numbers(1000000000) AS a, numbers(1000000000) AS b"
+        " WHERE a.number + b.number = 7",
+    ):
+        answer = ask(server, sql)
+        assert (answer.status, answer.code) == (408, 159), answer.text
+        assert "TIMEOUT_EXCEEDED" in answer.text
+    # One call of a function, which the engine cannot end.
+    long_call = "SELECT arrayLevenshteinDistance(range(60000), arrayMap(x -> x + 7, range(60000)))"
+    began = time.monotonic()
+    assert ask(server, long_call).code == 159
+    took = time.monotonic() - began
+    assert took < 5 or not running(server)
+    for setting in ("max_execution_time=0", "max_execution_time=2"):
+        assert ask(server, "SELECT 1", path=f"/?{setting}").code == 452
+    assert write(server, "SELECT sleep(2)", max_execution_time=10) == "0\n"
+
+
+def test_a_result_that_is_read_slowly_ends_after_its_time(own_server: OwnServer) -> None:
+    server = own_server(sql_max_execution_ms="1000")
+    connection = connect(server)
+    response = send(connection, "SELECT number FROM system.numbers")
+    response.read(MIB)
+    until(lambda: not running(server))
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        response.read()
+    connection.close()
+
+
+# --- a client that leaves
+
+
+def ends_with_its_client(server: BrokerProcess, connection: socket.socket) -> None:
+    until(lambda: running(server))
+    connection.close()
+    until(lambda: not running(server), limit_s=10)
+
+
+def post(sql: str, more: str = "", version: str = "1.1", path: str = "/") -> bytes:
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(sql)}\r\n"
+    return f"{head}{more}\r\n{sql}".encode()
+
+
+AUTHORIZED = f"Authorization: {WRITER['Authorization']}\r\n"
+REQUESTS = {
+    "which computes": post(ENDLESS),
+    "of HTTP/1.0": post(ENDLESS, version="1.0"),
+    "whose result is not read": post("SELECT number FROM system.numbers"),
+    "whose result waits": post("SELECT number FROM system.numbers", path="/?wait_end_of_query=1"),
+    "behind which others wait": post(ENDLESS) + 200 * post("SELECT 1"),
+    "behind which a long body waits": post(ENDLESS) + post(" " * MIB)[:-1],
+    "that copies rows": post(f"INSERT INTO default.hole {ENDLESS}", AUTHORIZED),
+    "of a session": post(ENDLESS, path="/?session_id=a"),
+    "that loads a table": (
+        b"POST /?query=SELECT+1&t_structure=a+UInt8,b+UInt8+DEFAULT+sleep(3)&t_format=JSONEachRow"
+        b" HTTP/1.1\r\n"
+        b"Host: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        b"Content-Length: 4096\r\n\r\n"
+        + (
+            b'--x\r\nContent-Disposition: form-data; name="t"; filename="t"\r\n\r\n'
+            + b'{"a":1}\n'
+            + b"\r\n--x--\r\n"
+        ).ljust(4096)
+    ),
+}
+
+
+@pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS)
+def test_a_query_ends_with_its_client(server: BrokerProcess, request_of: bytes) -> None:
+    write(server, "CREATE TABLE IF NOT EXISTS default.hole (n UInt64) ENGINE = Null")
+    connection = raw_connection(server)
+    connection.settimeout(2)
+    with suppress(TimeoutError):  # the server has stopped reading
+        connection.sendall(request_of)
+    ends_with_its_client(server, connection)
+
+
+def test_an_insert_ends_with_its_client_while_the_engine_is_slow(server: BrokerProcess) -> None:
+    write(server, "CREATE TABLE IF NOT EXISTS default.slow (n UInt64) ENGINE = Null")
+    write(server, "CREATE TABLE IF NOT EXISTS default.slow_to (n UInt64) ENGINE = Null")
+    write(
+        server,
+        "CREATE MATERIALIZED VIEW IF NOT EXISTS default.slow_mv TO default.slow_to AS"
+        " SELECT n + sleep(2) AS n FROM default.slow",
+    )
+    connection = raw_connection(server)
+    connection.settimeout(2)
+    path = "/?query=INSERT+INTO+default.slow+FORMAT+CSV&max_insert_block_size=1000000"
+    with suppress(TimeoutError):
+        connection.sendall(post("1\n" * 10 * MIB, AUTHORIZED, path=path))
+    ends_with_its_client(server, connection)
+
+
+def test_a_query_that_waits_for_its_turn_leaves_with_its_client(own_server: OwnServer) -> None:
+    server = own_server(sql_max_queries="1", sql_max_waiting="1", sql_wait_ms="60000")
+    first, second = raw_connection(server), raw_connection(server)
+    first.sendall(post("SELECT sleep(3)"))
+    time.sleep(0.5)
+    second.sendall(post("SELECT 2"))
+    time.sleep(0.5)
+    assert ask(server, "SELECT 1").code == 202
+    second.close()
+    time.sleep(0.5)
+    assert read(server, "SELECT 1") == "1\n", "the place of the one that has left is free"
+    first.close()
+
+
+# --- statements that are long
+
+
+def test_a_statement_that_comes_byte_by_byte_costs_no_more_than_another(
+    server: BrokerProcess,
+) -> None:
+    sql = "INSERT INTO t (" + "a, " * 30_000
+    with raw_connection(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(post(sql + " " * 3000)[:-3000])
+        slowest = 0.0
+        for _ in range(300):
+            connection.sendall(b"a")
+            began = time.monotonic()
+            assert ask(server, method="GET", path="/ping").status == 200
+            slowest += time.monotonic() - began
+    assert slowest < 300 * 0.02
+
+
+def test_statements_that_are_not_complete_have_a_total(own_server: OwnServer) -> None:
+    server = own_server(sql_memory_bytes=str(64 * MIB))
+    part = post("SELECT 1" + " " * 1_500_000, path="/?max_query_size=2000000")[:-1000]
+    connections = []
+    for _ in range(8):
+        connection = raw_connection(server)
+        connection.sendall(part)
+        connections.append(connection)
+    refused = [connection for connection in connections if _answered(connection)]
+    assert 1 <= len(refused) < 8
+    assert write(server, "SELECT 1") == "1\n"
+    for connection in connections:
+        connection.close()
+    until(lambda: ask(server, "SELECT 1").status == 200)
+
+
+def _answered(connection: socket.socket) -> bool:
+    connection.settimeout(0.5)
+    try:
+        return b"202" in connection.recv(65536)
+    except TimeoutError:
+        return False

@@ -1,0 +1,200 @@
+"""What a reader without credentials sees of the machine: nothing."""
+
+import json
+import platform
+import socket
+
+import pytest
+
+from sql.http.private import _HIDDEN, _KNOWN, _PRIVATE_COLUMNS, _SHOWN
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import WRITER, ask, read, write
+
+ENDLESS = {"numbers", "numbers_mt", "zeros", "zeros_mt", "primes"}
+
+
+@pytest.fixture(scope="module")
+def secrets(server: BrokerProcess) -> tuple[str, ...]:
+    """What no answer may contain."""
+    return (str(server.data_dir), platform.release())
+
+
+@pytest.fixture(scope="module")
+def names(server: BrokerProcess) -> list[str]:
+    """Every function of the engine that is not said to have arguments."""
+    text = write(
+        server, "SELECT name FROM system.functions WHERE NOT is_aggregate AND arguments = ''"
+    )
+    return text.splitlines()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parts(server: BrokerProcess) -> None:
+    """Rows for the tables that have paths."""
+    for sql in (
+        "CREATE TABLE default.seen (a Int8, PROJECTION p (SELECT a ORDER BY a)) ENGINE = MergeTree"
+        " ORDER BY a",
+        "INSERT INTO default.seen VALUES (1)",
+        "CREATE TABLE default.gone (a Int8) ENGINE = MergeTree ORDER BY a",
+        "INSERT INTO default.gone VALUES (1)",
+        "ALTER TABLE default.gone DETACH PARTITION tuple()",
+    ):
+        write(server, sql)
+
+
+def columns(server: BrokerProcess) -> dict[str, list[str]]:
+    """The columns of every table of `system`."""
+    text = write(
+        server,
+        "SELECT table, groupArray(name) FROM system.columns WHERE database = 'system'"
+        " GROUP BY table FORMAT JSONCompactEachRow",
+    )
+    return dict(json.loads(line) for line in text.splitlines())
+
+
+def test_it_is_decided_for_every_table_of_the_engine(server: BrokerProcess) -> None:
+    tables = columns(server)
+    assert set(tables) - _SHOWN - _PRIVATE_COLUMNS.keys() == _HIDDEN & tables.keys()
+    assert not _HIDDEN & _KNOWN
+    for table, private in _PRIVATE_COLUMNS.items():
+        assert private <= set(tables[table])
+
+
+def test_a_reader_sees_no_path_and_no_host_in_any_table(
+    server: BrokerProcess, secrets: tuple[str, ...]
+) -> None:
+    seen = 0
+    for table, names in sorted(columns(server).items()):
+        public = [name for name in names if name not in _PRIVATE_COLUMNS.get(table, ())]
+        quoted = ", ".join(f"`{name}`" for name in public)
+        limit = " LIMIT 10" if table in ENDLESS or table == "unicode" else ""
+        answer = ask(server, f"SELECT {quoted} FROM system.`{table}`{limit} FORMAT TSVRaw")
+        if answer.status != 200:
+            assert answer.code == 497, answer.text
+        seen += answer.status == 200
+        text = answer.body.decode("utf-8", "replace")
+        assert [secret for secret in secrets if secret in text] == [], table
+        if table not in _SHOWN:
+            everything = ask(server, f"SELECT * FROM system.`{table}`{limit} FORMAT TSVRaw")
+            assert everything.code == 497, table
+    assert seen > 60
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT path FROM system.parts",
+        "SELECT `pa\\x74h` FROM system.parts",
+        "SELECT p.path FROM system.parts AS p",
+        "SELECT * FROM system.parts",
+        "SELECT p.* FROM system.parts AS p",
+        "SELECT COLUMNS('^pat') FROM system.parts",
+        "SELECT count(), * FROM system.parts GROUP BY ALL",
+        "SELECT tuple(*) FROM system.parts",
+        "SELECT * APPLY(toString) FROM system.parts",
+        "SELECT * FROM (SELECT * FROM system.parts)",
+        "SELECT (SELECT any(path) FROM system.parts)",
+        "WITH p AS (SELECT * FROM system.parts) SELECT name FROM p",
+        "SELECT 1 WHERE '/' IN (SELECT path FROM system.parts)",
+        "SELECT name FROM system.parts ORDER BY path",
+        "SELECT {column:Identifier} FROM system.parts",
+        "SELECT path FROM {table:Identifier}",
+        "SELECT data_paths FROM system.tables",
+        "SELECT metadata_path FROM system.databases",
+        "SELECT path FROM system.disks",
+        "SELECT * FROM view(SELECT * FROM system.disks)",
+        "SELECT * FROM viewExplain('EXPLAIN', '', (SELECT path FROM system.disks))",
+        "EXPLAIN SELECT path FROM system.disks",
+        "SELECT * FROM loop(system.disks)",
+        "SELECT * FROM loop('system', 'disks')",
+        "SELECT * FROM merge('system', 'disks')",
+        "SELECT value FROM system.server_settings WHERE name = 'path'",
+        "SELECT * FROM system.`server_settings`",
+        "SELECT 1 IN system.macros",
+        "SELECT * FROM system.build_options",
+        "SELECT * FROM system.user_processes",
+        "SELECT getServerSetting('path')",
+        "SELECT arrayMap(getServerSetting, ['path'])",
+        "SELECT arrayMap({function:Identifier}, ['path'])",
+        "SELECT getMacro('shard')",
+        "SELECT hostName()",
+        "SELECT HOSTNAME ( )",
+        "SELECT `hostname`()",
+        "SELECT FQDN()",
+        "SELECT fullHostName()",
+        "SELECT displayName()",
+        "SELECT getOSKernelVersion()",
+        "SELECT buildId()",
+        "SELECT tcpPort()",
+    ],
+)
+def test_no_spelling_shows_it(server: BrokerProcess, sql: str) -> None:
+    parameters = {
+        "param_column": "path",
+        "param_table": "system.disks",
+        "param_function": "getServerSetting",
+    }
+    answer = ask(server, sql, **parameters)
+    assert (answer.status, answer.code) == (403, 497), answer.text
+    bare = sql.replace("system.", "")
+    if bare != sql:
+        assert ask(server, bare, database="system", **parameters).code == 497, bare
+
+
+def test_a_reader_learns_nothing_from_any_function_without_an_argument(
+    server: BrokerProcess, secrets: tuple[str, ...], names: list[str]
+) -> None:
+    host = socket.gethostname()
+    allowed = []
+    for name in names:
+        if name.startswith("_") or not name.isidentifier():
+            continue
+        answer = ask(server, f"SELECT toString({name}()) FORMAT TSVRaw")
+        text = answer.body.decode("utf-8", "replace")
+        assert [secret for secret in secrets if secret in text] == [], name
+        if answer.status == 200:
+            assert text != f"{host}\n", name
+            allowed.append(name)
+    assert "now" in allowed
+    assert not {"hostName", "FQDN", "getOSKernelVersion", "displayName"} & set(allowed)
+
+
+def test_errors_and_headers_do_not_show_it(server: BrokerProcess) -> None:
+    for sql in (
+        "SELECT 1 INTO OUTFILE 'x'",
+        "SELECT 1 FORMAT Template SETTINGS format_template_row = 'x'",
+        "SELECT 1 AS a FORMAT Protobuf SETTINGS format_schema = 'x:y'",
+        "SELECT * FROM file('x', CSV)",
+    ):
+        answer = ask(server, sql)
+        assert answer.status >= 400
+        assert str(server.data_dir) not in answer.text
+    assert ask(server, "SELECT 1").headers["x-clickhouse-server-display-name"] == "brokerhouse"
+
+
+def test_what_tools_ask_is_answered(server: BrokerProcess) -> None:
+    for sql in (
+        "SELECT version(), timezone(), currentUser(), currentDatabase()",
+        "SELECT name, value, readonly FROM system.settings",
+        "SELECT name, engine FROM system.databases ORDER BY name",
+        "SELECT database, name, engine, total_rows, comment FROM system.tables",
+        "SELECT count(*), sum(bytes_on_disk) FROM system.parts WHERE active",
+        "SELECT name, free_space, total_space FROM system.disks",
+        "SELECT * FROM system.columns WHERE database = 'brokerhouse'",
+        "SELECT * FROM system.data_type_families",
+        "SELECT * FROM information_schema.tables",
+        "SELECT hostname, uptime FROM (SELECT 'a' AS hostname, 1 AS uptime)",
+        "SELECT t.path FROM (SELECT 1 AS path) AS t",
+        "SHOW DATABASES",
+        "SHOW TABLES FROM system",
+        "SHOW CREATE TABLE messages",
+        "DESCRIBE TABLE system.parts",
+        "EXISTS TABLE system.parts",
+    ):
+        read(server, sql)
+
+
+def test_the_user_with_a_password_sees_all(server: BrokerProcess) -> None:
+    path = write(server, "SELECT path FROM system.disks WHERE name = 'default'")
+    assert str(server.data_dir) in path
+    assert ask(server, "SELECT hostName()", headers=WRITER).text == f"{socket.gethostname()}\n"

@@ -30,16 +30,17 @@ def find_shards(urls: Iterable[str], login: SqlCredentials) -> tuple[SqlServers,
     databases = {"whole": DATABASE, "shard": SHARD_DATABASE}
     for url in urls:
         try:
-            ((has_whole, has_shard, shard, delay_s),) = _once(
-                url, login, query("databases_of_server"), databases
-            )
+            ((has_whole, has_shard),) = _once(url, login, query("databases_of_server"), databases)
+            if has_shard:
+                ((shard, delay_s),) = _once(
+                    url, login, query("shard_of_server"), {"shard": SHARD_DATABASE}
+                )
+                of_shard[shard].append((delay_s or 0, url))
         except SqlUnavailable as error:
             unavailable.append(error)
             continue
         if has_whole:
             of_whole.append(url)
-        if has_shard:
-            of_shard[shard].append((delay_s or 0, url))
     if not of_whole and not of_shard:
         if unavailable:
             raise SqlUnavailable("; ".join(str(error) for error in unavailable))

@@ -376,6 +376,16 @@ class Settings(BaseSettings):
         )
 
     @property
+    def limits_of_this_machine(self) -> Mapping[str, int]:
+        """Settings whose value is worked out from what the machine has."""
+        sql = self.sql_limits
+        return {
+            "sql_memory_bytes": sql.memory_bytes,
+            "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
+            "sql_max_queries": sql.max_queries,
+        }
+
+    @property
     def _http_hosts(self) -> frozenset[str]:
         names = {name.strip().lower() for name in self.http_hosts.split(",")} - {""}
         if (advertised := self.advertised_address) is not None:

@@ -60,6 +60,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    limits = settings.limits_of_this_machine.items()
+    log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
     try:
         kafka = await KafkaListener.bind(settings)
         try:

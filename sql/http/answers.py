@@ -60,9 +60,12 @@ class AnswerWriter:
         self._facts = facts
         self._threads = threads
         self._spool_dir = settings.data_dir
-        self._spool_room = Room(
-            settings.limits.bounds.temporary_bytes, "results that wait (wait_end_of_query)"
-        )
+        quarter = settings.limits.bounds.temporary_bytes // 4
+        waiting = "results that wait (wait_end_of_query)"
+        self._spool_rooms = {
+            Role.READER: Room(3 * quarter, waiting),
+            Role.WRITER: Room(quarter, waiting),
+        }
         self._unsent_room = Room(settings.limits.memory_bytes // 8, "results that are not read")
         self._private = PrivateText(settings.data_dir)
 
@@ -117,8 +120,12 @@ class AnswerWriter:
     async def _sent(
         self, request: web.Request, wanted: SqlRequest, answer: web.Response
     ) -> web.Response:
-        """Send what would take much memory if nobody reads it; the rest is sent by aiohttp."""
-        if isinstance(answer.body, bytes) and len(answer.body) > _UNCOUNTED_BYTES:
+        """Send what would take much memory if readers do not read it; aiohttp sends the rest."""
+        if (
+            wanted.role is Role.READER
+            and isinstance(answer.body, bytes)
+            and len(answer.body) > _UNCOUNTED_BYTES
+        ):
             with self._unsent_room.hold() as unsent:
                 unsent.add(len(answer.body))
                 wanted.answer_begun = True
@@ -176,7 +183,7 @@ class AnswerWriter:
         encoder = CODINGS[wanted.coding].encoder() if wanted.coding is not None else None
         spool: IO[bytes]
         with (
-            self._spool_room.hold() as spooled,
+            self._spool_rooms[wanted.role].hold() as spooled,
             tempfile.TemporaryFile(dir=str(self._spool_dir)) as spool,
         ):
             piece = start

@@ -8,6 +8,7 @@ who it is by the password that is set; where none is set, it has to be a program
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -43,10 +44,14 @@ class EngineInterface(HttpInterface):
     def __init__(self, engine: WatchedEngine, settings: SqlSettings, blocks: BlockIntake) -> None:
         """`blocks`: of brokers, on their way into the journal in front of `engine`."""
         limits = replace(
-            settings.limits, max_queries=STATEMENTS_AT_ONCE, kept_for_writer=0, queue=QUEUE
+            settings.limits,
+            max_queries=STATEMENTS_AT_ONCE,
+            kept_for_writer=0,
+            bounds=replace(settings.limits.bounds, temporary_bytes=sys.maxsize),
+            queue=QUEUE,
         )
         self._trusted = TrustedGateway(engine, limits, blocks)
-        super().__init__(self._trusted, OwnerLogin(settings), settings)
+        super().__init__(self._trusted, OwnerLogin(settings), replace(settings, limits=limits))
         self._blocks = blocks
         self.heads = KnownHeads()
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -323,6 +323,18 @@ def test_without_a_password_a_web_page_does_nothing(engine: EngineProcess) -> No
     assert answer.code == 516
 
 
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_a_page_of_another_site_does_nothing_with_a_password(
+    guarded: EngineProcess, headers: dict[str, str]
+) -> None:
+    answer = request(guarded, "SELECT 1", headers={**headers, **basic(USER, PASSWORD)})
+    assert (answer.status, answer.code) == (403, 497)
+    by_name = {"Host": "engine.example:8123", **basic(USER, PASSWORD)}
+    assert request(guarded, "SELECT 1", headers=by_name).status == 200
+
+
 @pytest.fixture
 async def connected(guarded: EngineProcess) -> AsyncIterator[Any]:
     host, port = guarded.http.split(":")

@@ -54,6 +54,39 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
     assert [loaded.sources[name] for name in names] == ["flag", "env", str(path), "default"]
 
 
+def test_what_sql_may_use_follows_from_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    monkeypatch.setattr(config, "memory_bytes", lambda: 8192 * mib)
+    user = {"sql_user": "a", "sql_password": "b"}
+
+    def limits(**flags: object) -> tuple[int, int, int]:
+        sql = config.load(flags, environ={}).settings.sql_limits
+        return sql.max_queries, sql.bounds.max_memory_bytes // mib, sql.kept_for_writer
+
+    assert limits() == (4, 512, 0)
+    assert limits(**user) == (4, 512, 1)
+    assert limits(sql_max_queries=16, **user) == (16, 128, 4)
+    assert limits(sql_memory_bytes=400 * mib) == (4, 100, 0)
+    assert limits(sql_max_memory_bytes=1000 * mib) == (2, 1000, 0), "all stay within the total"
+    assert limits(sql_max_memory_bytes=9000 * mib, **user) == (1, 2048, 0)
+    monkeypatch.setattr(config, "memory_bytes", lambda: 64 * mib)
+    assert limits() == (1, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ({"sql_memory_bytes": 1000}, "sql_memory_bytes (1000) must be 0 or at least 16777216"),
+        (
+            {"sql_memory_bytes": 1 << 30, "sql_max_memory_bytes": 1 << 31},
+            "is smaller than sql_max_memory_bytes (2147483648)",
+        ),
+    ],
+)
+def test_sql_memory_that_cannot_be_is_refused(flags: dict[str, object], what: str) -> None:
+    assert what in sentence(flags)
+
+
 def test_the_environment_may_name_the_file(toml: Callable[[str], Path]) -> None:
     environ = {"BROKERHOUSE_CONFIG": str(toml("lanes = 7\n"))}
     assert config.load(environ=environ).settings.lanes == 7

@@ -22,14 +22,17 @@ an identifier parameter that names `file` all read any file although the role ha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import pairwise
 
 from sql.http.engine import Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, sql_error
-from sql.http.private import refuse_private
+from sql.http.private import lines_of, refuse_private
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
+
+TREE_MAX_BYTES = 64 * 1024 * 1024
+"""Each line is indented by its depth, so a short text can have a large tree."""
 
 
 class Role(Enum):
@@ -52,7 +55,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
     """
     query_class = only_statement(handle, sql)
     database, canonical = _canonical(handle, sql)
-    words = list(tokens(canonical))
+    words = list(_shared(tokens(canonical)))
     action = _action(words, query_class, role)
     _refuse_file_function(words, params)
     if role is Role.WRITER and action is not Action.READ:
@@ -64,6 +67,22 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         if role is Role.READER:
             refuse_private(words, tree, database, params)
     return action
+
+
+_LITERAL = Token(TokenKind.STRING, 0, 0, b"''")
+
+
+def _shared(found: Iterable[Token]) -> Iterator[Token]:
+    """The same tokens without their positions: each once in memory, and one for all literals.
+
+    A list of a million numbers would otherwise take 200 MB.
+    """
+    seen: dict[bytes, Token] = {}
+    for token in found:
+        if token.kind in (TokenKind.NUMBER, TokenKind.STRING):
+            yield _LITERAL
+        else:
+            yield seen.setdefault(token.text, token)
 
 
 def only_statement(handle: Handle, sql: bytes) -> str:
@@ -210,7 +229,7 @@ _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
 def _refuse_outside(tree: str) -> None:
     parents: list[str] = []
-    for line in tree.split("\n"):
+    for line in lines_of(tree):
         match = _TREE_LINE.match(line)
         if match is None:
             continue
@@ -237,7 +256,13 @@ def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:
 
 
 def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
-    return run(handle, b"EXPLAIN AST " + sql, "TSVRaw", params).bytes().decode("utf-8", "replace")
+    tree = run(handle, b"EXPLAIN AST " + sql, "TSVRaw", params).bytes()
+    if len(tree) > TREE_MAX_BYTES:
+        raise sql_error(
+            SYNTAX_ERROR, "SYNTAX_ERROR",
+            f"Syntax error: the syntax tree has {len(tree)} bytes, and may have {TREE_MAX_BYTES}",
+        )  # fmt: skip
+    return tree.decode("utf-8", "replace")
 
 
 _OWN_SCOPE = re.compile(

@@ -89,6 +89,8 @@ class SqlGateway:
         handle = prepare(self._handles, context)
         try:
             action = self._handles.judge(handle, sql, params, context.role)
+            if action is Action.SESSION and context.session is not None:
+                context.session.will_hold(sql)
             if (
                 action is Action.SESSION
                 and context.session is not None

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
 from sql.http.errors import SqlError, sql_error
@@ -108,7 +109,7 @@ def refuse_private(
 
 
 def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None:
-    for word, after in [*_pairs(words), (words[-1], None)]:
+    for word, after in zip_longest(words, islice(words, 1, None)):
         if not _is_name(word):
             continue
         name = unquote(word).decode("utf-8", "replace")
@@ -124,7 +125,7 @@ def _system_tables(tree: str, database: str) -> set[str]:
     """Names without `system.` of the tables of that database that a statement may read."""
     found = set()
     has_cte = False
-    for line in tree.split("\n"):
+    for line in lines_of(tree):
         has_cte = has_cte or _CTE_LINE.match(line) is not None
         match = _NAME_LINE.match(line)
         if match is None:
@@ -143,14 +144,22 @@ def _system_tables(tree: str, database: str) -> set[str]:
     return found
 
 
+def lines_of(tree: str) -> Iterator[str]:
+    """As `split` gives them, one at a time: a tree may be long."""
+    start = 0
+    while (end := tree.find("\n", start)) >= 0:
+        yield tree[start:end]
+        start = end + 1
+    yield tree[start:]
+
+
 def _has_matcher(tree: str) -> bool:
     """Whether the statement asks for columns without naming them; `count(*)` asks for none."""
-    lines = tree.split("\n")
-    for index, line in enumerate(lines):
-        if _MATCHER_LINE.match(line) and not (
-            index > 1 and _COUNT_LINE.match(lines[index - 2]) is not None
-        ):
+    last: deque[str] = deque(("", ""), maxlen=2)
+    for line in lines_of(tree):
+        if _MATCHER_LINE.match(line) and not _COUNT_LINE.match(last[0]):
             return True
+        last.append(line)
     return False
 
 

@@ -14,6 +14,7 @@ from sql.http.pool import StatementPool
 
 SESSIONS_MAX = 200
 SESSION_TIMEOUT_S = 60
+SESSION_SET_MAX_BYTES = 256 * 1024  # without credentials
 SESSION_TIMEOUT_MAX_S = 3600
 
 
@@ -24,8 +25,20 @@ class SqlSession:
     key: tuple[Role, str]
     busy: bool = False
     handle: Handle | None = None  # only once there is something to keep
+    set_bytes: int = 0
     restore: list[bytes] = field(default_factory=list)  # undo one request's settings
     expiry: asyncio.TimerHandle | None = None
+
+    def will_hold(self, sql: bytes) -> None:
+        """Count what a statement leaves in the session. Raises MEMORY_LIMIT_EXCEEDED."""
+        self.set_bytes += len(sql)
+        if self.key[0] is Role.READER and self.set_bytes > SESSION_SET_MAX_BYTES:
+            raise sql_error(
+                241,
+                "MEMORY_LIMIT_EXCEEDED",
+                f"The SET statements of a session may have {SESSION_SET_MAX_BYTES} bytes together:"
+                " begin a new session",
+            )
 
 
 class Sessions:

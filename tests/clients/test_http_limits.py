@@ -262,3 +262,20 @@ def _answered(connection: socket.socket) -> bool:
         return b"202" in connection.recv(65536)
     except TimeoutError:
         return False
+
+
+def test_a_session_holds_only_so_much(server: BrokerProcess) -> None:
+    value = "x" * 100_000
+    for n in range(2):
+        read(server, f"SET param_a{n} = '{value}'", session_id="held")
+    answer = ask(server, f"SET param_a2 = '{value}'", session_id="held")
+    assert answer.code == 241, answer.text
+    assert "begin a new session" in answer.text
+    read(server, f"SET param_a = '{value}'", session_id="another")
+
+
+def test_a_statement_with_a_very_large_tree_is_refused(server: BrokerProcess) -> None:
+    deep = "+".join("1" for _ in range(400))
+    sql = f"SELECT {', '.join([deep] * 400)}"
+    assert ask(server, sql, max_query_size=2_000_000).status == 400
+    assert read(server, f"SELECT {deep}") == "400\n"

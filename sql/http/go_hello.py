@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import json
 
+from sql.http.access import Role
 from sql.http.private import DISPLAY_NAME
 from storage.blocks import STRING, UINT32, Type
 
 HELLO = b"SELECT displayName(), version(), revision(), timezone()"
 # What the engine is asked instead, and how: one row, or none with a `limit` or `offset` set.
-FACTS = b"SELECT '%s', version(), timezone()" % DISPLAY_NAME.encode()
+FACTS = {
+    Role.READER: b"SELECT '%s', version(), timezone()" % DISPLAY_NAME.encode(),
+    Role.WRITER: b"SELECT displayName(), version(), timezone()",
+}
 FACTS_FORMAT = "JSONCompactEachRow"
 
 REVISION = 0

@@ -281,16 +281,18 @@ class HttpInterface:
     ) -> web.StreamResponse:  # fmt: skip
         """Any statement but an INSERT with data."""
         gateway, answers = self._gateway, self._answers
-        opened = await gateway.open(context, text, permit)
         default_format = wanted.default_format or DEFAULT_FORMAT
+        fmt = output_clauses(text)[0].format or default_format
+        if is_hello(wanted.client_revision, fmt, text):
+            asked = FACTS[wanted.role]
+            opened = await gateway.open(context, asked, permit)
+            facts, summary = await gateway.execute(opened, asked, FACTS_FORMAT)
+            hello = hello_block(wanted.client_revision, facts)
+            return await answers.whole(wanted, hello, summary, fmt)
+        opened = await gateway.open(context, text, permit)
         if opened.action is not Action.READ:
             result, summary = await gateway.execute(opened, text, default_format)
             return await answers.whole(wanted, result, summary, None)
-        fmt = output_clauses(text)[0].format or default_format
-        if is_hello(wanted.client_revision, fmt, text):
-            facts, summary = await gateway.execute(opened, FACTS, FACTS_FORMAT)
-            hello = hello_block(wanted.client_revision, facts)
-            return await answers.whole(wanted, hello, summary, fmt)
         query = gateway.start_read(opened, text, default_format)
         return await answers.stream(request, wanted, query, fmt)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -146,6 +146,17 @@ def test_it_is_refused_to_clients_that_may_not_read(server: BrokerProcess) -> No
         assert answer.code == 516
         assert answer.status >= 400
         assert b"displayName" not in answer.body
+
+
+def test_a_reader_without_credentials_does_not_learn_the_hosts_name(
+    own_server: Callable[..., BrokerProcess],
+) -> None:
+    server = own_server()
+    answer = ask(
+        server, HELLO, default_format="Native", client_protocol_version=REVISION, headers={}
+    )
+    found = block(answer.body, REVISION)
+    assert found == {**expected(server), "displayName()": ["brokerhouse"]}
 
 
 def test_it_is_checked_like_any_query(server: BrokerProcess) -> None:

@@ -147,7 +147,8 @@ def test_a_client_that_leaves_ends_its_query(server: BrokerProcess, sql: str, wa
 
 def test_an_old_client_gets_its_answer_and_the_end_of_the_connection(server: BrokerProcess) -> None:
     with raw_connection(server) as raw:
-        raw.sendall(b"GET /?query=SELECT+number+FROM+numbers(1000000) HTTP/1.0\r\n\r\n")
+        request = b"GET /?query=SELECT+number+FROM+numbers(1000000) HTTP/1.0\r\nHost: localhost\r\n"
+        raw.sendall(request + b"\r\n")
         answer = b""
         while piece := raw.recv(MIB):
             answer += piece

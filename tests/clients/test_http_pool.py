@@ -125,7 +125,8 @@ def test_many_clients_at_once_get_their_own_answers(server: BrokerProcess) -> No
 def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
-    server = own_server(shutdown_timeout_ms="600000")  # far longer than `stop` waits
+    # The time is far longer than `stop` waits.
+    server = own_server(shutdown_timeout_ms="600000", sql_max_queries="8")
     write(server, "CREATE TABLE default.hole (n UInt64) ENGINE = Null")
     connections = [connect(server) for _ in range(5)]
     for connection, sql in zip(

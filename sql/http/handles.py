@@ -24,6 +24,8 @@ from sql.http.settings import SqlLimits
 from sql.http.text import identifier, is_enclosed, literal
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES
 
+_TEMPORARY_BYTES = b"SELECT sum(total_bytes) FROM system.tables WHERE is_temporary"
+
 # Expressions in VALUES data could call the function `file`; literals still work.
 NO_EXPRESSIONS = {
     "input_format_values_interpret_expressions": "0",
@@ -114,8 +116,8 @@ class FencedHandles:
                 # Readers may not make tables, so this is done for them, with a writer's rights.
                 run(handle, b"SET ROLE writer", "Null")
                 run(handle, f"{fence}, profile = 'sql'".encode(), "Null")
-                for table in tables:
-                    load_table(handle, table, mark)
+                loaded = self._load(handle, tables, mark)
+                fence += f", max_memory_usage = {bounds.max_memory_bytes - loaded}"
             run(handle, f"SET ROLE {role.value}".encode(), "Null")
             profile = "sql"
             if role is Role.READER:
@@ -126,6 +128,24 @@ class FencedHandles:
             handle.close()
             raise
         return handle
+
+    def _load(self, handle: Handle, tables: Sequence[ExternalTable], mark: bytes) -> int:
+        """Fill temporary tables. Returns how many bytes they take, which is a quarter at most of
+        what the statement may use: no limit of the engine counts them once they are filled.
+        """
+        bytes_max = self._limits.bounds.max_memory_bytes // 4
+        loaded = 0
+        for table in tables:
+            run(handle, b"SET max_memory_usage = %d" % max(bytes_max - loaded, 1), "Null")
+            load_table(handle, table, mark)
+            loaded = int(run(handle, _TEMPORARY_BYTES, "TSVRaw").bytes())
+            if loaded > bytes_max:
+                raise sql_error(
+                    241,
+                    "MEMORY_LIMIT_EXCEEDED",
+                    f"External tables may take {bytes_max} bytes, and take {loaded}",
+                )
+        return loaded
 
     def ready(self, context: StatementContext) -> Handle:
         return prepared(self.new(context.role, context.tables, context.mark), context)

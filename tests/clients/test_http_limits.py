@@ -13,6 +13,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import (
     MIB,
     WRITER,
+    Answer,
     ask,
     connect,
     peak_bytes,
@@ -279,3 +280,23 @@ def test_a_statement_with_a_very_large_tree_is_refused(server: BrokerProcess) ->
     sql = f"SELECT {', '.join([deep] * 400)}"
     assert ask(server, sql, max_query_size=2_000_000).status == 400
     assert read(server, f"SELECT {deep}") == "400\n"
+
+
+def test_tables_that_come_with_a_query_take_of_its_memory(own_server: OwnServer) -> None:
+    server = own_server(sql_memory_bytes=str(128 * MIB))
+
+    def count(size: int) -> Answer:
+        part = '--x\r\nContent-Disposition: form-data; name="{}"; filename="t"\r\n\r\n{}\r\n'
+        rows = "x" * 999 + "\n"
+        tables = [part.format(name, rows * (size // 2000)) for name in ("a", "b")]
+        return ask(
+            server,
+            "".join(tables) + "--x--\r\n",
+            headers={"Content-Type": "multipart/form-data; boundary=x"},
+            query="SELECT (SELECT count() FROM a) + (SELECT count() FROM b)",
+            a_structure="s String",
+            b_structure="s String",
+        )
+
+    assert count(2 * MIB).text == "2096\n"
+    assert count(7 * MIB).code == 241

@@ -276,6 +276,9 @@ class Settings(BaseSettings):
         "Disk for what SQL queries cannot hold in memory, and as much for results that wait",
         ge=_MIB,
     )
+    http_max_connections: int = _count(
+        200, "connections", "HTTP connections open at once; further ones are closed"
+    )
     http_hosts: str = _setting(
         "",
         "names",
@@ -370,8 +373,9 @@ class Settings(BaseSettings):
         return SqlLimits(
             max_queries=at_once,
             kept_for_writer=0 if self.sql_user is None or at_once == 1 else max(at_once // 4, 1),
-            max_threads=self.sql_max_threads,
-            bounds=PeopleBounds(each, self.sql_max_execution_ms, self.sql_temporary_bytes),
+            bounds=PeopleBounds(
+                each, self.sql_max_execution_ms, self.sql_temporary_bytes, self.sql_max_threads
+            ),
             queue=SqlQueue(self.sql_max_waiting, self.sql_wait_ms),
         )
 

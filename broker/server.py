@@ -31,6 +31,7 @@ from broker.single import SingleNode, open_engine, open_single
 from common.address import parse_address
 from common.logging import log_to_stderr
 from common.tasks import Periodic
+from sql.http.listener import listen
 from storage.embedded import DataDirectoryError
 from storage.engine import EngineError
 from storage.schema_files import SchemaError
@@ -108,6 +109,7 @@ async def _serve_until(
         "idle-connections", settings.connections_max_idle_ms / 4000, connections.close_idle
     )
     http = None if runtime.sql is None else web.AppRunner(runtime.sql, access_log=None)
+    http_listener: asyncio.Server | None = None
     stopped = loop.create_task(stop.wait())
     try:
         await kafka.accept(connections)
@@ -115,7 +117,8 @@ async def _serve_until(
         ready = f"ready kafka={parse_address(settings.kafka)._replace(port=kafka.port)}"
         if http is not None:
             await http.setup()
-            http_port = await _http_listener(http, settings)
+            http_listener = await _http_listener(http, settings)
+            http_port = int(http_listener.sockets[0].getsockname()[1])
             ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
         if await _begun(runtime, stopped):
             _collect_garbage_less()
@@ -132,6 +135,8 @@ async def _serve_until(
                 await connections.drain()
         except TimeoutError:
             log.warning("some requests were not answered within shutdown_timeout_ms")
+        if http_listener is not None:
+            http_listener.close()
         if http is not None:
             await http.cleanup()
 
@@ -170,14 +175,12 @@ async def _until_stopped(
             task.result()
 
 
-async def _http_listener(runner: web.AppRunner, settings: Settings) -> int:
+async def _http_listener(runner: web.AppRunner, settings: Settings) -> asyncio.Server:
     address = parse_address(settings.http)
-    site = web.TCPSite(runner, address.host, address.port)
     try:
-        await site.start()
+        return await listen(runner, address, settings.http_max_connections)
     except OSError as error:
         raise ListenError(f"cannot listen for HTTP on {address}: {reason(error)}") from error
-    return int(runner.addresses[0][1])
 
 
 def run(settings: Settings, cluster: ClusterConfig | None = None) -> int:

@@ -401,6 +401,7 @@ def _prepare(
             _render(
                 "sql_access.xml",
                 sql_max_memory_bytes=people.max_memory_bytes,
+                sql_max_threads=people.max_threads,
                 sql_max_execution_s=people.max_execution_ms / 1000,
                 sql_temporary_bytes=people.temporary_bytes,
                 sql_min_free_bytes=PEOPLE_KEEP_FREE_BYTES,

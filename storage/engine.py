@@ -58,6 +58,7 @@ class PeopleBounds:
     max_memory_bytes: int = 1 << 30
     max_execution_ms: int = 300_000
     temporary_bytes: int = 4 << 30
+    max_threads: int = 1
 
 
 class Engine(Protocol):

@@ -102,7 +102,7 @@ class FencedHandles:
         """Takes 1 ms."""
         bounds = self._limits.bounds
         fence = (
-            f"SET max_threads = {self._limits.max_threads},"
+            f"SET max_threads = {bounds.max_threads},"
             f" max_memory_usage = {bounds.max_memory_bytes},"
             f" max_execution_time = {bounds.max_execution_ms / 1000},"
             f" os_thread_priority = {self._engine.read_nice}, implicit_select = 0,"

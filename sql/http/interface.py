@@ -45,7 +45,8 @@ from sql.http.web_pages import refuse_other_sites
 log = logging.getLogger(__name__)
 
 URL_MAX_BYTES = 1024 * 1024  # ClickHouse's http_max_uri_size
-FIELD_MAX_BYTES = 128 * 1024
+FIELD_MAX_BYTES = 16 * 1024
+FIELDS_MAX = 64
 STOP_GRACE_S = 2.0
 GIVE_UP_AFTER_S = 2.0  # past the time that the engine is given
 
@@ -72,6 +73,7 @@ def application(interface: HttpInterface) -> web.Application:
             "handler_cancellation": True,
             "max_line_size": URL_MAX_BYTES,
             "max_field_size": FIELD_MAX_BYTES,
+            "max_headers": FIELDS_MAX,
         }
     )
     app.on_startup.append(interface.start)

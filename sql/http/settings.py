@@ -40,7 +40,6 @@ class SqlLimits:
 
     max_queries: int
     kept_for_writer: int
-    max_threads: int
     bounds: PeopleBounds
     queue: SqlQueue
 

@@ -128,7 +128,7 @@ def test_a_query_is_ended_after_its_time(own_server: OwnServer) -> None:
     assert ask(server, long_call).code == 159
     took = time.monotonic() - began
     assert took < 5 or not running(server)
-    for setting in ("max_execution_time=0", "max_execution_time=2"):
+    for setting in ("max_execution_time=0", "max_execution_time=2", "max_threads=2"):
         assert ask(server, "SELECT 1", path=f"/?{setting}").code == 452
     assert write(server, "SELECT sleep(2)", max_execution_time=10) == "0\n"
 
@@ -300,3 +300,45 @@ def test_tables_that_come_with_a_query_take_of_its_memory(own_server: OwnServer)
 
     assert count(2 * MIB).text == "2096\n"
     assert count(7 * MIB).code == 241
+
+
+# --- connections
+
+
+def test_only_so_many_connections_are_open(own_server: OwnServer) -> None:
+    server = own_server(http_max_connections="3")
+    connections = [raw_connection(server) for _ in range(3)]
+    for connection in connections:
+        connection.sendall(post("SELECT 1"))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    with pytest.raises(ConnectionError):
+        ask(server, "SELECT 1")
+    connections.pop().close()
+    until(lambda: _can_ask(server))
+    for connection in connections:
+        connection.close()
+
+
+def _can_ask(server: BrokerProcess) -> bool:
+    try:
+        return ask(server, "SELECT 1").status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def test_requests_that_are_sent_ahead_take_little_memory(server: BrokerProcess) -> None:
+    ahead = f"GET /ping?{'x' * 900_000} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with raw_connection(server) as connection:
+        connection.sendall(post("SELECT sleep(2)"))
+        time.sleep(0.3)
+        before = peak_bytes(server)
+        connection.settimeout(1)
+        with suppress(TimeoutError):
+            for _ in range(40):
+                connection.sendall(ahead)
+        assert peak_bytes(server) - before < 12 * MIB
+    with raw_connection(server) as connection:
+        connection.sendall(50 * post("SELECT 7"))
+        answers = b""
+        while answers.count(b"\r\n\r\n7\n") < 50:
+            answers += connection.recv(65536)

@@ -1,7 +1,8 @@
 """ClickHouse's HTTP interface in front of the embedded engine.
 
 * listener.py: connections; interface.py: the routes. login.py: who asks; web_pages.py: pages of
-  other sites may not; request.py: what a request asks; body.py and codings.py: its bytes; answers.py and errors.py: what is sent back; go_hello.py: Grafana's client.
+  other sites may not; request.py: what a request asks; body.py and codings.py: its bytes;
+  answers.py and errors.py: what is sent back; go_hello.py: Grafana's client.
 * gateway.py runs a statement: text.py finds its parts, access.py decides what it may do, pool.py
   and running.py run it in a thread, engine.py and handles.py give it a handle; sessions.py has the
   sessions (`session_id`).

@@ -62,7 +62,7 @@ def refuse_unknown_host(request: web.Request, hosts: Set[str]) -> None:
 
 def is_own_name(name: str) -> bool:
     """Whether no other site can have this name; addresses count."""
-    if _is_address(name) or name in (socket.gethostname().lower(), socket.getfqdn().lower()):
+    if _is_address(name) or name == socket.gethostname().lower():
         return True
     return name != "" and ("." not in name or name.endswith(_PRIVATE_SUFFIXES))
 

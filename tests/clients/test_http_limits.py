@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,10 @@ HEAVY = [
     "SELECT length(groupConcat(toString(number))) FROM numbers(400000000)",
 ]
 ENDLESS = "SELECT sum(cityHash64(number)) FROM system.numbers"
-NO_SPILL = {"max_bytes_ratio_before_external_group_by": 0, "max_bytes_before_external_group_by": 0}
+NO_SPILL: dict[str, Any] = {
+    "max_bytes_ratio_before_external_group_by": 0,
+    "max_bytes_before_external_group_by": 0,
+}
 
 
 def test_all_queries_together_stay_within_their_memory(own_server: OwnServer) -> None:
@@ -59,7 +63,7 @@ def test_what_does_not_fit_into_memory_goes_to_the_disk_up_to_a_total(
     own_server: OwnServer,
 ) -> None:
     server = own_server(sql_memory_bytes=str(1024 * MIB), sql_temporary_bytes=str(64 * MIB))
-    to_disk = {
+    to_disk: dict[str, Any] = {
         f"max_bytes_{limit}before_external_{what}": value
         for what in ("sort", "group_by")
         for limit, value in (("", 32 * MIB), ("ratio_", 0))

@@ -3,6 +3,7 @@
 import json
 import platform
 import socket
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
     ],
 )
 def test_no_spelling_shows_it(server: BrokerProcess, sql: str) -> None:
-    parameters = {
+    parameters: dict[str, Any] = {
         "param_column": "path",
         "param_table": "system.disks",
         "param_function": "getServerSetting",

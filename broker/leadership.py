@@ -38,6 +38,14 @@ class Leadership(Protocol):
     def brokers(self) -> Sequence[BrokerEndpoint]:
         """Every broker that is alive, by node id."""
 
+    def contacts(self) -> Sequence[BrokerEndpoint]:
+        """The brokers that Metadata names, by node id: those that are alive.
+
+        If no other broker is alive, those that were lately are named, too. Some clients (aiokafka
+        0.14) ask only the brokers of the last answer, never their bootstrap servers: with one name
+        alone, they could not go on without that broker when the others are back.
+        """
+
     @property
     def controller_id(self) -> int:
         """The broker to which admin clients send their requests; any broker would do."""
@@ -56,6 +64,9 @@ class SingleBroker:
         self._own = own
 
     def brokers(self) -> Sequence[BrokerEndpoint]:
+        return [self._own]
+
+    def contacts(self) -> Sequence[BrokerEndpoint]:
         return [self._own]
 
     @property

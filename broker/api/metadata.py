@@ -41,7 +41,7 @@ async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRes
             MetadataResponse.MetadataResponseBroker(
                 node_id=node.node_id, host=node.host, port=node.port, rack=node.rack
             )
-            for node in leadership.brokers()
+            for node in leadership.contacts()
         ],
         cluster_id=ctx.broker.cluster_id,
         controller_id=leadership.controller_id,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from broker.cluster.leases import BrokerSession
+from broker.cluster.leases import BrokerSession, LatelyAlive
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
@@ -27,6 +27,9 @@ class Slotted(Protocol):
 
     @property
     def sessions(self) -> Mapping[int, BrokerSession]: ...
+
+    @property
+    def lately_alive(self) -> LatelyAlive: ...
 
 
 class SlotLeadership:
@@ -47,6 +50,14 @@ class SlotLeadership:
             for session in self._ownership.sessions.values()
             if not session.is_over
         }
+        nodes[self._own.node_id] = self._own
+        return [nodes[node_id] for node_id in sorted(nodes)]
+
+    def contacts(self) -> Sequence[BrokerEndpoint]:
+        alive = self.brokers()
+        if len(alive) > 1:
+            return alive
+        nodes = {one.node_id: _node(one) for one in self._ownership.lately_alive.sessions()}
         nodes[self._own.node_id] = self._own
         return [nodes[node_id] for node_id in sorted(nodes)]
 

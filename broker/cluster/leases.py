@@ -179,6 +179,28 @@ class Watch:
         self._seen = {key: seen for key, seen in self._seen.items() if key in session_ids}
 
 
+class LatelyAlive:
+    """The last session that one observer has seen of each broker, for a while after its end."""
+
+    def __init__(self, kept_ms: int) -> None:
+        self._kept_ms = kept_ms
+        self._seen: dict[int, tuple[BrokerSession, int]] = {}
+
+    def saw(self, sessions: Iterable[BrokerSession], now_ms: int) -> None:
+        """Note the sessions that are not over."""
+        for session in sessions:
+            if not session.is_over:
+                self._seen[session.node_id] = session, now_ms
+        self._seen = {
+            node_id: (session, at_ms)
+            for node_id, (session, at_ms) in self._seen.items()
+            if now_ms - at_ms <= self._kept_ms
+        }
+
+    def sessions(self) -> list[BrokerSession]:
+        return [session for session, _ in self._seen.values()]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one session should do now. A compare-and-set decides whether it happens."""

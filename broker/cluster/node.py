@@ -43,6 +43,7 @@ from common.tasks import Periodic
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
+from storage.registry_values import MalformedState
 from storage.shards import Shard
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class ClusterNode:
         ]
         state = registry_of(registry_servers)
         ttl_ms = settings.broker_session_timeout_ms
-        view = RegistryView(state, cluster.first_map(), ttl_ms)
+        self._view = view = RegistryView(state, cluster.first_map(), ttl_ms)
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache = TailCache(settings.tail_cache_bytes)
         self._hosts = ShardHosts(
@@ -137,9 +138,17 @@ class ClusterNode:
             await shard.start()
         progress("reading topics")
         await _patiently(self._topics.load)
+        # Clients can connect before `begin`: they must not hear that nobody leads anything.
+        await _patiently(self._read_registry)
         for host in self._hosts:
             host.rows.start()
             host.groups.start()
+
+    async def _read_registry(self) -> None:
+        try:
+            await self._view.refresh()
+        except MalformedState as error:
+            log.error("the slot map or a session cannot be read: %s", error)
 
     async def begin(self) -> None:
         await self._ownership.join()

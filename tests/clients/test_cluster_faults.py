@@ -4,6 +4,7 @@ Each test restores the parts that it stopped, so all tests share one cluster. Th
 acknowledged record is in the shards exactly once.
 """
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from itertools import count
 
 import kafka
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
 from protocol.versions import ApiKey
@@ -127,6 +129,47 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
         flow.await_more()
 
     assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
+
+
+def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_is_away(
+    cluster: Cluster, target: Target
+) -> None:
+    """It asks only the brokers of the last Metadata answer, and never its bootstrap servers again.
+
+    While another broker is away, the last one that is alive must still name it.
+    """
+    last, *others = cluster.brokers
+
+    def leave_one() -> None:
+        for broker in others:
+            broker.kill()
+        until(lambda: {at.node_id for at in leaders(last, target.name).values()} == {1}, "1 leads")
+
+    def change_places() -> None:
+        last.kill()
+        for broker in others:
+            broker.start()
+
+    async def scenario() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=cluster.bootstrap, request_timeout_ms=int(LIMIT_S * 1000)
+        )
+        await producer.start()
+        try:
+            await producer.send_and_wait(target.name, b"before", partition=0)
+            await asyncio.to_thread(leave_one)
+            await producer.client.force_metadata_update()
+            await asyncio.to_thread(change_places)
+            await producer.send_and_wait(target.name, b"after", partition=0)
+        finally:
+            await producer.stop()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        for broker in cluster.brokers:
+            if not broker.running:
+                broker.start()
 
 
 def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(

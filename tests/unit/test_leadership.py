@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from broker.cluster.leadership import SlotLeadership
-from broker.cluster.leases import BrokerSession, SessionState
+from broker.cluster.leases import BrokerSession, LatelyAlive, SessionState
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader, SingleBroker
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
@@ -36,6 +36,8 @@ class Seen:
     sessions: Mapping[int, BrokerSession] = field(
         default_factory=lambda: {11: session(11, 1), 12: session(12, 2)}
     )
+
+    lately_alive: LatelyAlive = field(default_factory=lambda: LatelyAlive(1000))
 
 
 def partition_in(slots: range) -> int:
@@ -102,8 +104,25 @@ def test_a_broker_tells_of_itself_even_without_a_session() -> None:
     assert list(leadership.brokers()) == [OWN, BrokerEndpoint(2, "host2", 9092)]
 
 
+def test_a_broker_that_is_alone_tells_clients_of_those_that_were_alive_lately() -> None:
+    """A client that asks only the brokers of the last answer finds them when they are back."""
+    seen = Seen()
+    seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
+    leadership = SlotLeadership(seen, OWN)
+    assert [node.node_id for node in leadership.contacts()] == [1, 2], "2 is alive"
+    seen.sessions = {11: seen.sessions[11], 12: seen.sessions[12].ended(SessionState.DEAD)}
+    assert list(leadership.contacts()) == [
+        OWN,
+        BrokerEndpoint(2, "host2", 9092),
+        BrokerEndpoint(3, "host3", 9092),
+    ]
+    assert list(leadership.brokers()) == [OWN]
+    assert leadership.controller_id == 1
+
+
 def test_a_single_broker_leads_everything() -> None:
     leadership = SingleBroker(BrokerEndpoint(3, "alone", 1))
     assert leadership.leader(TOPIC, 5) == Leader(3, 0)
     assert leadership.coordinator("g") == BrokerEndpoint(3, "alone", 1)
+    assert leadership.contacts() == leadership.brokers() == [BrokerEndpoint(3, "alone", 1)]
     assert leadership.controller_id == 3

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from broker.cluster.leases import (
     BrokerReport,
     BrokerSession,
+    LatelyAlive,
     Plan,
     SessionLease,
     SessionState,
@@ -297,6 +298,16 @@ def planned(
     releasing: tuple[int, ...] = (),
 ) -> Plan:
     return plan(me, slot_map, sessions, silent, reachable, releasing)
+
+
+def test_a_broker_is_remembered_for_a_while_after_it_was_seen_alive_for_the_last_time() -> None:
+    lately = LatelyAlive(1000)
+    first, second = session(1), replace(session(2), node_id=2)
+    lately.saw([first, second], 0)
+    lately.saw([first, second.ended(SessionState.DEAD)], 1000)
+    assert lately.sessions() == [first, second]
+    lately.saw([first], 1001)
+    assert lately.sessions() == [first]
 
 
 def test_one_alone_claims_everything() -> None:

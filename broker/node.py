@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.auto_creation import AutoCreation
 from broker.cluster.groups import ShardedGroups
 from broker.config import Settings
 from broker.fetch_sessions import FetchSessions
@@ -70,6 +71,7 @@ class Broker:
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
         self.data_dir = parts.data_dir
+        self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.cold_reader = ColdReader(parts.row_sources, settings.cold_cache_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()

@@ -8,20 +8,24 @@ of a cluster is in broker/cluster/topics.py.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import UUID, uuid4
 
+from broker import topic_names
 from broker.config import Settings
 from broker.effective_configs import effective
 from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
 from protocol.errors import (
     InvalidPartitions,
+    InvalidTopic,
+    KafkaError,
     KafkaStorageError,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
@@ -36,6 +40,21 @@ class ChangedElsewhere(Exception):
 
 
 _ATTEMPTS = 10
+_PER_TURN = 100
+"""New topics that are prepared before other clients have their turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create. Its name and its configs have been checked."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+Outcome = Topic | KafkaError | EngineError
+"""What became of a `NewTopic`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,6 +113,7 @@ class TopicCatalog(ABC):
         self._settings = settings
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
+        self._alike: dict[str, set[str]] = {}  # names by their collision key
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
@@ -119,6 +139,13 @@ class TopicCatalog(ABC):
         """Raises `ChangedElsewhere` and `EngineError`."""
 
     @abstractmethod
+    async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
+        """Store new topics in as few changes as possible; returns why some are not stored, by name.
+
+        Raises `EngineError` if none is, or if that is unknown.
+        """
+
+    @abstractmethod
     async def _forget_offsets(self, topic: Topic) -> None:
         """The topic has been deleted: forget, now or soon, what groups committed to it."""
 
@@ -139,18 +166,57 @@ class TopicCatalog(ABC):
     def has_compacted(self) -> bool:
         return any("compact" in topic.config.cleanup_policy for topic in self._by_name.values())
 
-    @_whole
+    def check_free(self, name: str) -> None:
+        """Raises `TopicAlreadyExists`, or `InvalidTopic` if the name collides with another."""
+        if name in self._by_name:
+            raise TopicAlreadyExists(f"The topic {name!r} exists already.")
+        others = self._alike.get(topic_names.collision_key(name) or "")
+        if others:
+            raise _collision(name, min(others))
+
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-        """Raises `TopicAlreadyExists`. The name and the configs have been checked."""
+        """As `create_all`, one topic. Raises the error."""
+        outcome = (await self.create_all([NewTopic(name, partitions, configs)]))[name]
+        if not isinstance(outcome, Topic):
+            raise outcome
+        return outcome
+
+    @_whole
+    async def create_all(self, wanted: Sequence[NewTopic]) -> dict[str, Outcome]:
+        """Create topics in one change; each succeeds or fails by itself. Names occur once.
+
+        Errors: those of `check_free`, and `EngineError` where ClickHouse refused it.
+        """
+        outcomes: dict[str, Outcome] = {}
         async with self._lock:
             await self._look()
-            if name in self._by_name:
-                raise TopicAlreadyExists(f"topic {name} already exists")
-            topic = self._topic(name, uuid4(), partitions, configs, 1)
-            await self._store(topic, "live")
-            self.logs.open_new(topic, range(partitions))
-            self._publish(topic)
-            return topic
+            new: dict[str, Topic] = {}
+            alike: dict[str, str] = {}
+            for n, one in enumerate(wanted):
+                key = topic_names.collision_key(one.name) or one.name
+                try:
+                    self.check_free(one.name)
+                    if alike.setdefault(key, one.name) != one.name:
+                        raise _collision(one.name, alike[key])
+                except KafkaError as error:
+                    outcomes[one.name] = error
+                else:
+                    new[one.name] = self._topic(one.name, uuid4(), one.partitions, one.configs, 1)
+                if n % _PER_TURN == 0:
+                    await asyncio.sleep(0)
+            refused: Mapping[str, KafkaError | EngineError] = {}
+            if new:
+                try:
+                    refused = await self._store_new(list(new.values()))
+                except EngineError as error:
+                    refused = dict.fromkeys(new, error)
+            for topic in new.values():
+                if topic.name not in refused:
+                    self.logs.open_new(topic, range(topic.partitions))
+                    self._publish(topic)
+        outcomes.update(new)
+        outcomes.update(refused)
+        return outcomes
 
     @_whole
     async def delete(self, topic: Topic) -> None:
@@ -218,6 +284,11 @@ class TopicCatalog(ABC):
         """Forget a deleted topic."""
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
+        key = topic_names.collision_key(topic.name)
+        if key is not None:
+            self._alike[key].discard(topic.name)
+            if not self._alike[key]:
+                del self._alike[key]
         self.logs.close_topic(topic)
 
     def _current(self, topic: Topic) -> Topic:
@@ -228,22 +299,38 @@ class TopicCatalog(ABC):
 
     def _publish(self, topic: Topic) -> None:
         self.logs.adopt(topic)
+        key = topic_names.collision_key(topic.name)
+        if key is not None:
+            self._alike.setdefault(key, set()).add(topic.name)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
 
 
+def _collision(name: str, other: str) -> InvalidTopic:
+    return InvalidTopic(
+        f"The topic name {name!r} collides with {other!r}: metric names have '_' instead of '.'."
+    )
+
+
 async def store_version(engine: Engine, topic: Topic, state: str) -> None:
     """Write what a topic is now into `topic_versions`. Raises `EngineError`."""
+    await store_versions(engine, [topic], state)
+
+
+async def store_versions(engine: Engine, topics: Sequence[Topic], state: str) -> None:
+    """Write what topics are now into `topic_versions`, atomically. Raises `EngineError`."""
     await engine.execute(
         "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
-        " SELECT {topic_id:UUID}, {version:UInt64}, {name:String}, {partitions:Int32},"
-        " {configs:Map(String, String)}, {state:String}",
+        " SELECT toUUID(one.1), toUInt64(one.2), one.3, toInt32(one.4),"
+        " JSONExtract(one.5, 'Map(String, String)'), {state:String}"
+        " FROM (SELECT arrayJoin(arrayZip({topic_ids:Array(String)}, {versions:Array(String)},"
+        " {names:Array(String)}, {partitions:Array(String)}, {configs:Array(String)})) AS one)",
         {
-            "topic_id": str(topic.topic_id),
-            "version": topic.version,
-            "name": topic.name,
-            "partitions": topic.partitions,
-            "configs": topic.configs,
+            "topic_ids": [str(topic.topic_id) for topic in topics],
+            "versions": [str(topic.version) for topic in topics],
+            "names": [topic.name for topic in topics],
+            "partitions": [str(topic.partitions) for topic in topics],
+            "configs": [json.dumps(dict(topic.configs)) for topic in topics],
             "state": state,
         },
     )
@@ -310,6 +397,10 @@ class LocalCatalog(TopicCatalog):
 
     async def _store(self, topic: Topic, state: str) -> None:
         await store_version(self._engine, topic, state)
+
+    async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
+        await store_versions(self._engine, topics, "live")
+        return {}
 
     async def _forget_offsets(self, topic: Topic) -> None:
         await self._data.forget_topic(topic.name, topic.topic_id)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +41,12 @@ class Registry(Protocol):
         """Set `key` if it is still as `expected`. False if another broker was faster.
 
         Raises `EngineError` also if the outcome cannot be found out: then read the key again.
+        """
+
+    async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
+        """Create keys in one change. Returns those that are new; the others existed and stay.
+
+        Raises `EngineError` also if the outcome cannot be found out: then read the keys again.
         """
 
     async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
@@ -82,6 +88,18 @@ class TableRegistry:
                 {"key": key, "version": expected.version + 1 if expected else 1, "value": value},
             )
             return True
+
+    async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
+        async with self._lock:
+            found = await self.list("")
+            new = {key: value for key, value in values.items() if key not in found}
+            if new:
+                await self._engine.execute(
+                    "INSERT INTO cluster_state SELECT one.1, 1, one.2 FROM (SELECT arrayJoin("
+                    "arrayZip({keys:Array(String)}, {values:Array(String)})) AS one)",
+                    {"keys": list(new), "values": list(new.values())},
+                )
+            return {key: Versioned(value, 1) for key, value in new.items()}
 
     async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
         await self.compare_and_set(key, expected, value)
@@ -148,6 +166,47 @@ class KeeperRegistry:
             key, expected, statement, params,
             has_happened=lambda found: found is not None and mark in found.marks,
         )  # fmt: skip
+
+    async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
+        mark = secrets.token_hex(_MARK_CHARS // 2)
+        left, created = dict(values), dict[str, Versioned]()
+        error: EngineError | None = None
+        async with self._limit():
+            for _ in range(_ATTEMPTS):
+                try:
+                    # Keeper creates all of them or none.
+                    await self._engine.execute(
+                        f"INSERT INTO {self._table} (key, value) {_KEEPER_SETTINGS} SELECT one.1,"
+                        " concat({mark:String}, {no_marks:String}, one.2) FROM (SELECT arrayJoin("
+                        "arrayZip({keys:Array(String)}, {values:Array(String)})) AS one)",
+                        {
+                            "mark": mark,
+                            "no_marks": _NO_MARKS,
+                            "keys": list(left),
+                            "values": list(left.values()),
+                        },
+                    )
+                except EngineError as failed:
+                    error = failed  # also raised if one of the keys exists
+                for key, found in (await self._read_all(left)).items():
+                    del left[key]
+                    if mark in found.marks:
+                        created[key] = found.content
+                if not left:
+                    return created
+        raise EngineError(
+            f"it is unknown whether {len(left)} keys were created:"
+            f" {error or 'the server lags behind'}",
+            error.code if error else 0,
+        )
+
+    async def _read_all(self, keys: Iterable[str]) -> dict[str, _Stored]:
+        rows = await self._engine.rows(
+            f"SELECT key, value, _version FROM {self._table}"
+            f" WHERE key IN (SELECT arrayJoin({{keys:Array(String)}})) {_KEEPER_SETTINGS}",
+            {"keys": list(keys)},
+        )
+        return {key: _stored(rest) for key, *rest in rows}
 
     async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
         mark = secrets.token_hex(_MARK_CHARS // 2)

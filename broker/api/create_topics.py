@@ -7,8 +7,8 @@
 
 Each topic of a request succeeds or fails by itself, as in Kafka. ClickHouse replicates the rows, so
 the only replication factor is 1, and an assignment names one broker per partition. That broker need
-not become the leader: slots decide that. The answer waits for the catalog and not for `timeout_ms`.
-It says what was created.
+not become the leader: slots decide that. All topics of a request are one stored change. The answer
+waits for it and not for `timeout_ms`. It says what was created.
 
 Errors of a topic: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
 INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG, INVALID_REQUEST (named
@@ -19,6 +19,7 @@ ClickHouse).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
 
@@ -27,12 +28,15 @@ from broker.api.context import Api, RequestContext
 from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_new_name, check_replicas
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID
+from broker.log.topic import Topic
+from broker.topics import NewTopic, Outcome
 from protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     InvalidRequest,
+    KafkaError,
     PolicyViolation,
 )
 from storage import topic_configs
@@ -41,26 +45,34 @@ from storage import topic_configs
 async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     asked = Counter(item.name for item in request.topics)
     too_many = _too_many_partitions(ctx, request)
-    results = []
+    outcomes: dict[str, NewTopic | Outcome] = {}
     for item in {item.name: item for item in request.topics}.values():
         try:
             if asked[item.name] > 1:
                 raise InvalidRequest(f"The topic {item.name!r} is in the request more than once.")
             if too_many is not None:
                 raise too_many
-            results.append(await _create(ctx, item, validate_only=request.validate_only))
-        except REFUSALS as refusal:
-            error = as_kafka_error(refusal)
-            results.append(
-                CreateTopicsResponse.CreatableTopicResult(
-                    name=item.name,
-                    topic_id=NO_ID,
-                    error_code=error.code,
-                    error_message=error.message,
-                    configs=[],
-                )
-            )
-    return CreateTopicsResponse(throttle_time_ms=0, topics=results)
+            outcomes[item.name] = _checked(ctx, item)
+        except KafkaError as error:
+            outcomes[item.name] = error
+    if not request.validate_only:
+        outcomes |= await _created(ctx, outcomes.values())
+    return CreateTopicsResponse(
+        throttle_time_ms=0,
+        topics=[_result(ctx, name, outcome) for name, outcome in outcomes.items()],
+    )
+
+
+async def _created(
+    ctx: RequestContext, outcomes: Iterable[NewTopic | Outcome]
+) -> Mapping[str, Outcome]:
+    new = [one for one in outcomes if isinstance(one, NewTopic)]
+    if not new:
+        return {}
+    try:
+        return await ctx.broker.topics.create_all(new)
+    except REFUSALS as error:
+        return dict.fromkeys((one.name for one in new), error)
 
 
 def _too_many_partitions(
@@ -82,26 +94,34 @@ def _too_many_partitions(
     )
 
 
-async def _create(
-    ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic, *, validate_only: bool
-) -> CreateTopicsResponse.CreatableTopicResult:
+def _checked(ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic) -> NewTopic:
     check_new_name(ctx, item.name)
     unset = [config.name for config in item.configs if config.value is None]
     if unset:
         raise InvalidConfig(f"A config cannot be set to null: {', '.join(unset)}.")
     configs = {config.name: config.value for config in item.configs}
     topic_configs.check(configs)
-    partitions = _partitions_asked(ctx, item)
-    topic_id = NO_ID
-    if not validate_only:
-        topic = await ctx.broker.topics.create(item.name, partitions, configs)
-        topic_id = topic.topic_id
+    return NewTopic(item.name, _partitions_asked(ctx, item), configs)
+
+
+def _result(
+    ctx: RequestContext, name: str, outcome: NewTopic | Outcome
+) -> CreateTopicsResponse.CreatableTopicResult:
+    if isinstance(outcome, REFUSALS):
+        error = as_kafka_error(outcome)
+        return CreateTopicsResponse.CreatableTopicResult(
+            name=name,
+            topic_id=NO_ID,
+            error_code=error.code,
+            error_message=error.message,
+            configs=[],
+        )
     return CreateTopicsResponse.CreatableTopicResult(
-        name=item.name,
-        topic_id=topic_id,
+        name=name,
+        topic_id=outcome.topic_id if isinstance(outcome, Topic) else NO_ID,
         error_code=0,
         error_message=None,
-        num_partitions=partitions,
+        num_partitions=outcome.partitions,
         replication_factor=1,
         configs=[
             CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
@@ -111,7 +131,7 @@ async def _create(
                 config_source=int(entry.source),
                 is_sensitive=entry.sensitive,
             )
-            for entry in topic_entries(configs, ctx.broker.settings)
+            for entry in topic_entries(outcome.configs, ctx.broker.settings)
         ],
     )
 

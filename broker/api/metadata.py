@@ -5,10 +5,14 @@
     v9 flexible; v10 topic ids in answers; v11 cluster operations are left to DescribeCluster
     v12 topics may be named by id; v13 error code for the whole answer
 
-A topic that is created because the client asks for it is in the same answer, with its leader.
+A topic that is created because the client asks for it is in the same answer, with its leader, if
+it is created in time (broker/auto_creation.py). Otherwise it is unknown, as in Kafka, and the
+client asks again. A broker that knows of no other one alive names those that were lately
+(`Leadership.contacts`).
 
-Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INVALID_TOPIC_EXCEPTION,
-INVALID_REQUEST (by id before version 12), and those of CreateTopics for a topic that is created.
+Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION (also while it is being created, and if it cannot be),
+UNKNOWN_TOPIC_ID, INVALID_TOPIC_EXCEPTION, INVALID_REQUEST (by id before version 12, or a reserved
+name).
 Errors of a partition: LEADER_NOT_AVAILABLE.
 """
 
@@ -22,12 +26,11 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
-from broker.api.new_topics import PARTITIONS_PER_REQUEST, create_topic
+from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
-from protocol.errors import InvalidRequest, TopicAlreadyExists, UnknownTopicId
+from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
 
 
 async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse:
@@ -91,20 +94,39 @@ async def _asked_topics(
 async def _topics_by_name(
     ctx: RequestContext, names: Iterable[str], operations: set[int], *, may_create: bool
 ) -> list[MetadataResponse.MetadataResponseTopic]:
-    room = PARTITIONS_PER_REQUEST if may_create else 0
+    names = list(names)
+    refused = await _create_missing(ctx, names) if may_create else {}
     answers = []
     for name in names:
         try:
-            topic = ctx.broker.topics.get(name)
-            if topic is None:
-                # Past the limit a topic stays unknown; the client asks for it again.
-                room -= ctx.broker.settings.num_partitions
-                topic = await _create(ctx, name) if room >= 0 else _find(ctx, name)
-        except REFUSALS as refusal:
-            answers.append(_missing(name, as_kafka_error(refusal).code, operations))
-        else:
-            answers.append(_found(ctx, topic, operations))
+            if name in refused:
+                raise refused[name]
+            answers.append(_found(ctx, _find(ctx, name), operations))
+        except KafkaError as error:
+            answers.append(_missing(name, error.code, operations))
     return answers
+
+
+async def _create_missing(ctx: RequestContext, names: Iterable[str]) -> dict[str, KafkaError]:
+    """Create topics that do not exist; returns those that may not be created, and why.
+
+    Past the limit topics stay unknown, and the client asks for them again.
+    """
+    room = PARTITIONS_PER_REQUEST
+    new, refused = [], dict[str, KafkaError]()
+    for name in names:
+        if ctx.broker.topics.get(name) is not None:
+            continue
+        try:
+            check_new_name(ctx, name)
+        except KafkaError as error:
+            refused[name] = error
+            continue
+        room -= ctx.broker.settings.num_partitions
+        if room >= 0:
+            new.append(name)
+    await ctx.broker.auto_creation.create(new)
+    return refused
 
 
 def _is_given(topic_id: UUID | None) -> bool:
@@ -116,14 +138,6 @@ def _find(ctx: RequestContext, name: str) -> Topic:
     if topic is None:
         topic_names.check(name)
     return find_topic(ctx, name)
-
-
-async def _create(ctx: RequestContext, name: str) -> Topic:
-    try:
-        return await create_topic(ctx, name, ctx.broker.settings.num_partitions, {})
-    except TopicAlreadyExists:
-        # Another request has created it meanwhile.
-        return _find(ctx, name)
 
 
 def _found(

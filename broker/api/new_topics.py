@@ -6,28 +6,14 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from broker import topic_names
 from broker.api.context import RequestContext
-from broker.log.topic import Topic
-from protocol.errors import (
-    InvalidReplicaAssignment,
-    InvalidRequest,
-    InvalidTopic,
-    TopicAlreadyExists,
-)
+from protocol.errors import InvalidReplicaAssignment, InvalidRequest
 
 PARTITIONS_PER_REQUEST = 10_000
 """Kafka's limit of the partitions that one request may create."""
-
-
-async def create_topic(
-    ctx: RequestContext, name: str, partitions: int, configs: Mapping[str, str]
-) -> Topic:
-    """Create a topic. Raises the errors of `check_new_name` and of the catalog."""
-    check_new_name(ctx, name)
-    return await ctx.broker.topics.create(name, partitions, configs)
 
 
 def check_new_name(ctx: RequestContext, name: str) -> None:
@@ -35,17 +21,7 @@ def check_new_name(ctx: RequestContext, name: str) -> None:
     if name == "__cluster_metadata":
         raise InvalidRequest("The name __cluster_metadata is reserved by Kafka.")
     topic_names.check(name)
-    if ctx.broker.topics.get(name) is not None:
-        raise TopicAlreadyExists(f"The topic {name!r} exists already.")
-    key = topic_names.collision_key(name)
-    if key is None:
-        return
-    for other in ctx.broker.topics.all():
-        if topic_names.collision_key(other.name) == key:
-            raise InvalidTopic(
-                f"The topic name {name!r} collides with {other.name!r}: "
-                "metric names have '_' instead of '.'."
-            )
+    ctx.broker.topics.check_free(name)
 
 
 def check_replicas(ctx: RequestContext, broker_ids: Iterable[int]) -> None:

@@ -23,10 +23,10 @@ from uuid import UUID
 from broker.cluster.leases import BrokerSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
-from broker.cluster.topics import SharedCatalog
+from broker.cluster.topics import SharedCatalog, portions
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
-from broker.topics import remove_rows, store_version
+from broker.topics import remove_rows, store_version, store_versions
 from common.clock import wall_ms
 from common.tasks import Periodic
 from sql.queries import query
@@ -147,9 +147,10 @@ class Housekeeping:
         )
         there = {UUID(str(topic_id)): last_version for topic_id, last_version in rows}
         await self._catalog.refresh()
-        for topic in self._catalog.all():
-            if there.pop(topic.topic_id, -1) < topic.version:
-                await store_version(host.engine, topic, "live")
+        topics = self._catalog.all()
+        lacking = [one for one in topics if there.pop(one.topic_id, -1) < one.version]
+        for some in portions(lacking):
+            await store_versions(host.engine, some, "live")
         now_s = time.monotonic()
         self._absent_since_s = {
             topic_id: self._absent_since_s.get(topic_id, now_s) for topic_id in there

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -88,6 +88,11 @@ class TopicRegistry:
         """False if the stored topic is not `expected`."""
         key = _TOPIC + topic.name
         return await self._topics.compare_and_set(key, expected, _text(topic))
+
+    async def create(self, topics: Iterable[Topic]) -> dict[str, Versioned]:
+        """Store new topics in one change. Returns those whose names were free, by name."""
+        made = await self._topics.create({_TOPIC + one.name: _text(one) for one in topics})
+        return {key.removeprefix(_TOPIC): stored for key, stored in made.items()}
 
     async def stored(self, name: str) -> Versioned | None:
         return await self._topics.get(_TOPIC + name)

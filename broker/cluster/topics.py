@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 from uuid import UUID
@@ -20,8 +20,9 @@ from broker.cluster.topic_registry import StoredTopics, TopicRegistry
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
-from broker.topics import ChangedElsewhere, TopicCatalog, TopicData, store_version
+from broker.topics import ChangedElsewhere, TopicCatalog, TopicData, store_versions
 from common.tasks import Outage, Periodic
+from protocol.errors import KafkaError, TopicAlreadyExists
 from storage.engine import Engine, EngineError
 from storage.registry import Versioned
 
@@ -32,6 +33,8 @@ _LOOK_ANYWAY_S = 30.0
 """If a broker dies between a change and the new version, others see the change after this long."""
 _LOOK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.02
+_CHANGE_TOPICS = 250
+_CHANGE_CONFIG_CHARS = 50_000
 _ABSENT_FOR_S = 60.0
 """A topic that disappeared and is not marked as deleted is kept for this long."""
 
@@ -199,18 +202,59 @@ class SharedCatalog(TopicCatalog):
 
     async def _store(self, topic: Topic, state: str) -> None:
         if state == "deleting":
-            await self._delete(topic)
+            await self._registry.mark_deleted(topic)
+            self._gone.add(str(topic.topic_id))
+            stored = self._stored.pop(topic.name, None)
+            if stored is not None:
+                await self._registry.free_name(topic.name, stored)
         else:
             await self._set(topic)
+        await self._announce()
+        await _mirror(self._shards.reachable(), [topic], state)
+
+    async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
+        refused: dict[str, KafkaError | EngineError] = {}
+        stored: list[Topic] = []
+        lost: EngineError | None = None
+        for some in portions(topics):
+            if lost is None:
+                try:
+                    taken = await self._create(some)
+                except EngineError as error:
+                    lost = error
+                else:
+                    refused |= taken
+                    stored += [topic for topic in some if topic.name not in taken]
+                    continue
+            refused |= dict.fromkeys((topic.name for topic in some), lost)
+        if stored:
+            await self._announce()
+            for some in portions(stored):
+                await _mirror(self._shards.reachable(), some, "live")
+        return refused
+
+    async def _create(self, topics: Sequence[Topic]) -> dict[str, KafkaError | EngineError]:
+        """Write new topics to the registry; returns those that were not, by name."""
+        # A name whose deletion was interrupted is written over.
+        left_over = [topic for topic in topics if self._is_left_over(topic.name)]
+        fresh = [topic for topic in topics if topic not in left_over]
+        made = await self._registry.create(fresh) if fresh else {}
+        self._stored |= made
+        taken: set[str] = {topic.name for topic in fresh} - made.keys()
+        for topic in left_over:
+            try:
+                await self._set(topic)
+            except ChangedElsewhere:
+                taken.add(topic.name)
+        if taken:  # another broker was faster
+            await self._apply(await self._registry.read())
+        return {name: TopicAlreadyExists(f"The topic {name!r} exists already.") for name in taken}
+
+    async def _announce(self) -> None:
         number = await self._registry.announce()
         if number == self._looked_at + 1:  # nobody else has changed anything
             self._looked_at = number
             self._settle()
-        for shard in self._shards.reachable():
-            try:
-                await store_version(shard.engine, topic, state)
-            except EngineError as error:
-                log.warning("topic %s is not on every shard yet: %s", topic.name, error)
 
     async def _set(self, topic: Topic) -> None:
         expected = self._stored.get(topic.name)
@@ -223,13 +267,6 @@ class SharedCatalog(TopicCatalog):
         if now is not None:
             self._stored[topic.name] = now
 
-    async def _delete(self, topic: Topic) -> None:
-        await self._registry.mark_deleted(topic)
-        self._gone.add(str(topic.topic_id))
-        stored = self._stored.pop(topic.name, None)
-        if stored is not None:
-            await self._registry.free_name(topic.name, stored)
-
     def _is_left_over(self, name: str) -> bool:
         """Whether the name still belongs to a topic whose deletion was interrupted."""
         stored = self._stored.get(name)
@@ -238,6 +275,31 @@ class SharedCatalog(TopicCatalog):
 
     def _clean_up(self, topic: Topic) -> None:
         """The housekeeping broker does it, when all brokers have seen the deletion."""
+
+
+async def _mirror(shards: Sequence[TopicShard], topics: Sequence[Topic], state: str) -> None:
+    """Write what topics are now to shards, for SQL."""
+    for shard in shards:
+        try:
+            await store_versions(shard.engine, topics, state)
+        except EngineError as error:
+            names = ", ".join(topic.name for topic in topics[:3])
+            log.warning("%d topics (%s) are not on every shard yet: %s", len(topics), names, error)
+
+
+def portions(topics: Sequence[Topic]) -> Iterator[Sequence[Topic]]:
+    """The topics in portions that fit into one change of the registry: Keeper takes 1 MB."""
+    portion: list[Topic] = []
+    size = 0
+    for topic in topics:
+        taken = sum(len(name) + len(value) for name, value in topic.configs.items())
+        if portion and (len(portion) == _CHANGE_TOPICS or size + taken > _CHANGE_CONFIG_CHARS):
+            yield portion
+            portion, size = [], 0
+        portion.append(topic)
+        size += taken
+    if portion:
+        yield portion
 
 
 def topic_watch(catalog: SharedCatalog, latest: Callable[[], int]) -> Periodic:

@@ -186,6 +186,31 @@ async def test_producer_ids_go_on_over_the_end_of_a_block(registry: Registry) ->
     assert await ids.load() == 2000
 
 
+async def test_many_keys_are_created_in_one_change_except_those_that_exist(
+    registry: Registry,
+) -> None:
+    assert await registry.compare_and_set("k3", None, "was there")
+    wanted = {f"k{n}": f"value {n}, 'quoted' and {{braced}}" for n in range(300)}
+
+    created = await registry.create(wanted)
+
+    assert created.keys() == wanted.keys() - {"k3"}
+    assert await registry.get("k3") == Versioned("was there", 1)
+    for key in ("k0", "k299"):
+        assert created[key] == await registry.get(key) == Versioned(wanted[key], 1)
+        assert await registry.compare_and_set(key, created[key], "changed")
+    assert await registry.create(wanted) == {}
+
+
+async def test_of_several_who_create_the_same_keys_one_creates_each(registry: Registry) -> None:
+    wanted = [{f"k{n}": f"by {who}" for n in range(who, who + 20)} for who in range(0, 50, 10)]
+    created = await asyncio.gather(*(registry.create(some) for some in wanted))
+    assert sorted(key for some in created for key in some) == sorted(await registry.list(""))
+    for some in created:
+        for key, stored in some.items():
+            assert await registry.get(key) == stored
+
+
 async def test_keys_are_listed_by_prefix(registry: Registry) -> None:
     for key in ["session/1", "session/2", "session", "slots", "sessions'%_"]:
         await registry.compare_and_set(key, None, f"value of {key}")

@@ -12,6 +12,7 @@ from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.led_partitions import LedPartitions
 from broker.log.topic import Topic
+from broker.topics import NewTopic
 from protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,
@@ -83,6 +84,56 @@ async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_ti
     with pytest.raises(TopicAlreadyExists):
         await slow
     assert two.even.get("orders") == made
+
+
+async def test_many_topics_are_a_few_changes_of_the_registry(
+    two: Two, engine: EmbeddedEngine
+) -> None:
+    await two.odd.create("t7", 5, {})
+    wanted = [NewTopic(f"t{n}", 1, {"retention.ms": "5"}) for n in range(600)]
+    two.topics.creations.clear()
+
+    outcomes = await two.even.create_all(wanted)
+
+    assert [len(keys) for keys in two.topics.creations] == [250, 250, 99]
+    assert two.state.values[VERSION_KEY].value == "2", "others are told once"
+    assert isinstance(outcomes.pop("t7"), TopicAlreadyExists)
+    assert all(isinstance(one, Topic) for one in outcomes.values())
+    await two.odd.refresh()
+    assert len(two.odd.all()) == 600
+    assert {name: two.odd.get(name) for name in outcomes} == outcomes
+    assert await engine.rows("SELECT count() FROM topic_versions FINAL") == [[600]]
+    changed = await two.even.add_partitions(two.even.all()[0], 3)
+    await two.odd.refresh()
+    assert two.odd.get(changed.name) == changed
+
+
+async def test_of_topics_that_two_brokers_create_at_once_each_is_created_once(two: Two) -> None:
+    wanted = [NewTopic(f"t{n}", 1) for n in range(300)]
+    two.topics.before_write = asyncio.get_running_loop().create_future()
+    released = two.topics.before_write
+    slow = asyncio.create_task(two.even.create_all(wanted))
+    await two.topics.writing.wait()
+    taken = [await two.odd.create(f"t{n}", 2, {}) for n in (3, 270)]
+    released.set_result(None)
+    outcomes = await slow
+    refused = {name for name, one in outcomes.items() if isinstance(one, TopicAlreadyExists)}
+    assert refused == {"t3", "t270"}
+    assert [two.even.get(one.name) for one in taken] == taken
+    await two.odd.refresh()
+    assert two.odd.all() == two.even.all()
+    assert len(two.odd.all()) == 300
+
+
+async def test_topics_stay_unknown_while_the_registry_is_away(two: Two) -> None:
+    two.topics.away = True
+    outcomes = await two.even.create_all([NewTopic(f"t{n}", 1) for n in range(3)])
+    assert all(isinstance(one, EngineError) for one in outcomes.values())
+    two.topics.away = False
+    assert all(
+        isinstance(one, Topic)
+        for one in (await two.even.create_all([NewTopic("t0", 1), NewTopic("t1", 1)])).values()
+    )
 
 
 async def test_two_changes_at_the_same_time_are_both_made(two: Two) -> None:

@@ -13,8 +13,13 @@ import pytest
 from broker.config import Settings
 from broker.log.appender import Appender
 from broker.log.topic import Topic
-from broker.topics import LocalCatalog, NoTopicData
-from protocol.errors import InvalidPartitions, TopicAlreadyExists, UnknownTopicOrPartition
+from broker.topics import LocalCatalog, NewTopic, NoTopicData
+from protocol.errors import (
+    InvalidPartitions,
+    InvalidTopic,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from tests.support import log_parts
@@ -111,6 +116,44 @@ async def test_of_many_who_create_a_topic_one_does(
     (made,) = [result for result in results if isinstance(result, Topic)]
     assert sum(isinstance(result, TopicAlreadyExists) for result in results) == 7
     assert catalog.all() == (await restarted(engine)).all() == [made]
+
+
+async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_itself(
+    engine: EmbeddedEngine,
+) -> None:
+    old = await catalog_on(engine).create("old.1", 1, {})
+    scripted = ScriptedEngine(engine)
+    catalog = await restarted(scripted)
+    wanted = {name: NewTopic(name, 2, {"retention.ms": "5"}) for name in ("a.b", "a_b", "c")}
+    wanted |= {name: NewTopic(name, 1) for name in ("old.1", "old_1")}
+    scripted.executed.clear()
+
+    outcomes = await catalog.create_all(list(wanted.values()))
+
+    assert len(scripted.executed) == 1
+    assert outcomes.keys() == wanted.keys()
+    kinds = {name: type(outcome) for name, outcome in outcomes.items()}
+    assert kinds.pop("old.1") is TopicAlreadyExists
+    assert kinds.pop("old_1") is kinds.pop("a_b") is InvalidTopic, "their metrics have one name"
+    made = [outcomes[name] for name in kinds]
+    assert catalog.all() == (await restarted(engine)).all() == [*made, old]
+    assert {(one.partitions, one.configs["retention.ms"]) for one in catalog.all()[:2]} == {
+        (2, "5")
+    }
+
+    await catalog.delete(old)
+    assert isinstance((await catalog.create_all([wanted["old_1"]]))["old_1"], Topic)
+
+
+async def test_if_the_change_is_refused_none_of_its_topics_exists(engine: EmbeddedEngine) -> None:
+    scripted = ScriptedEngine(engine)
+    catalog = await restarted(scripted)
+    wanted = [NewTopic(f"t{n}", 1) for n in range(3)]
+    scripted.failing_rows.append("INSERT INTO topic_versions")
+    outcomes = await catalog.create_all(wanted)
+    assert [isinstance(outcome, EngineError) for outcome in outcomes.values()] == [True] * 3
+    assert catalog.all() == (await restarted(engine)).all() == []
+    assert list(await catalog.create_all(wanted)) == ["t0", "t1", "t2"]
 
 
 async def test_what_a_config_holds_comes_back_as_it_was(

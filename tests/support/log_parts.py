@@ -181,6 +181,7 @@ class ScriptedEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.inserts: list[Insert] = []
+        self.executed: list[str] = []
         self.insert_came = asyncio.Event()
         self.inserting: set[int] = set()
         self.reads = 0
@@ -277,6 +278,7 @@ class ScriptedEngine:
             if failing in sql:
                 self.failing_rows.remove(failing)
                 raise EngineError("scripted", 999)
+        self.executed.append(sql)
         await self.engine.execute(sql, params)
 
     async def close(self) -> None:

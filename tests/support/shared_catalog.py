@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
@@ -17,6 +17,7 @@ class MemoryRegistry:
 
     def __init__(self) -> None:
         self.values: dict[str, Versioned] = {}
+        self.creations: list[Collection[str]] = []
         self.away = False
         self.before_write: asyncio.Future[None] | None = None
         self.writing = asyncio.Event()
@@ -39,6 +40,16 @@ class MemoryRegistry:
             return False
         self.values[key] = Versioned(value, 0 if expected is None else expected.version + 1)
         return True
+
+    async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
+        self._answer()
+        created = {
+            key: self.values[key]
+            for key, value in values.items()
+            if await self.compare_and_set(key, None, value)
+        }
+        self.creations.append(created)
+        return created
 
     async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
         await self.compare_and_set(key, expected, value)

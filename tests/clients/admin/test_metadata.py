@@ -2,6 +2,7 @@
 
 import struct
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support.admin_requests import (
     new_topic,
 )
 from tests.support.broker_process import BrokerProcess
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -121,6 +123,39 @@ def test_a_topic_is_made_when_it_is_asked_for_with_leave(wire: AdminWire, topic:
     assert made.error_code == 0
     assert [p.leader_id > 0 for p in made.partitions] == [True]
     assert metadata(wire, asked(topic)).topics[0].topic_id == made.topic_id
+
+
+def test_thousands_of_topics_are_made_by_one_request_while_other_clients_go_on(
+    own_broker: OwnBrokers, topic: str
+) -> None:
+    process = own_broker()
+    names = [f"{topic}-{n}" for n in range(2000)]
+
+    def make() -> bool:
+        wire = AdminWire(process.kafka)
+        made = metadata(wire, asked(*names), allow_auto_topic_creation=True).topics
+        wire.close()
+        return set(codes(made)) == {0}
+
+    with ThreadPoolExecutor(1) as aside:
+        made = aside.submit(until, make, "every topic is made")
+        wire = AdminWire(process.kafka)
+        answers = 0
+        while not made.done():
+            assert codes(metadata(wire, asked(f"{topic}-unknown")).topics) == [
+                UNKNOWN_TOPIC_OR_PARTITION
+            ]
+            answers += 1
+    made.result()
+    assert answers > 1
+    listed = {row.name: row.topic_id for row in metadata(wire, None).topics}
+    assert listed.keys() == set(names)
+    wire.close()
+    # A stored change is a block of the table.
+    stored = process.sql(
+        "SELECT max(max_block_number) AS last FROM system.parts WHERE table = 'topic_versions'"
+    )
+    assert int(stored[0]["last"]) <= 5
 
 
 def test_no_topic_is_made_where_the_setting_says_so(own_broker: OwnBrokers, topic: str) -> None:

@@ -1,0 +1,88 @@
+"""Topics that clients ask for in Metadata: gathered, created once, and waited for a while only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from broker import auto_creation
+from broker.auto_creation import AutoCreation
+from broker.topics import NewTopic, Outcome, TopicCatalog
+from protocol.errors import KafkaStorageError
+from storage.engine import EngineError
+
+
+class SlowCatalog:
+    """A catalog that creates topics when `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.changes: list[list[str]] = []
+        self.error: Exception | None = None
+
+    async def create_all(self, wanted: Sequence[NewTopic]) -> dict[str, Outcome]:
+        self.changes.append([one.name for one in wanted])
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return {}
+
+
+def creation(catalog: SlowCatalog, partitions: int = 1) -> AutoCreation:
+    return AutoCreation(cast(TopicCatalog, catalog), partitions)
+
+
+async def test_names_that_come_meanwhile_are_created_together_and_each_once() -> None:
+    catalog = SlowCatalog()
+    topics = creation(catalog)
+    requests = [asyncio.create_task(topics.create(["a", "b"]))]
+    await asyncio.sleep(0.01)
+    more: list[list[str]] = [["b", "c"], ["c", "d"], ["a"], []]
+    requests += [asyncio.create_task(topics.create(names)) for names in more]
+    await asyncio.sleep(0.01)
+    assert catalog.changes == [["a", "b"]]
+    assert [request.done() for request in requests] == [False] * 4 + [True]
+    catalog.gate.set()
+    await asyncio.gather(*requests)
+    assert catalog.changes == [["a", "b"], ["c", "d"]]
+
+
+async def test_a_request_waits_for_a_while_and_the_topics_are_created_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto_creation, "_WAIT_S", 0.01)
+    catalog = SlowCatalog()
+    topics = creation(catalog)
+    for _ in range(3):
+        await topics.create(["a"])
+    assert catalog.changes == [["a"]]
+    catalog.gate.set()
+    await topics.create(["a"])
+    await topics.create(["b"])
+    assert catalog.changes == [["a"], ["b"]]
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_creation, "_WAIT_S", 0.01)
+    catalog = SlowCatalog()
+    topics = creation(catalog, partitions=100)
+    await topics.create(f"a{n}" for n in range(70))
+    await topics.create(f"b{n}" for n in range(70))
+    catalog.gate.set()
+    await topics.create(["a0"])
+    assert [len(names) for names in catalog.changes] == [70, 30]
+
+
+@pytest.mark.parametrize("error", [EngineError("no space"), KafkaStorageError("busy")])
+async def test_after_an_error_the_next_request_tries_again(error: Exception) -> None:
+    catalog = SlowCatalog()
+    catalog.gate.set()
+    topics = creation(catalog)
+    catalog.error = error
+    await topics.create(["a"])
+    catalog.error = None
+    await topics.create(["a"])
+    assert catalog.changes == [["a"], ["a"]]

@@ -9,6 +9,8 @@
 # make test-spark     the long Spark tests: 10 million records, Spark killed midway
 # make fuzz     the long run with random input
 # make history  clients while parts of a cluster fail at random: SEED=7 MINUTES=10
+# make soak     hours of mixed clients, good and bad, and kill -9: HOURS=1; prints a table and draws
+#               soak.svg, and fails if a record is lost or doubled, or if anything grows
 # make lint     style and types; make format repairs what can be repaired automatically
 # make bench    throughput and latency beside the bare engine
 # make bench-cluster  three brokers on two embedded engines: idle, producing, failover
@@ -32,12 +34,13 @@ INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd proto
 ARGS ?=
 SEED ?=
 MINUTES ?= 10
+HOURS ?= 1
 
 CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -95,6 +98,10 @@ history: $(INSTALLED_DEV)
 	@tools/require tests
 	HISTORY_SEED=$(SEED) HISTORY_MINUTES=$(MINUTES) $(BIN)/pytest -m slow -s --timeout 0 \
 	    tests/faults/history/test_cluster.py -k for_long $(ARGS)
+
+soak: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/python -m bench.soak --hours $(HOURS) $(ARGS)
 
 fuzz: $(INSTALLED_DEV)
 	$(BIN)/pytest -m fuzz --timeout 0 $(ARGS)

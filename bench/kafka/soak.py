@@ -6,23 +6,20 @@ the second quarter of the time and of the last one are compared.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
-from bench.kafka.figures import FLAT_WITHIN, growth, short
 from bench.kafka.loads import java_producer_command
 from bench.kafka.servers import BROKERHOUSE, create_topic, started
 from bench.machine import cpu_seconds
+from bench.samples import Sample, directory_bytes, growth_table, samples_table
 from tests.support.broker_process import BrokerProcess
 
 _TOPIC = "soak"
 _SIZE = 100
-_LINES = 20
 _SAMPLES_AT_LEAST = 8
 _LOOK_EACH_S = 5.0
 _STORED = """
@@ -40,8 +37,6 @@ _RECORDS, _PER_RECORD = "million records", "bytes per record in all directories"
 _JUST_SHOWN = (_RATE, _RECORDS, _TABLES)
 """What need not be flat: more records take more space."""
 
-Sample = Mapping[str, float]
-
 
 def soak(minutes: float) -> str:
     """Markdown: the samples, thinned out, and whether each figure stayed flat."""
@@ -49,7 +44,7 @@ def soak(minutes: float) -> str:
         assert isinstance(server, BrokerProcess)
         create_topic(server, _TOPIC)
         samples = list(_samples(server, minutes * 60))
-    return f"{_samples_table(samples)}\n\n{_growth_table(samples)}"
+    return f"{samples_table(samples)}\n\n{growth_table(samples, _JUST_SHOWN)}"
 
 
 def _samples(server: BrokerProcess, seconds: float) -> Iterator[Sample]:
@@ -100,39 +95,3 @@ def _look(server: BrokerProcess) -> Sample:
         _PER_RECORD: sum(directories.values()) / rows if rows else 0.0,
         **{name: size / 1e6 for name, size in directories.items()},
     }
-
-
-def directory_bytes(directory: Path) -> int:
-    """The blocks that all files below take. A file that is deleted meanwhile counts as nothing."""
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return total
-
-
-def _samples_table(samples: list[Sample]) -> str:
-    names = list(dict.fromkeys(name for sample in samples for name in sample))
-    step = max(1, len(samples) // _LINES)
-    lines = [f"| {' | '.join(names)} |", f"|{'---:|' * len(names)}"]
-    for sample in samples[::step]:
-        values = (short(sample[name]) if name in sample else "" for name in names)
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
-def _growth_table(samples: list[Sample]) -> str:
-    lines = [
-        f"| figure | second quarter | last quarter | flat (at most {FLAT_WITHIN:.0%} more) |",
-        "|---|---:|---:|---|",
-    ]
-    for name in samples[-1]:
-        if name == "minute":
-            continue
-        found = growth([sample.get(name, 0.0) for sample in samples])
-        flat = "" if name in _JUST_SHOWN else "yes" if found.flat else "no"
-        lines.append(f"| {name} | {short(found.before)} | {short(found.after)} | {flat} |")
-    return "\n".join(lines)

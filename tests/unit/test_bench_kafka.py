@@ -16,7 +16,7 @@ from bench.kafka.figures import (
     produced,
     short,
 )
-from bench.kafka.soak import directory_bytes
+from bench.samples import directory_bytes
 
 INTERVALS = """\
 5512 records sent, 5484.6 records/sec (0.52 MB/sec), 152.2 ms avg latency, 439.0 ms max latency.

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.samples import MINUTE, Sample, growth_table, growths, samples_table
 
 RSS, FDS, THREADS = "RSS MB", "descriptors", "threads"
-PARTS, OUTDATED, DISK, RECORDS = "parts", "outdated parts", "disk MB", "million rows"
+PARTS, OUTDATED, DISK, RECORDS = "parts", "outdated parts", "disk MB", "1000 rows"
 JUST_SHOWN = (OUTDATED,)
 """Merged-away parts stay for some minutes; how many there are depends on when one looks."""
 _PLOTTED = (RSS, DISK, PARTS, FDS, THREADS, RECORDS)

@@ -45,7 +45,7 @@ _JAVA_RATE = 500
 _COMPACT_RATE = 50
 _MEMBERS = ("confluent-kafka", "kafka-python", "confluent-kafka")
 _MEMBER_STAYS_S = (10.0, 40.0)
-_KILL_EVERY_S = (20.0, 180.0)
+_KILL_EVERY_S = (8.0, 180.0)
 _SAMPLE_EVERY_S = (2.0, 30.0)
 _END_LIMIT_S = 180.0
 _QUERIES = (
@@ -302,7 +302,7 @@ class Soak:
             THREADS: float(len(os.listdir(process / "task"))),
             PARTS: float(stored["parts"]),
             OUTDATED: float(stored["outdated"]),
-            RECORDS: int(stored["all_rows"]) / 1e6,
+            RECORDS: int(stored["all_rows"]) / 1e3,
             DISK: directory_bytes(self._broker.data_dir) / 1e6,
         }
 

@@ -39,11 +39,11 @@ class Leadership(Protocol):
         """Every broker that is alive, by node id."""
 
     def contacts(self) -> Sequence[BrokerEndpoint]:
-        """The brokers that Metadata names, by node id: those that are alive.
+        """The brokers that Metadata names, by node id: also those that may soon be back.
 
-        If no other broker is alive, those that were lately are named, too. Some clients (aiokafka
-        0.14) ask only the brokers of the last answer, never their bootstrap servers: with one name
-        alone, they could not go on without that broker when the others are back.
+        Some clients (aiokafka 0.14) ask only the brokers of the last answer, never their bootstrap
+        servers: if these are away, such a client fails although other brokers are back. So a broker
+        is named for a while after it was alive, and longer if there is no other one.
         """
 
     @property

@@ -14,9 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
-from broker.cluster.leases import BrokerSession, LatelyAlive
+from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
+
+_BACK_SOON_MS = 30_000
+"""Brokers that were paused or restarted are back by then. It is less than the 40 s that aiokafka
+waits for an answer of a machine that is gone."""
 
 
 class Slotted(Protocol):
@@ -55,10 +59,9 @@ class SlotLeadership:
 
     def contacts(self) -> Sequence[BrokerEndpoint]:
         alive = self.brokers()
-        if len(alive) > 1:
-            return alive
-        nodes = {one.node_id: _node(one) for one in self._ownership.lately_alive.sessions()}
-        nodes[self._own.node_id] = self._own
+        within_ms = _BACK_SOON_MS if len(alive) > 1 else LATELY_MS
+        lately = self._ownership.lately_alive.sessions(within_ms)
+        nodes = {one.node_id: _node(one) for one in lately} | {one.node_id: one for one in alive}
         return [nodes[node_id] for node_id in sorted(nodes)]
 
     @property

@@ -179,15 +179,22 @@ class Watch:
         self._seen = {key: seen for key, seen in self._seen.items() if key in session_ids}
 
 
+LATELY_MS = 300_000
+"""For how long a broker that is gone may be named to clients. They refresh their metadata so often
+by themselves (metadata.max.age.ms)."""
+
+
 class LatelyAlive:
     """The last session that one observer has seen of each broker, for a while after its end."""
 
     def __init__(self, kept_ms: int) -> None:
         self._kept_ms = kept_ms
+        self._looked_ms = 0
         self._seen: dict[int, tuple[BrokerSession, int]] = {}
 
     def saw(self, sessions: Iterable[BrokerSession], now_ms: int) -> None:
         """Note the sessions that are not over."""
+        self._looked_ms = now_ms
         for session in sessions:
             if not session.is_over:
                 self._seen[session.node_id] = session, now_ms
@@ -197,8 +204,13 @@ class LatelyAlive:
             if now_ms - at_ms <= self._kept_ms
         }
 
-    def sessions(self) -> list[BrokerSession]:
-        return [session for session, _ in self._seen.values()]
+    def sessions(self, within_ms: int) -> list[BrokerSession]:
+        """Those seen alive in the last so many milliseconds before the last look."""
+        return [
+            session
+            for session, at_ms in self._seen.values()
+            if self._looked_ms - at_ms <= within_ms
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.cluster.leases import BrokerSession, LatelyAlive, SessionState, Watch
+from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState, Watch
 from common.tasks import Outage, event_within
 from storage.engine import EngineError
 from storage.registry import Registry, Versioned
@@ -34,10 +34,6 @@ _CALLS_PER_LEASE = 5
 
 _QUIET_AFTER_MS = 5_000
 """For how long nothing may have changed hands before the registry is read less often."""
-
-_LATELY_MS = 300_000
-"""For how long a broker that is gone may be named to clients. They refresh their metadata so often
-by themselves (metadata.max.age.ms)."""
 
 _T = TypeVar("_T")
 
@@ -77,7 +73,7 @@ class RegistryView:
         """`first_map` is written if there is none. `ttl_ms`: of this broker's sessions."""
         self.slot_map: SlotMap | None = None
         self.sessions: Mapping[int, BrokerSession] = {}
-        self.lately_alive = LatelyAlive(_LATELY_MS)
+        self.lately_alive = LatelyAlive(LATELY_MS)
         self.ttl_ms = ttl_ms
         self.now_ms = clock_ms
         self.registry = registry

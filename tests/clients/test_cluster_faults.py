@@ -136,7 +136,7 @@ def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_
 ) -> None:
     """It asks only the brokers of the last Metadata answer, and never its bootstrap servers again.
 
-    While another broker is away, the last one that is alive must still name it.
+    The last broker that is alive must still name those that were.
     """
     last, *others = cluster.brokers
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from broker.cluster.leadership import SlotLeadership
-from broker.cluster.leases import BrokerSession, LatelyAlive, SessionState
+from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader, SingleBroker
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
@@ -37,7 +37,7 @@ class Seen:
         default_factory=lambda: {11: session(11, 1), 12: session(12, 2)}
     )
 
-    lately_alive: LatelyAlive = field(default_factory=lambda: LatelyAlive(1000))
+    lately_alive: LatelyAlive = field(default_factory=lambda: LatelyAlive(LATELY_MS))
 
 
 def partition_in(slots: range) -> int:
@@ -104,12 +104,18 @@ def test_a_broker_tells_of_itself_even_without_a_session() -> None:
     assert list(leadership.brokers()) == [OWN, BrokerEndpoint(2, "host2", 9092)]
 
 
-def test_a_broker_that_is_alone_tells_clients_of_those_that_were_alive_lately() -> None:
-    """A client that asks only the brokers of the last answer finds them when they are back."""
+def test_clients_are_told_of_brokers_that_may_soon_be_back() -> None:
+    """Those that ask only the brokers of the last answer find them when the others are away."""
+    ms = 30_000
     seen = Seen()
-    seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
     leadership = SlotLeadership(seen, OWN)
+    seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
+    seen.lately_alive.saw([session(11, 1), session(12, 2)], ms)
+    assert [node.node_id for node in leadership.contacts()] == [1, 2, 3]
+    assert [node.node_id for node in leadership.brokers()] == [1, 2]
+    seen.lately_alive.saw([session(11, 1), session(12, 2)], ms + 1)
     assert [node.node_id for node in leadership.contacts()] == [1, 2], "2 is alive"
+
     seen.sessions = {11: seen.sessions[11], 12: seen.sessions[12].ended(SessionState.DEAD)}
     assert list(leadership.contacts()) == [
         OWN,

@@ -305,9 +305,10 @@ def test_a_broker_is_remembered_for_a_while_after_it_was_seen_alive_for_the_last
     first, second = session(1), replace(session(2), node_id=2)
     lately.saw([first, second], 0)
     lately.saw([first, second.ended(SessionState.DEAD)], 1000)
-    assert lately.sessions() == [first, second]
+    assert lately.sessions(1000) == [first, second]
+    assert lately.sessions(999) == [first]
     lately.saw([first], 1001)
-    assert lately.sessions() == [first]
+    assert lately.sessions(2000) == [first]
 
 
 def test_one_alone_claims_everything() -> None:

@@ -399,8 +399,30 @@ class LocalCatalog(TopicCatalog):
         await store_version(self._engine, topic, state)
 
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
-        await store_versions(self._engine, topics, "live")
-        return {}
+        try:
+            await store_versions(self._engine, topics, "live")
+        except EngineError:
+            if len(topics) == 1:
+                raise
+        else:
+            return {}
+        # One of them may be the reason. After two refusals in a row it is not.
+        refused: dict[str, EngineError] = {}
+        left = list(topics)
+        in_a_row = 0
+        while left:
+            topic = left.pop(0)
+            try:
+                await store_version(self._engine, topic, "live")
+            except EngineError as error:
+                refused[topic.name] = error
+                in_a_row += 1
+                if in_a_row == 2:
+                    refused |= {one.name: error for one in left}
+                    break
+            else:
+                in_a_row = 0
+        return refused
 
     async def _forget_offsets(self, topic: Topic) -> None:
         await self._data.forget_topic(topic.name, topic.topic_id)

@@ -145,15 +145,25 @@ async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_i
     assert isinstance((await catalog.create_all([wanted["old_1"]]))["old_1"], Topic)
 
 
-async def test_if_the_change_is_refused_none_of_its_topics_exists(engine: EmbeddedEngine) -> None:
+@pytest.mark.parametrize(
+    ("refusals", "refused"), [(1, []), (2, ["t0"]), (3, ["t0", "t1", "t2", "t3", "t4"])]
+)
+async def test_topics_of_a_refused_change_are_tried_one_by_one_while_that_helps(
+    engine: EmbeddedEngine, refusals: int, refused: list[str]
+) -> None:
+    """Of thousands of topics on a full disk each would be refused."""
     scripted = ScriptedEngine(engine)
     catalog = await restarted(scripted)
-    wanted = [NewTopic(f"t{n}", 1) for n in range(3)]
-    scripted.failing_rows.append("INSERT INTO topic_versions")
+    wanted = [NewTopic(f"t{n}", 1) for n in range(5)]
+    scripted.failing_rows.extend(["INSERT INTO topic_versions"] * refusals)
     outcomes = await catalog.create_all(wanted)
-    assert [isinstance(outcome, EngineError) for outcome in outcomes.values()] == [True] * 3
-    assert catalog.all() == (await restarted(engine)).all() == []
-    assert list(await catalog.create_all(wanted)) == ["t0", "t1", "t2"]
+    assert [name for name, one in outcomes.items() if isinstance(one, EngineError)] == refused
+    created = [name for name in outcomes if name not in refused]
+    for known in (catalog, await restarted(engine)):
+        assert [topic.name for topic in known.all()] == created
+    assert len(scripted.executed) == len(created)
+    again = await catalog.create_all(wanted)
+    assert [name for name, one in again.items() if isinstance(one, Topic)] == refused
 
 
 async def test_what_a_config_holds_comes_back_as_it_was(

@@ -17,6 +17,7 @@ from broker.api import (
 )
 from broker.api.config_resources import ResourceType
 from broker.api.context import RequestContext
+from broker.auto_creation import AutoCreation
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
@@ -43,7 +44,9 @@ class RecordingEngine:
 
     async def execute(self, _: str, params: Mapping[str, object]) -> None:
         await asyncio.sleep(0)
-        if "full" in str(params["name"]):
+        names = params["names"]
+        assert isinstance(names, list)
+        if any("full" in name for name in names):
             raise EngineError("Code: 243. Cannot reserve 1.00 MiB (NOT_ENOUGH_SPACE)", 243)
 
 
@@ -54,6 +57,7 @@ def broker() -> Broker:
     known = SimpleNamespace(
         settings=settings,
         topics=catalog,
+        auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,
         node_id=1,
         leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
@@ -86,9 +90,10 @@ async def test_a_topic_that_clickhouse_refuses_does_not_stop_the_others(broker: 
     assert "NOT_ENOUGH_SPACE" in answer.topics[1].error_message
 
 
-async def test_a_topic_that_cannot_be_made_on_demand_is_answered_with_the_error(
+async def test_a_topic_that_cannot_be_made_on_demand_is_unknown_as_in_kafka(
     broker: Broker,
 ) -> None:
+    """Clients ask again. For UNKNOWN_SERVER_ERROR librdkafka fails its records for good."""
     answer = await metadata.metadata(
         context(broker, ApiKey.Metadata),
         Metadata(
@@ -96,7 +101,7 @@ async def test_a_topic_that_cannot_be_made_on_demand_is_answered_with_the_error(
             allow_auto_topic_creation=True,
         ),
     )
-    assert [row.error_code for row in answer.topics] == [UNKNOWN_SERVER_ERROR, 0]
+    assert [row.error_code for row in answer.topics] == [UNKNOWN_TOPIC_OR_PARTITION, 0]
 
 
 async def test_topics_made_by_one_metadata_request_are_limited(

@@ -127,6 +127,13 @@ class Door:
             raise EngineError("connection lost after the write")
         return written
 
+    async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
+        return {
+            key: self.store.values[key]
+            for key, value in values.items()
+            if await self.compare_and_set(key, None, value)
+        }
+
     async def attempt(self, key: str, expected: Versioned | None, value: str) -> None:
         self.calls["attempt"] += 1
         await self.compare_and_set(key, expected, value)

@@ -153,7 +153,7 @@ class HttpInterface:
         handler = asyncio.get_running_loop().create_task(self._sql(request))
         self._handlers.add(handler)
         handler.add_done_callback(self._handlers.discard)
-        self._gone.watch(handler, request.transport)
+        self._gone.watch(handler, request)
         try:
             return await handler
         except asyncio.CancelledError:

@@ -3,6 +3,7 @@ kafka-python and aiokafka build."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -205,6 +206,13 @@ def test_spoilt_blocks_are_taken_or_refused_alike(
     results = [outcome(partial(batches, module)) for module in BOTH]
     assert results[0] == results[1]
     assert results[0][0] in (None, ValueError)
+
+
+@pytest.mark.parametrize("size", [1535, 1536, 1537, 3072, 5000, 20_000])
+def test_the_checksum_of_long_data_is_crc32c(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    expected = crc32c.crc32c(data)
+    assert COMPILED.crc32c(data) == COMPILED.crc32c(data, hardware=False) == expected
 
 
 @given(st.binary(max_size=600), st.integers(0, 8))

@@ -69,8 +69,8 @@ class LedPartitions:
         self._awaited = +self._awaited
 
     def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
-        return all(self._is_open(topic, partition) for topic, partition in wanted)
-
-    def _is_open(self, key: str | UUID, partition: int) -> bool:
-        topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
-        return topic is not None and self._logs.find(topic.topic_id, partition) is not None
+        for key, partition in wanted:
+            topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
+            if topic is None or self._logs.find(topic.topic_id, partition) is None:
+                return False
+        return True

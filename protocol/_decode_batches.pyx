@@ -149,7 +149,8 @@ cdef RecordFault _read_records(
     cdef int64_t i
     cdef int64_t h
     if not (
-        reserve(&c.timestamp, count * 8)
+        reserve(&c.value, end - p)  # most of a batch are its values
+        and reserve(&c.timestamp, count * 8)
         and reserve(&c.key_null, count)
         and reserve(&c.value_null, count)
         and reserve(&c.header_end, count * 8)

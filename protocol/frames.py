@@ -6,7 +6,10 @@ that was claimed, and a length above the limit ends the connection before any of
 
 from __future__ import annotations
 
-_LENGTH_BYTES = 4
+import struct
+
+_LENGTH = struct.Struct(">i")
+_LENGTH_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
@@ -31,24 +34,33 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that `data` completes. Raises `FrameError`."""
+        if not self._buffer:  # as a rule; whole frames are copied once then
+            frames, position = self._cut(data)
+            self._buffer += data[position:] if position else data
+            return frames
         self._buffer += data
         if len(self._buffer) < self._needed:
             return []
-        frames = []
-        position = 0
-        while True:
-            body = position + _LENGTH_BYTES
-            if len(self._buffer) < body:
-                self._needed = _LENGTH_BYTES
-                break
-            length = int.from_bytes(self._buffer[position:body], "big", signed=True)
-            if not 0 <= length <= self._max_bytes:
-                raise FrameError(f"a frame of {length} bytes, the limit is {self._max_bytes}")
-            end = body + length
-            if len(self._buffer) < end:
-                self._needed = end - position
-                break
-            frames.append(bytes(memoryview(self._buffer)[body:end]))
-            position = end
+        frames, position = self._cut(self._buffer)
         del self._buffer[:position]
         return frames
+
+    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+        """The whole frames at the beginning of `data`, and where they end."""
+        frames: list[bytes] = []
+        position, size = 0, len(data)
+        with memoryview(data) as view:
+            while True:
+                body = position + _LENGTH_BYTES
+                if size < body:
+                    self._needed = _LENGTH_BYTES
+                    return frames, position
+                (length,) = _LENGTH.unpack_from(data, position)
+                if not 0 <= length <= self._max_bytes:
+                    raise FrameError(f"a frame of {length} bytes, the limit is {self._max_bytes}")
+                end = body + length
+                if size < end:
+                    self._needed = end - position
+                    return frames, position
+                frames.append(bytes(view[body:end]))
+                position = end

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 
 def varuint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

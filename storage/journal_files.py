@@ -221,8 +221,8 @@ def _padding(length: int) -> int:
 
 def block_body(stream: int, table: str, columns: str, token: str) -> bytes:
     """The body of a block's entry, up to the block itself."""
-    names = [text.encode() for text in (table, columns, token)]
-    return _NAMES.pack(stream, *map(len, names)) + b"".join(names)
+    name, listed, key = table.encode(), columns.encode(), token.encode()
+    return _NAMES.pack(stream, len(name), len(listed), len(key)) + name + listed + key
 
 
 def _read_block(sequence: int, body: memoryview) -> JournalBlock:
@@ -527,7 +527,7 @@ class JournalWriter:
         acknowledged = self._synced if self._durable else self.last_sequence
         numbers = (sequence, acknowledged)
         head = _entry_head(self.journal_id.bytes, numbers, kind, prefix, rest)
-        _write(self._fd, (head, prefix, rest), self._at)
+        _write(self._fd, (head, prefix, rest), ENTRY_BYTES + length, self._at)
         self._at += ENTRY_BYTES + length + _padding(length)
         self.last_sequence = self._segments[-1].last_sequence = sequence
         return sequence
@@ -551,10 +551,10 @@ class JournalWriter:
             if self._durable:
                 self.sync()  # a segment exists only if all before it are whole
             head = _head_bytes(self.journal_id, number, sequence, self.streams)
-            _write(fd, (head,), 0)
+            _write(fd, (head,), len(head), 0)
             numbers = (sequence, self._synced if self._durable else self.last_sequence)
             entry = _entry_head(self.journal_id.bytes, numbers, TOKENS, b"", tokens)
-            _write(fd, (entry, tokens), HEAD_BYTES)
+            _write(fd, (entry, tokens), ENTRY_BYTES + len(tokens), HEAD_BYTES)
             if self._durable:
                 _flush(fd)
                 _flush_directory(self._directory)
@@ -586,9 +586,9 @@ def _flush_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def _write(fd: int, parts: Sequence[bytes], at: int) -> None:
+def _write(fd: int, parts: Sequence[bytes], whole: int, at: int) -> None:
+    """`whole`: bytes of all parts."""
     written = os.pwritev(fd, parts, at)
-    whole = sum(map(len, parts))
     if written < whole:
         rest = b"".join(parts)
         while written < whole:

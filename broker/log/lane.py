@@ -83,6 +83,8 @@ class Lane:
         self._away = False  # the engine does not answer
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
+        self.has_ended = False
+        """Whether the lane sends nothing more, because of its lease or a bug."""
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -140,15 +142,11 @@ class Lane:
                 kept.append(append)
         self._queue = kept
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the lane sends nothing more, because of its lease or a bug."""
-        return self._ended.is_set()
-
     def end(self, why: str) -> None:
         """Send nothing more and answer every waiting client, even while an insert hangs."""
         if self.has_ended:
             return
+        self.has_ended = True
         self._ended.set()
         self._wake.set()
         for append in self._in_block:

@@ -42,7 +42,8 @@ class OpenLogs(ABC):
         """
 
     def find(self, topic_id: UUID, partition: int) -> PartitionLog | None:
-        return self._logs.get(topic_id, {}).get(partition)
+        logs = self._logs.get(topic_id)
+        return None if logs is None else logs.get(partition)
 
     def all(self) -> list[PartitionLog]:
         return [one for logs in self._logs.values() for one in logs.values()]

@@ -16,7 +16,7 @@ batch that was refused for now, broker/api/produce.py answers that error (broker
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol._batches import BatchHeader
 from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
@@ -25,8 +25,7 @@ BATCHES_KEPT = 5
 _SEQUENCES = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRange:
+class SequenceRange(NamedTuple):
     """Sequences first..last (wrapping at 2^31) that are stored from `first_offset` on."""
 
     first: int
@@ -53,8 +52,7 @@ def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> 
     return SequenceRange((last_sequence - length) % _SEQUENCES, last_sequence, last_offset - length)
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerEntry:
+class ProducerEntry(NamedTuple):
     """What a partition knows about one producer. `last_append_ms` is by the wall clock, for expiry.
 
     `begins_at` is the sequence that must come first while `ranges` is empty.
@@ -111,16 +109,16 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
                 f"{header.base_sequence}, not 0"
             )
         return None
+    if header.base_sequence == entry.next_sequence:
+        return None
     for known in entry.ranges:
         offset = _offset_in(known, header, exact=not entry.recovered)
         if offset is not None:
             return offset
-    if header.base_sequence != entry.next_sequence:
-        raise OutOfOrderSequenceNumber(
-            f"producer {header.producer_id} sent sequence {header.base_sequence}, "
-            f"expected {entry.next_sequence}"
-        )
-    return None
+    raise OutOfOrderSequenceNumber(
+        f"producer {header.producer_id} sent sequence {header.base_sequence}, "
+        f"expected {entry.next_sequence}"
+    )
 
 
 def _offset_in(known: SequenceRange, header: BatchHeader, exact: bool) -> int | None:

@@ -124,7 +124,8 @@ class TailCache:
     def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
         """Append a batch that is stored, and drop the oldest of all partitions to make room."""
         size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
-        tail.append(batch._replace(position=self._progress.appended))
+        base_offset, last_offset, data, _ = batch
+        tail.append(CachedBatch(base_offset, last_offset, data, self._progress.appended))
         self._order.append((tail, size))
         self._size += size
         in_engine = self._progress.in_engine

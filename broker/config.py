@@ -158,7 +158,14 @@ class Settings(BaseSettings):
         65_536, "records", "No further batch is added to an insert of this many records"
     )
     decompressed_max_bytes: int = _bytes(
-        128 * _MIB, "Largest record batch once decompressed", ge=1024, le=_INT32_MAX
+        32 * _MIB,
+        "Largest compressed batch when it is decompressed, with 71 bytes more for each record",
+        ge=1024,
+        le=_INT32_MAX,
+    )
+    decompression_ratio_max: int = _count(1000, "bytes", "Most that a byte may become above 8 MiB")
+    decompression_memory_bytes: int = _bytes(
+        0, "Memory for large batches that are decompressed; 0 for 1/16 of the machine's", ge=0
     )
     tail_cache_bytes: int = _bytes(
         128 * _MIB, "Memory for the latest batches, for consumers that keep up", ge=0
@@ -351,6 +358,12 @@ class Settings(BaseSettings):
         return None if self.advertised is None else parse_address(self.advertised)
 
     @property
+    def decompression_budget_bytes(self) -> int:
+        """`decompression_memory_bytes` on this machine: enough for one batch of the largest."""
+        own = self.decompression_memory_bytes
+        return max(own or memory_bytes() // 16, self.decompressed_max_bytes)
+
+    @property
     def sql(self) -> SqlSettings:
         """The settings `sql_*`, for the HTTP interface."""
         secret = self.sql_password
@@ -384,6 +397,7 @@ class Settings(BaseSettings):
         """Settings whose value is worked out from what the machine has."""
         sql = self.sql_limits
         return {
+            "decompression_memory_bytes": self.decompression_budget_bytes,
             "sql_memory_bytes": sql.memory_bytes,
             "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
             "sql_max_queries": sql.max_queries,

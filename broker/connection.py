@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         """The response, which comes now or later."""
         try:
             if request.message is not None:
-                context = RequestContext(self._broker, request.header, self._peer, APIS)
+                context = RequestContext(self._broker, request.header, self._peer, APIS, self)
                 return asyncio.ensure_future(request.api.handler(context, request.message))
             response: asyncio.Future[Response] = self._loop.create_future()
             response.set_result(unsupported_api_versions(APIS))
@@ -216,6 +216,11 @@ class Connection(asyncio.Protocol):
     @property
     def _closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client is gone."""
+        return self._transport is None
 
     @property
     def idle(self) -> bool:

@@ -33,7 +33,7 @@ from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
-from broker.wiring import append_limits, group_coordinator, journal_limits
+from broker.wiring import append_limits, decompressions, group_coordinator, journal_limits
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
@@ -73,12 +73,14 @@ class SingleNode:
         cluster_id: str,
     ) -> None:
         registry = TableRegistry(engine)
+        self._decompressions = decompressions(settings)
         self.appender = Appender(
             engine,
             TailCache(settings.tail_cache_bytes, engine),
             settings.lanes,
             append_limits(settings),
             EndlessLease(uuid4()),
+            self._decompressions,
         )
         row_sources = SingleRowSource(engine, engine)
         self.rollup = Rollup(engine.patient, self.appender, wall_ms)
@@ -151,6 +153,7 @@ class SingleNode:
         async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
             parts.push_async_callback(self.topics.close)
             parts.push_async_callback(self.broker.cold_reader.close)
+            parts.callback(self._decompressions.close)
             parts.push_async_callback(self.appender.close)
             parts.push_async_callback(self.rollup.close)
             parts.push_async_callback(self.removals.close)

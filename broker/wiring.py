@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from broker.config import Settings
 from broker.log.block import AppendLimits
+from broker.log.decompression import Decompressions
 from common.clock import MINUTE_MS, Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
@@ -35,7 +36,12 @@ def append_limits(settings: Settings) -> AppendLimits:
         settings.decompressed_max_bytes,
         settings.linger_ms,
         settings.producer_id_expiration_ms,
+        settings.decompression_ratio_max,
     )
+
+
+def decompressions(settings: Settings) -> Decompressions:
+    return Decompressions(settings.decompression_budget_bytes, append_limits(settings))
 
 
 def journal_limits(settings: Settings) -> JournalLimits:

@@ -35,7 +35,7 @@ from protocol._bytes cimport (
 )
 
 from protocol.columns import COLUMNS, column_head
-from protocol.errors import InvalidRecord, RecordsWithoutKey
+from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 
 
 cdef enum:
@@ -208,6 +208,42 @@ cdef RecordFault _read_records(
     return OK
 
 
+cdef enum LengthFault:
+    NONE
+    TOO_MANY
+    LENGTH_CUT
+    NO_LENGTH
+    TOO_LONG
+
+
+cdef LengthFault _skip_records(
+    const uint8_t *data,
+    int64_t available,
+    int64_t count,
+    int64_t max_bytes,
+    int64_t *index,
+    int64_t *at,
+    int32_t *size,
+) noexcept nogil:
+    """Goes from length to length, until one is not complete or not accepted."""
+    cdef const uint8_t *p
+    cdef const uint8_t *end = data + available
+    while at[0] < available:
+        if index[0] == count:
+            return TOO_MANY
+        p = data + at[0]
+        if not read_zigzag(&p, end, size):
+            # A length has at most 5 bytes.
+            return LENGTH_CUT if end - p >= 5 else NONE
+        if size[0] < 1:
+            return NO_LENGTH
+        if size[0] > max_bytes:
+            return TOO_LONG
+        at[0] = p - data + size[0]
+        index[0] += 1
+    return NONE
+
+
 cdef _check_keys(const uint8_t *nulls, int64_t count):
     """Raises RecordsWithoutKey unless every record has a key: `nulls` has a byte for each."""
     cdef int64_t i
@@ -374,6 +410,44 @@ cdef void _write_block(
 
 
 # --- what Python sees ---
+
+
+cdef class RecordLengths:
+    """Checks lengths during decompression: see `protocol.decode_batches.RecordLengths`."""
+
+    cdef int64_t _count
+    cdef int64_t _max_bytes
+    cdef int64_t _index
+    cdef int64_t _at
+
+    def __cinit__(self, int64_t count, int64_t max_bytes):
+        self._count = count
+        self._max_bytes = max_bytes
+
+    def check(self, data):
+        cdef Py_buffer view
+        cdef LengthFault fault
+        cdef int32_t size = 0
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            with nogil:
+                fault = _skip_records(
+                    <const uint8_t *>view.buf, view.len, self._count, self._max_bytes,
+                    &self._index, &self._at, &size
+                )
+        finally:
+            PyBuffer_Release(&view)
+        if fault == TOO_MANY:
+            raise InvalidRecord(f"record batch has more than its {self._count} records")
+        if fault == LENGTH_CUT:
+            raise InvalidRecord(f"record {self._index} of {self._count}: {_FAULTS[BAD_VARINT]}")
+        if fault == NO_LENGTH:
+            raise InvalidRecord(f"record {self._index} of {self._count} has length {size}")
+        if fault == TOO_LONG:
+            raise MessageTooLarge(
+                f"record {self._index} has {size} bytes when it is decompressed; at most "
+                f"{self._max_bytes} are accepted (max.message.bytes)"
+            )
 
 
 cdef class BlockBuilder:

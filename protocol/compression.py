@@ -15,6 +15,7 @@ import gzip as gzip_file
 import io
 import struct
 import zlib
+from collections import deque
 from enum import IntEnum
 from typing import Final, Protocol
 
@@ -81,6 +82,66 @@ class _Gunzip:
         return self._zlib.decompress(tail or data, max_length)
 
 
+class Decompression:
+    """The records section of a batch while it is decompressed, one piece after the other.
+
+    Its errors are those of `decompress`.
+    """
+
+    def __init__(self, codec: int, payload: bytes | memoryview, limit_bytes: int) -> None:
+        """`payload` must be compressed: `codec` is not 0."""
+        self._pieces: _StreamPieces | _SnappyPieces
+        if codec == Codec.GZIP:
+            self._pieces = _StreamPieces("gzip", _Gunzip(), payload)
+        elif codec == Codec.SNAPPY:
+            self._pieces = _SnappyPieces(memoryview(payload), limit_bytes)
+        elif codec == Codec.LZ4:
+            _check_lz4_blocks(payload)
+            self._pieces = _StreamPieces("lz4", lz4.frame.LZ4FrameDecompressor(), payload)
+        elif codec == Codec.ZSTD:
+            options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+            self._pieces = _StreamPieces("zstd", zstd.ZstdDecompressor(options=options), payload)
+        else:
+            raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+        # A decoder copies the input that it has not used: pieces as long as the input keep that
+        # copying linear.
+        self._least_bytes = len(payload)
+        self._limit_bytes = limit_bytes
+        # BytesIO returns its buffer without a copy, so the output is in memory once.
+        self._output = io.BytesIO()
+
+    @property
+    def claimed_bytes(self) -> int:
+        """How long the output says that it is, if its codec always says so; else 0."""
+        return self._pieces.claimed_bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._output.tell()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._pieces.eof
+
+    def advance(self, piece_bytes: int) -> None:
+        """Decompress about `piece_bytes` more; more than that only if `payload` is longer, or for
+        a Snappy block, which comes as a whole."""
+        room = self._limit_bytes - self._output.tell()
+        piece = self._pieces.next(min(max(piece_bytes, self._least_bytes), room + 1))
+        if len(piece) > room:
+            raise _too_large(self._limit_bytes)
+        self._output.write(piece)
+
+    def so_far(self) -> memoryview:
+        """What is decompressed. It must be released before the next piece."""
+        return self._output.getbuffer()
+
+    def result(self) -> bytes:
+        """All of it, when it is finished."""
+        return self._output.getvalue()
+
+
 def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> bytes:
     """The records section of a batch whose attributes name `codec`.
 
@@ -91,17 +152,10 @@ def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> byt
         if len(payload) > limit_bytes:
             raise _too_large(limit_bytes)
         return bytes(payload)
-    if codec == Codec.GZIP:
-        return _stream("gzip", _Gunzip(), payload, limit_bytes)
-    if codec == Codec.SNAPPY:
-        return _snappy(memoryview(payload), limit_bytes)
-    if codec == Codec.LZ4:
-        _check_lz4_blocks(payload)
-        return _stream("lz4", lz4.frame.LZ4FrameDecompressor(), payload, limit_bytes)
-    if codec == Codec.ZSTD:
-        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-        return _stream("zstd", zstd.ZstdDecompressor(options=options), payload, limit_bytes)
-    raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+    decompression = Decompression(codec, payload, limit_bytes)
+    while not decompression.is_finished:
+        decompression.advance(_PIECE_BYTES)
+    return decompression.result()
 
 
 def compress(codec: int, payload: bytes | memoryview) -> bytes:
@@ -129,48 +183,67 @@ def _too_large(limit_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(f"record batch is larger than {limit_bytes} bytes when decompressed")
 
 
-def _stream(
-    name: str, decompressor: _Decompressor, payload: bytes | memoryview, limit_bytes: int
-) -> bytes:
-    # BytesIO returns its buffer without a copy, so the output is in memory once. A decoder copies
-    # the input that it has not used: pieces as long as the input keep that copying linear.
-    piece_bytes = max(_PIECE_BYTES, len(payload))
-    output = io.BytesIO()
-    data: bytes | memoryview = payload
-    while not decompressor.eof:
-        room = limit_bytes - output.tell()
+class _StreamPieces:
+    """The output of a stream decoder."""
+
+    claimed_bytes = 0
+
+    def __init__(self, name: str, decompressor: _Decompressor, payload: bytes | memoryview) -> None:
+        self._name = name
+        self._decompressor = decompressor
+        self._input: bytes | memoryview = payload
+
+    @property
+    def eof(self) -> bool:
+        return self._decompressor.eof
+
+    def next(self, max_bytes: int) -> bytes:
+        decompressor = self._decompressor
         try:
-            piece = decompressor.decompress(data, min(piece_bytes, room + 1))
+            piece = decompressor.decompress(self._input, max_bytes)
         except (zlib.error, RuntimeError, zstd.ZstdError, EOFError) as error:
-            raise CorruptMessage(f"record batch is not valid {name}: {error}") from error
-        if len(piece) > room:
+            raise CorruptMessage(f"record batch is not valid {self._name}: {error}") from error
+        self._input = b""
+        if decompressor.eof:
+            if decompressor.unused_data:
+                raise CorruptMessage(f"bytes follow the {self._name} stream of a record batch")
+        elif not piece:
+            raise CorruptMessage(f"record batch is cut: its {self._name} stream has no end")
+        return piece
+
+
+class _SnappyPieces:
+    """The output of Snappy blocks, each of which says how long it will be."""
+
+    def __init__(self, payload: memoryview, limit_bytes: int) -> None:
+        if bytes(payload[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            blocks = _xerial_blocks(payload)
+        else:
+            blocks = [payload]
+        self._blocks = deque((block, _snappy_size(block)) for block in blocks)
+        self.claimed_bytes = sum(size for _, size in self._blocks)
+        if self.claimed_bytes > limit_bytes:
             raise _too_large(limit_bytes)
-        if not piece and not decompressor.eof:
-            raise CorruptMessage(f"record batch is cut: its {name} stream has no end")
-        output.write(piece)
-        data = b""
-    if decompressor.unused_data:
-        raise CorruptMessage(f"bytes follow the {name} stream of a record batch")
-    return output.getvalue()
 
+    @property
+    def eof(self) -> bool:
+        return not self._blocks
 
-def _snappy(payload: memoryview, limit_bytes: int) -> bytes:
-    if bytes(payload[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
-        blocks = _xerial_blocks(payload)
-    else:
-        blocks = [payload]
-    sizes = [_snappy_size(block) for block in blocks]
-    size = sum(sizes)
-    if size > limit_bytes:
-        raise _too_large(limit_bytes)
-    output = bytearray(size)
-    position = 0
-    with memoryview(output) as view:
-        for block, block_size in zip(blocks, sizes, strict=True):
-            with view[position : position + block_size] as place:
-                _snappy_block(block, place)
-            position += block_size
-    return bytes(output)
+    def next(self, max_bytes: int) -> bytearray:
+        """One block at least."""
+        taken = [self._blocks.popleft()]
+        size = taken[0][1]
+        while self._blocks and size + self._blocks[0][1] <= max_bytes:
+            size += self._blocks[0][1]
+            taken.append(self._blocks.popleft())
+        output = bytearray(size)
+        position = 0
+        with memoryview(output) as view:
+            for block, block_size in taken:
+                with view[position : position + block_size] as place:
+                    _snappy_block(block, place)
+                position += block_size
+        return output
 
 
 def _xerial_blocks(payload: memoryview) -> list[memoryview]:

@@ -27,7 +27,7 @@ from protocol.batches import (
     BatchHeader,
 )
 from protocol.columns import COLUMNS, MessageRow, column_head
-from protocol.errors import InvalidRecord, RecordsWithoutKey
+from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 from protocol.varints import ByteReader, length_prefixed, varuint, wrap
 
 INDEXES_TOLD: Final = 1000
@@ -35,6 +35,46 @@ INDEXES_TOLD: Final = 1000
 
 # Length, attributes, timestamp and offset delta, key and value length, header count: a byte each.
 _SMALLEST_RECORD: Final = 7
+
+_LENGTH_MAX_BYTES: Final = 5
+
+ROW_BYTES: Final = 71
+"""A row of a block has about so many bytes besides its key, value and headers."""
+
+
+class RecordLengths:
+    """Checks the lengths of a batch's records while it is being decompressed.
+
+    So a batch that cannot be stored is refused at its first bad record, not at its end. What
+    `BlockBuilder.append` checks besides is not checked here.
+    """
+
+    def __init__(self, count: int, max_bytes: int) -> None:
+        """`count`: records that the batch claims. `max_bytes`: the largest record accepted."""
+        self._count = count
+        self._max_bytes = max_bytes
+        self._index = 0
+        self._at = 0
+
+    def check(self, data: builtins.bytes | memoryview) -> None:
+        """`data`: all that is decompressed so far. Raises InvalidRecord and MessageTooLarge."""
+        while self._at < len(data):
+            if self._index == self._count:
+                raise InvalidRecord(f"record batch has more than its {self._count} records")
+            start = builtins.bytes(data[self._at : self._at + _LENGTH_MAX_BYTES])
+            if len(start) < _LENGTH_MAX_BYTES and all(byte & 0x80 for byte in start):
+                return  # the length is not complete yet
+            reader = ByteReader(start, InvalidRecord)
+            size = reader.zigzag(32)
+            if size < 1:
+                raise InvalidRecord(f"record {self._index} of {self._count} has length {size}")
+            if size > self._max_bytes:
+                raise MessageTooLarge(
+                    f"record {self._index} has {size} bytes when it is decompressed; at most "
+                    f"{self._max_bytes} are accepted (max.message.bytes)"
+                )
+            self._at += len(start) - reader.left + size
+            self._index += 1
 
 
 @dataclass(frozen=True, slots=True)

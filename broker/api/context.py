@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from broker.log.block import Sender
 from broker.node import Broker
 from coordinator.messages import Client
 from protocol.codec import RequestHeader
@@ -25,12 +26,13 @@ class CloseConnection(Exception):
 
 
 class RequestContext(NamedTuple):
-    """One request on one connection. `peer` is the client's HOST:PORT."""
+    """One request on one connection. `peer` is the client's HOST:PORT, `sender` its connection."""
 
     broker: Broker
     header: RequestHeader
     peer: str
     apis: Mapping[int, Api]
+    sender: Sender | None = None
 
     @property
     def version(self) -> int:

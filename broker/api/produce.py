@@ -167,7 +167,9 @@ class _PartitionAppend:
             return
         ctx.broker.refused_batches.tell(self._partition, self._header)
         ctx.broker.appender.append(
-            PendingAppend(self._partition, data.frame, self._header, self._told)
+            PendingAppend(
+                self._partition, data.frame, self._header, self._told, ctx.sender, acks != 0
+            )
         )
 
     def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:

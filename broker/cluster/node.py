@@ -38,6 +38,7 @@ from broker.log.tail_cache import TailCache
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
+from broker.wiring import decompressions
 from common.clock import wall_ms
 from common.tasks import Periodic
 from storage.clickhouse import ClickHouseServer
@@ -91,8 +92,10 @@ class ClusterNode:
         self._view = view = RegistryView(state, cluster.first_map(), ttl_ms)
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache = TailCache(settings.tail_cache_bytes)
+        self._decompressions = decompressions(settings)
         self._hosts = ShardHosts(
-            ShardHost(shard, settings, cache, session) for shard in self._shards
+            ShardHost(shard, settings, cache, session, self._decompressions)
+            for shard in self._shards
         )
         producer_ids = ProducerIds(state)
         served = ServedSlots(cluster.slots)
@@ -193,6 +196,7 @@ class ClusterNode:
                 parts.push_async_callback(shard.close)
             parts.push_async_callback(self._topics.close)
             parts.push_async_callback(self.broker.cold_reader.close)
+            parts.callback(self._decompressions.close)
             for host in self._hosts:
                 parts.push_async_callback(host.close)
             parts.push_async_callback(self._upkeep.close)

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from broker.cluster.session import OwnSession, Tenure
 from broker.config import Settings
 from broker.log.appender import Appender
+from broker.log.decompression import Decompressions
 from broker.log.rollup import CountedMinutes
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SessionWriteLease
@@ -47,12 +48,18 @@ class ShardHost:
     """One shard, as this broker uses it."""
 
     def __init__(
-        self, engine: ShardEngine, settings: Settings, cache: TailCache, session: OwnSession
+        self,
+        engine: ShardEngine,
+        settings: Settings,
+        cache: TailCache,
+        session: OwnSession,
+        decompressions: Decompressions,
     ) -> None:
         self.name = engine.name
         self.engine = engine
         self._settings = settings
         self._cache = cache
+        self._decompressions = decompressions
         self._session = session
         self.rows = RowLane(engine, settings.lanes, uuid4(), self)
         self.groups = group_coordinator(settings, engine, self.rows, self)
@@ -99,6 +106,7 @@ class ShardHost:
             self._settings.lanes,
             append_limits(self._settings),
             SessionWriteLease(tenure, self.name),
+            self._decompressions,
         )
         self._floor_ms = max(self._floor_ms, counted or 0)
         await appender.no_row_before(self._floor_ms)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Collection
 
 from broker.log.block import AppendLimits, PendingAppend
+from broker.log.decompression import Decompressions
 from broker.log.lane import Lane
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
@@ -30,8 +31,9 @@ class Appender:
         lanes: int,
         limits: AppendLimits,
         lease: WriteLease,
+        decompressions: Decompressions,
     ) -> None:
-        self._lanes = [Lane(n, engine, cache, limits, lease) for n in range(lanes)]
+        self._lanes = [Lane(n, engine, cache, limits, lease, decompressions) for n in range(lanes)]
 
     def start(self) -> None:
         """Start the lanes: what was queued before is stored now."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from broker.log.batch_records import BatchRecords
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import comes_after, find_duplicate, first_entry
 from broker.log.tail_cache import CachedBatch
 from protocol._batches import BatchHeader, stamp_batch
 from protocol._decode_batches import BlockBuilder
-from protocol.compression import decompress
 from protocol.errors import KafkaError, OutOfOrderSequenceNumber
 
 log = logging.getLogger(__name__)
@@ -45,25 +45,43 @@ class AppendLimits:
     decompressed_max_bytes: int
     linger_ms: int
     producer_id_expiration_ms: int
+    decompression_ratio_max: int
+
+
+class Sender(Protocol):
+    """Where a batch came from: a connection."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is closed."""
 
 
 @dataclass(slots=True)
 class PendingAppend:
     """One batch whose producer waits for an answer.
 
-    `told` is called once, with the outcome, and calls nothing of the lane.
+    `told` is called once, with the outcome, and calls nothing of the lane. `decompressed`: its
+    records, or why it is refused, if it was not decompressed by its lane.
     """
 
     partition: PartitionLog
     records: bytes
     header: BatchHeader
     told: Callable[[Outcome], None]
+    sender: Sender | None = None
+    expects_answer: bool = True
     is_answered: bool = False
+    decompressed: bytes | KafkaError | None = None
 
     @property
     def size(self) -> int:
         """Bytes of the batch."""
         return self.header.end - self.header.start
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its client left without waiting for the answer. With acks=0 none waits."""
+        return self.expects_answer and self.sender is not None and self.sender.has_left
 
     def answer(self, outcome: Outcome) -> None:
         """Does nothing for a producer that has been answered."""
@@ -92,6 +110,9 @@ class PendingBlock:
     data: bytes = b""
     rows: int = 0
     left_over: list[PendingAppend] = field(default_factory=list)
+    set_aside: list[tuple[PendingAppend, BatchRecords | None]] = field(default_factory=list)
+    """Batches that are large when decompressed, and what is done of that; later batches of their
+    partitions, in order."""
 
     def answer_all(self) -> None:
         """The block is stored: every append gets its answer."""
@@ -112,19 +133,29 @@ def build_block(
     """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
 
     Decompressed batches may be much larger than what was received: those that do not fit stay
-    in `left_over`, for the next block.
+    in `left_over`, for the next block. Those that would take long to decompress are in `set_aside`.
     """
     builder = BlockBuilder(append_time_ms)
     block = PendingBlock(append_time_ms)
+    waiting: set[PartitionLog] = set()
+    begun_bytes = 0
     for position, append in enumerate(appends):
-        if builder.bytes >= limits.block_max_bytes:
+        if builder.bytes + begun_bytes >= limits.block_max_bytes:
             block.left_over = appends[position:]
             break
         if append.is_answered:
             append.partition.note_refused(append.header)
             continue
+        if append.partition in waiting:
+            block.set_aside.append((append, None))
+            continue
         try:
             answer: Outcome = _add(append, builder, block, limits)
+        except _IsLarge as large:
+            block.set_aside.append((append, large.begun))
+            waiting.add(append.partition)
+            begun_bytes += large.begun.size
+            continue
         except KafkaError as error:
             # A copy: the tracebacks of the error and its cause hold the batch and its decompressed
             # data, in a cycle that only a full garbage collection finds (measured: 1.3 GB after
@@ -140,7 +171,7 @@ def build_block(
 def _add(
     append: PendingAppend, builder: BlockBuilder, block: PendingBlock, limits: AppendLimits
 ) -> Appended:
-    """Put one batch into the block, unless it is a duplicate. Raises `KafkaError`."""
+    """Put one batch into the block, unless it is a duplicate. Raises `KafkaError`, `_IsLarge`."""
     partition, header, now_ms = append.partition, append.header, block.append_time_ms
     if partition.closed is not None:
         raise partition.closed
@@ -158,7 +189,7 @@ def _add(
 
     payload = memoryview(append.records)[header.start + 61 : header.end]
     if header.codec:
-        payload = memoryview(decompress(header.codec, payload, limits.decompressed_max_bytes))
+        payload = memoryview(_decompressed(append, limits))
     base_offset = partition.next_offset
     builder.append(
         partition.topic.name,
@@ -184,6 +215,38 @@ def _add(
     last_offset = base_offset + header.count - 1
     block.new_batches.append((partition, CachedBatch(base_offset, last_offset, data)))
     return Appended(base_offset, answered_ms)
+
+
+class _IsLarge(Exception):
+    """A batch is larger than what a lane decompresses itself."""
+
+    def __init__(self, begun: BatchRecords) -> None:
+        super().__init__()
+        self.begun = begun
+
+
+def compressed_records(append: PendingAppend, limits: AppendLimits) -> BatchRecords:
+    """To decompress the batch. Raises `KafkaError` if its header alone breaks a limit."""
+    return BatchRecords(
+        append.records,
+        append.header,
+        limits.decompressed_max_bytes,
+        limits.decompression_ratio_max,
+        append.partition.topic.config.max_message_bytes,
+    )
+
+
+def _decompressed(append: PendingAppend, limits: AppendLimits) -> bytes:
+    """Raises `KafkaError`, and `_IsLarge`."""
+    found = append.decompressed
+    if isinstance(found, KafkaError):
+        raise found
+    if found is not None:
+        return found
+    records = compressed_records(append, limits)
+    if not records.advance_inline():
+        raise _IsLarge(records)
+    return records.result()
 
 
 def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.log.block import (
@@ -28,7 +28,9 @@ from broker.log.block import (
     PendingBlock,
     build_block,
 )
+from broker.log.decompression import Decompressions
 from broker.log.fence import block_token
+from broker.log.large_batches import LargeBatches
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
@@ -67,6 +69,7 @@ class Lane:
         cache: TailCache,
         limits: AppendLimits,
         lease: WriteLease,
+        decompressions: Decompressions,
     ) -> None:
         self._number = number
         self._engine = engine
@@ -82,6 +85,8 @@ class Lane:
         self._is_sent = False  # whether that block was sent to the engine
         self._away = False  # the engine does not answer
         self._wake = asyncio.Event()
+        self._large = LargeBatches(decompressions, self._wake.set)
+        self._is_turn_of_large = False
         self._closing = asyncio.Event()
         self.has_ended = False
         """Whether the lane sends nothing more, because of its lease or a bug."""
@@ -141,6 +146,10 @@ class Lane:
             else:
                 kept.append(append)
         self._queue = kept
+        for append in self._large.remove(partitions):
+            append.answer(
+                NotLeaderOrFollower(f"{append.partition} is handed over to another broker")
+            )
 
     def end(self, why: str) -> None:
         """Send nothing more and answer every waiting client, even while an insert hangs."""
@@ -155,9 +164,14 @@ class Lane:
                 if self._is_sent
                 else NotLeaderOrFollower(why)
             )
-        for append in self._queue:
+        for append in self._take_queued():
             append.answer(NotLeaderOrFollower(why))
-        self._queue.clear()
+
+    def _take_queued(self) -> Iterator[PendingAppend]:
+        """Everything that waits for a block, to refuse it."""
+        yield from self._large.remove_all()  # it is in front of what is queued
+        queue, self._queue = self._queue, deque()
+        yield from queue
 
     def append_time_ms(self) -> int:
         """The append_time of the block in flight, or of one that would be built now."""
@@ -172,14 +186,16 @@ class Lane:
             await self._wake.wait()
             if self.has_ended:
                 return
-            if not self._queue:
-                if self._closing.is_set():
+            if not self._queue and not self._large.has_ready:
+                if self._closing.is_set() and not self._large:
                     return
                 self._wake.clear()
                 continue
             if self._limits.linger_ms and not self._closing.is_set():
                 await event_within(self._closing, self._limits.linger_ms / 1000)
             self._in_block = self._next_appends()
+            if not self._in_block:
+                continue
             self._settled.clear()
             patience = self._lose_patience_later()
             try:
@@ -200,17 +216,28 @@ class Lane:
                 self._away = False
                 self._is_sent = False
                 self._in_block = []
+                self._large.end_block()
                 self._append_time_ms = None
                 self._settled.set()
 
     def _next_appends(self) -> list[PendingAppend]:
-        """Take the appends of the next block out of the queue."""
+        """Take the appends of the next block out of the queue, or large ones: they take turns.
+
+        So an ordinary batch waits for one block of large ones at most.
+        """
+        if self._large.has_ready and (self._is_turn_of_large or not self._queue):
+            self._is_turn_of_large = False
+            return self._large.next_appends(self._limits.block_max_bytes)
+        self._is_turn_of_large = True
         appends: list[PendingAppend] = []
         size = rows = 0
         while self._queue and size < self._limits.block_max_bytes and (
             rows < self._limits.block_max_rows
         ):  # fmt: skip
             append = self._queue.popleft()
+            if self._large.holds(append.partition):
+                self._large.add(append)
+                continue
             appends.append(append)
             size += append.size
             rows += append.header.count
@@ -238,7 +265,7 @@ class Lane:
             block = await asyncio.get_running_loop().run_in_executor(
                 self._thread, build_block, appends, self._limits, append_time_ms
             )
-        self._queue.extendleft(reversed(block.left_over))
+        self._keep(block)
         if block.rows:
             self._block_number += 1
             token = block_token(self._identity, self._number, self._block_number)
@@ -252,6 +279,14 @@ class Lane:
             self.resolved = self._block_number
         self._check_lease(append_time_ms)
         self._publish(block)
+
+    def _keep(self, block: PendingBlock) -> None:
+        """What is not in the block: it waits for a later one, in order."""
+        for append in reversed(block.left_over):
+            if not self._large.put_back(append):
+                self._queue.appendleft(append)
+        for append, begun in block.set_aside:
+            self._large.add(append, begun)
 
     async def _recover_producer(self, append: PendingAppend) -> None:
         try:
@@ -345,9 +380,8 @@ class Lane:
         """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
         log.warning("lane %d: its shard does not answer; its clients are refused", self._number)
         self._away = True
-        for append in self._queue:
+        for append in self._take_queued():
             append.refuse(NotLeaderOrFollower("the shard does not answer"))
-        self._queue.clear()
         for append in self._in_block:
             append.answer(RequestTimedOut("the shard does not answer; the records may be stored"))
 

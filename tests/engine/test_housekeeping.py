@@ -17,6 +17,7 @@ from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
+from broker.wiring import decompressions
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
@@ -63,7 +64,9 @@ class HousekeptCluster:
         assert self.known.slot_map is not None
         own = own_session(self.known.slot_map)
         begin_session(own, self.known.session_id)
-        hosts = ShardHosts([ShardHost(self.shard, Settings(), TailCache(0), own)])
+        settings = Settings()
+        host = ShardHost(self.shard, settings, TailCache(0), own, decompressions(settings))
+        hosts = ShardHosts([host])
         self.keeping = Housekeeping(
             self.known, self.registry, self.catalog, hosts, 0, lambda: self.now_ms
         )

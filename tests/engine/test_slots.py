@@ -18,6 +18,7 @@ from broker.config import Settings
 from broker.log.open_logs import OpenLogs
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
+from broker.wiring import decompressions
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
@@ -56,7 +57,9 @@ class OneBroker:
         self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
         self.tenure = begin_session(self.session, 1)
         shard = embedded_shard(SHARD, engine)
-        self.host = ShardHost(shard, settings, TailCache(1 << 20), self.session)
+        self.host = ShardHost(
+            shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
+        )
         hosts = ShardHosts([self.host])
         served = ServedSlots(1)
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))

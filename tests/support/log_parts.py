@@ -17,6 +17,7 @@ from broker.effective_configs import effective
 from broker.led_partitions import LedPartitions
 from broker.log.appender import Appender
 from broker.log.block import Appended, AppendLimits, Outcome, PendingAppend
+from broker.log.decompression import Decompressions
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
@@ -42,6 +43,7 @@ LIMITS = AppendLimits(
     decompressed_max_bytes=128 << 20,
     linger_ms=0,
     producer_id_expiration_ms=86_400_000,
+    decompression_ratio_max=1000,
 )
 NOTHING_FRESH = 2**62
 """As `first_fresh_producer_id`: any producer may have rows from before."""
@@ -69,7 +71,12 @@ def make_appender(
     lease: WriteLease | None = None,
 ) -> Appender:
     appender = Appender(
-        engine, cache or TailCache(64 << 20), lanes, limits, lease or EndlessLease(uuid4())
+        engine,
+        cache or TailCache(64 << 20),
+        lanes,
+        limits,
+        lease or EndlessLease(uuid4()),
+        Decompressions(256 << 20, limits),
     )
     appender.start()
     return appender

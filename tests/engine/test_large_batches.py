@@ -1,0 +1,221 @@
+"""Batches that a lane does not decompress itself: order, turns, the budget, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from broker.log.appender import Appender
+from broker.log.block import Appended, Outcome, PendingAppend
+from broker.log.decompression import Decompressions
+from broker.log.partition import PartitionLog
+from broker.log.tail_cache import TailCache
+from broker.log.write_lease import EndlessLease
+from protocol.compression import compress
+from protocol.errors import (
+    InvalidRecord,
+    MessageTooLarge,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+)
+from storage.embedded import EmbeddedEngine
+from tests.support.log_parts import (
+    LIMITS,
+    ScriptedEngine,
+    append,
+    header_of,
+    make_log,
+    make_topic,
+    plain,
+    stored_values,
+    tail_rows,
+)
+from tests.support.record_batches import Batch, Record, batch_of
+
+MIB = 1 << 20
+ROOM = 4 * MIB
+SMALL_LIMITS = replace(LIMITS, decompressed_max_bytes=ROOM)
+
+
+class Lanes:
+    """An appender with one lane, and its budget: two of the largest batches."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.decompressions = Decompressions(2 * ROOM, SMALL_LIMITS)
+        self.appender = Appender(
+            engine, TailCache(64 * MIB), 1, SMALL_LIMITS, EndlessLease(NO_ID), self.decompressions
+        )
+        self.appender.start()
+
+    async def close(self) -> None:
+        await self.appender.close()
+        self.decompressions.close()
+
+
+NO_ID = make_topic().topic_id
+
+
+@pytest.fixture
+async def lanes(scripted: ScriptedEngine) -> AsyncIterator[Lanes]:
+    made = Lanes(scripted)
+    yield made
+    scripted.gate.set()
+    await made.close()
+    assert made.decompressions.used_bytes == 0
+
+
+def compressed(batch: Batch, codec: int = 4) -> bytes:
+    return replace(batch, payload=compress(codec, batch.payload), attributes=codec).data
+
+
+def large(records: int = 3, size: int = MIB - 100) -> bytes:
+    """Far more than a lane decompresses itself."""
+    return compressed(batch_of(*[Record(value=bytes(size))] * records))
+
+
+async def test_batches_behind_a_large_one_stay_in_order(
+    engine: EmbeddedEngine, lanes: Lanes
+) -> None:
+    log = make_log()
+    found = [
+        append(lanes.appender, log, data)
+        for data in (plain(b"a").data, large(), plain(b"b").data, large(2), plain(b"c").data)
+    ]
+    outcomes = await asyncio.gather(*found)
+    assert [outcome.base_offset for outcome in outcomes] == [0, 1, 4, 5, 7]
+    assert [row.offset for row in tail_rows(log)] == list(range(8))
+    assert len(await stored_values(engine, log)) == 8
+
+
+async def test_other_partitions_do_not_wait_for_large_batches(lanes: Lanes) -> None:
+    other = make_log()
+    bombs = [append(lanes.appender, make_log(), large()) for _ in range(20)]
+    assert await append(lanes.appender, other, plain(b"x").data) == Appended(0, -1)
+    assert not any(bomb.done() for bomb in bombs[4:])
+    for offset in range(1, 4):  # turns: one block of large batches, then one of ordinary ones
+        assert await append(lanes.appender, other, plain(b"x").data) == Appended(offset, -1)
+    assert not bombs[-1].done()
+    await asyncio.gather(*bombs)
+
+
+async def test_the_budget_is_never_exceeded_and_connections_take_turns(
+    scripted: ScriptedEngine, lanes: Lanes
+) -> None:
+    class Connection:
+        has_left = False
+
+    greedy, polite = Connection(), Connection()
+    order: list[object] = []
+    done = asyncio.Event()
+
+    def queue(sender: Connection) -> None:
+        data = large()
+
+        def told(outcome: Outcome) -> None:
+            assert isinstance(outcome, Appended)
+            assert lanes.decompressions.used_bytes <= 2 * ROOM
+            order.append(sender)
+            if len(order) == 11:
+                done.set()
+
+        lanes.appender.append(PendingAppend(make_log(), data, header_of(data), told, sender=sender))
+
+    for _ in range(10):
+        queue(greedy)
+    queue(polite)
+    await done.wait()
+    assert order.index(polite) < 4
+
+
+async def test_what_cannot_be_accepted_is_refused_early(lanes: Lanes) -> None:
+    small_records = make_log(make_topic(configs={"max.message.bytes": "10000"}))
+    cases = [
+        (make_log(), Batch(compress(4, bytes(3 * MIB)), 5, attributes=4).data, InvalidRecord),
+        (make_log(), large(2, 3 * MIB // 2), MessageTooLarge),
+        (small_records, compressed(plain(bytes(20_000))), MessageTooLarge),
+        (make_log(), large(10), MessageTooLarge),
+        (make_log(), Batch(compress(4, bytes(100)), 100_000, attributes=4).data, MessageTooLarge),
+        (make_log(), Batch(large()[61:], 2, attributes=4).data, InvalidRecord),
+        (make_log(), Batch(large()[61:], 4, attributes=4).data, InvalidRecord),
+    ]
+    for log, data, error in cases:
+        with pytest.raises(error):
+            await append(lanes.appender, log, data)
+        assert lanes.decompressions.used_bytes == 0
+        assert await append(lanes.appender, log, plain(b"x").data) == Appended(0, -1)
+
+
+async def test_a_ratio_counts_only_above_some_output(scripted: ScriptedEngine) -> None:
+    limits = replace(LIMITS, decompression_ratio_max=100)
+    decompressions = Decompressions(0, limits)
+    appender = Appender(scripted, TailCache(0), 1, limits, EndlessLease(NO_ID), decompressions)
+    appender.start()
+    assert await append(appender, make_log(), large(7)) == Appended(0, -1)
+    with pytest.raises(MessageTooLarge):
+        await append(appender, make_log(), large(10))
+    noise = compressed(batch_of(*[Record(value=os.urandom(MIB // 2)) for _ in range(20)]))
+    assert await append(appender, make_log(), noise) == Appended(0, -1)
+    await appender.close()
+    decompressions.close()
+
+
+async def test_a_batch_whose_client_has_left_is_not_decompressed(
+    engine: EmbeddedEngine, lanes: Lanes
+) -> None:
+    class Connection:
+        has_left = False
+
+    async def outcome_of(*, expects_answer: bool, log: PartitionLog) -> Outcome:
+        sender = Connection()
+        found: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        data = large()
+        lanes.appender.append(
+            PendingAppend(log, data, header_of(data), found.set_result, sender, expects_answer)
+        )
+        sender.has_left = True
+        return await found
+
+    log = make_log()
+    assert isinstance(await outcome_of(expects_answer=True, log=log), RequestTimedOut)
+    assert await outcome_of(expects_answer=False, log=log) == Appended(0, -1)
+
+
+async def test_a_stop_stores_large_batches_too(
+    engine: EmbeddedEngine, scripted: ScriptedEngine
+) -> None:
+    lanes = Lanes(scripted)
+    log = make_log()
+    found = [append(lanes.appender, log, data) for data in (large(), plain(b"x").data)]
+    await asyncio.sleep(0)
+    await lanes.close()
+    assert [(await one).base_offset for one in found] == [0, 3]
+
+
+async def test_a_lane_that_ends_refuses_what_waits_and_returns_the_room(
+    scripted: ScriptedEngine, lanes: Lanes
+) -> None:
+    log = make_log()
+    scripted.gate.clear()
+    found = [append(lanes.appender, log, large()) for _ in range(6)]
+    await scripted.next_insert()
+    lanes.appender.abandon()
+    scripted.gate.set()
+    outcomes = await asyncio.gather(*found, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes[2:]] == [NotLeaderOrFollower] * 4
+
+
+async def test_a_handed_over_partition_refuses_its_large_batches(
+    scripted: ScriptedEngine, lanes: Lanes
+) -> None:
+    log, other = make_log(), make_log()
+    found = [append(lanes.appender, log, large()) for _ in range(6)]
+    kept = append(lanes.appender, other, large())
+    await asyncio.sleep(0)
+    await lanes.appender.release([log])
+    outcomes = await asyncio.gather(*found, return_exceptions=True)
+    assert isinstance(outcomes[-1], NotLeaderOrFollower)
+    assert await kept == Appended(0, -1)

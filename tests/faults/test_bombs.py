@@ -1,0 +1,159 @@
+"""Small compressed batches that are very large when decompressed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from protocol.compression import Codec, compress
+from tests.conftest import RunBroker
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.messages import TIME_MS, Target
+from tests.support.record_batches import Batch, Record, batch_of, decoded
+from tests.support.wire import Wire
+
+MIB: Final = 1 << 20
+BUDGET_BYTES: Final = 48 * MIB
+GROWTH_MAX_BYTES: Final = 700 * MIB
+"""The budget, a few copies of the largest batch on its way into the journal, what waits in the
+journal, and what the engine takes to insert that."""
+CONNECTIONS: Final = 4
+ROUNDS: Final = 5
+
+MESSAGE_TOO_LARGE: Final = 10
+INVALID_RECORD: Final = 87
+VERSION: Final = 9
+
+
+def bomb(codec: Codec, records: int) -> bytes:
+    """A batch that a broker accepts: a record of noise, and others of almost a megabyte of zeros.
+
+    Zeros alone would have a higher ratio than `decompression_ratio_max`.
+    """
+    zeros = [Record(value=bytes(1_000_000))] * (records - 1)
+    batch = batch_of(Record(value=os.urandom(64_000)), *zeros, max_timestamp=TIME_MS)
+    return replace(batch, payload=compress(codec, batch.payload), attributes=int(codec)).data
+
+
+def nothing_but_zeros(codec: Codec, size: int) -> bytes:
+    return Batch(compress(codec, bytes(size)), 14, attributes=int(codec)).data
+
+
+@pytest.fixture(scope="module")
+def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
+    """Every partition is in the same lane."""
+    with run_broker(
+        "bombs",
+        lanes="1",
+        decompression_memory_bytes=str(BUDGET_BYTES),
+        journal_max_bytes=str(96 * MIB),
+        journal_insert_bytes=str(32 * MIB),
+        tail_cache_bytes=str(16 * MIB),
+    ) as started:
+        yield started
+
+
+def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: BrokerProcess) -> None:
+    # Snappy becomes 21 times as large at most.
+    bombs = [bomb(Codec.GZIP, 30), bomb(Codec.SNAPPY, 16), bomb(Codec.LZ4, 30)]
+    bombs.append(bomb(Codec.ZSTD, 30))
+    with ExitStack() as open_wires:
+        polite = open_wires.enter_context(Wire(broker))
+        others = messages.create_topic(polite, "polite")
+        bombed = messages.create_topic(polite, "bombed", CONNECTIONS)
+        produce_one(polite, others, 0)
+        before = broker.rss_bytes()
+        attackers = [open_wires.enter_context(Wire(broker, limit_s=60)) for _ in range(CONNECTIONS)]
+        sent = [
+            (wire, wire.send_request(request, VERSION), request)
+            for number in range(ROUNDS)
+            for partition, wire in enumerate(attackers)
+            for request in [
+                messages.produce(
+                    bombed, bombs[(number + partition) % len(bombs)], partition=partition
+                )
+            ]
+        ]
+        answers: list[int] = []
+        largest = [0]
+
+        def read_answers() -> None:
+            for wire, correlation_id, request in sent:
+                answer = wire.receive_response(request, VERSION, correlation_id)
+                answers.append(answer.responses[0].partition_responses[0].error_code)
+                largest[0] = max(largest[0], broker.rss_bytes())
+
+        reading = threading.Thread(target=read_answers)
+        reading.start()
+        stored = 1
+        while len(answers) < len(sent) and reading.is_alive():
+            produce_one(polite, others, stored)
+            stored += 1
+        reading.join()
+        assert answers == [0] * len(sent)
+        # Each waits for one block of large batches at most. Without turns the first one waits for
+        # all of them.
+        assert stored > len(sent) // 4, stored
+        print(f"{stored} polite records, {(largest[0] - before) / MIB:.0f} MiB more memory")
+        assert largest[0] - before < GROWTH_MAX_BYTES
+        for partition in range(CONNECTIONS):
+            ends = polite.ask(messages.fetch(bombed, 0, partition=partition), 12)
+            assert ends.responses[0].partitions[0].high_watermark == sum(
+                16 if (number + partition) % len(bombs) == 1 else 30 for number in range(ROUNDS)
+            )
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_zeros_are_refused_before_they_are_decompressed(
+    broker: BrokerProcess, codec: Codec
+) -> None:
+    """Decompressing all of it would take many times the bound."""
+    data = nothing_but_zeros(codec, 100 * MIB)
+    with ExitStack() as open_wires:
+        polite = open_wires.enter_context(Wire(broker))
+        target = messages.create_topic(polite, f"zeros-{codec.name}", 2)
+        before = broker.rss_bytes()
+        attackers = [open_wires.enter_context(Wire(broker, limit_s=60)) for _ in range(CONNECTIONS)]
+        request = messages.produce(target, data, partition=1)
+        sent = [
+            (wire, wire.send_request(request, VERSION)) for _ in range(ROUNDS) for wire in attackers
+        ]
+        produce_one(polite, target, 0)
+        for wire, correlation_id in sent:
+            answer = wire.receive_response(request, VERSION, correlation_id)
+            found = answer.responses[0].partition_responses[0].error_code
+            assert found == INVALID_RECORD
+        assert broker.rss_bytes() - before < 60 * MIB  # all of one batch would be 100
+        produce_one(polite, target, 1)
+
+
+def test_a_record_larger_than_max_message_bytes_is_refused(broker: BrokerProcess) -> None:
+    with Wire(broker) as wire:
+        target = messages.create_topic(wire, "records", configs={"max.message.bytes": "100000"})
+        for size, error in (
+            (99_000, 0),
+            (100_001, MESSAGE_TOO_LARGE),
+            (3_000_000, MESSAGE_TOO_LARGE),
+        ):
+            batch = batch_of(Record(), Record(value=bytes(size)), max_timestamp=TIME_MS)
+            packed = replace(batch, payload=compress(Codec.ZSTD, batch.payload), attributes=4)
+            answer = wire.ask(messages.produce(target, packed.data), VERSION)
+            assert answer.responses[0].partition_responses[0].error_code == error, size
+
+
+def produce_one(wire: Wire, target: Target, offset: int) -> None:
+    """Store a record, and read it back."""
+    value = b"record %d" % offset
+    data = batch_of(Record(value=value), max_timestamp=TIME_MS).data
+    answer = wire.ask(messages.produce(target, data), VERSION)
+    partition = answer.responses[0].partition_responses[0]
+    assert (partition.error_code, partition.base_offset) == (0, offset)
+    read = wire.ask(messages.fetch(target, offset), 12)
+    assert [row.value for row in decoded(read.responses[0].partitions[0].records)] == [value]

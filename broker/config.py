@@ -139,6 +139,14 @@ class Settings(BaseSettings):
         "Unanswered requests of all connections together; at the limit no more are read",
         ge=1024,
     )
+    response_memory_bytes: int = _bytes(
+        0,
+        "Responses of all connections together, until they are sent; 0 for an eighth of the memory",
+        ge=0,
+    )
+    response_send_timeout_ms: int = _ms(
+        30_000, "A client that does not take its responses for this long is disconnected", ge=100
+    )
     max_connections: int = _count(
         10_000, "connections", "Kafka connections open at once; further ones are closed"
     )
@@ -343,6 +351,11 @@ class Settings(BaseSettings):
             )
 
     @property
+    def response_memory(self) -> int:
+        """`response_memory_bytes`, or the share of this machine that it stands for."""
+        return self.response_memory_bytes or memory_bytes() // 8
+
+    @property
     def kafka_address(self) -> Address:
         """`kafka` as host and port."""
         return parse_address(self.kafka)
@@ -398,6 +411,7 @@ class Settings(BaseSettings):
         sql = self.sql_limits
         return {
             "decompression_memory_bytes": self.decompression_budget_bytes,
+            "response_memory_bytes": self.response_memory,
             "sql_memory_bytes": sql.memory_bytes,
             "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
             "sql_max_queries": sql.max_queries,

@@ -7,13 +7,20 @@ insert each.
 
 A connection is not read while its requests wait their turn, while the client does not read its
 responses, and while it holds more than its share of an exhausted budget (`InFlight`). So each
-connection uses bounded memory whatever its client sends, and a slow client delays no other."""
+connection uses bounded memory whatever its client sends, and a slow client delays no other.
+
+Responses go to the transport in slices, the next one when the last has left for the socket. What
+they hold is charged to one budget until all is sent (`ResponseMemory`), and a client that does not
+take its responses is closed (`SlowClients`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
+from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TypeAlias, cast
 
 from kafka.protocol.api_message import ApiMessage
@@ -22,6 +29,9 @@ from broker.api import APIS
 from broker.api.api_versions import unsupported_api_versions
 from broker.api.context import Api, CloseConnection, RequestContext
 from broker.node import Broker
+from broker.outgoing import Outgoing, Piece
+from broker.response_memory import is_tiny
+from broker.slow_clients import SlowClients
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.frames import FrameError, FrameReader
@@ -30,9 +40,15 @@ from protocol.versions import ApiKey
 log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
+_SOCKET_UNSENT_BYTES = 256 << 10
+"""What the kernel keeps for a client that does not read, of up to 4 MB by default."""
+_WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
+"""They wait for other clients, and must not hold a reservation meanwhile. Fetch reserves itself."""
 
 Response: TypeAlias = ApiMessage | bytes | None
 """What a handler returns: a message, the body of one, or nothing to answer."""
+Finished: TypeAlias = Response | list[Piece]
+"""A response that may be encoded already, in pieces."""
 
 
 class Connection(asyncio.Protocol):
@@ -44,14 +60,17 @@ class Connection(asyncio.Protocol):
         self._in_flight = broker.in_flight
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
-        self._peer = "?"
+        self.peer = "?"
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Request[Api], int]] = deque()
-        self._running: deque[tuple[Request[Api], int, asyncio.Future[Response]]] = deque()
+        self._running: deque[tuple[Request[Api], int, asyncio.Future[Finished]]] = deque()
         self._held = 0
         self._partial = 0
-        self._unsent = 0
-        self._outgoing: list[bytes | bytearray] = []
+        self._charge = broker.response_memory.charge()
+        self._uncharged = 0
+        self._written = 0
+        self._has_unsent = False
+        self._outgoing = Outgoing()
         self._write_paused = False
         self._reading = True
         self._draining = False
@@ -61,10 +80,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # Whatever the socket does not take at once pauses this connection, and is charged.
+        self._transport.set_write_buffer_limits(high=0)
+        _limit_unsent(transport.get_extra_info("socket"))
         address = transport.get_extra_info("peername")
-        self._peer = f"{address[0]}:{address[1]}" if address else "?"
+        self.peer = f"{address[0]}:{address[1]}" if address else "?"
         if not self._connections.admit(self):
-            log.warning("%s refused: max_connections is reached", self._peer)
+            log.warning("%s refused: max_connections is reached", self.peer)
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +112,6 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._set_unsent(0)
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,13 +119,14 @@ class Connection(asyncio.Protocol):
         self._hold(-self._partial - sum(size for _, size in self._waiting))
         self._in_flight.forget(self)
         self._waiting.clear()
-        self._outgoing.clear()
+        self._outgoing = Outgoing()
         for request, _, response in self._running:
             # Queued records are stored all the same, and count as held until they are; nobody
             # waits for any other response.
             if request.api.key is not ApiKey.Produce:
                 response.cancel()
-        self._set_unsent(0)
+        self._charge.close()
+        self._connections.slow_clients.forget(self)
         self._partial = 0
         self._connections.forget(self)
 
@@ -131,20 +153,45 @@ class Connection(asyncio.Protocol):
             and len(self._running) < _PIPELINED_MAX
         )
 
-    def _start(self, request: Request[Api]) -> asyncio.Future[Response]:
+    def _start(self, request: Request[Api]) -> asyncio.Future[Finished]:
         """The response, which comes now or later."""
         try:
             if request.message is not None:
-                context = RequestContext(self._broker, request.header, self._peer, APIS, self)
-                return asyncio.ensure_future(request.api.handler(context, request.message))
-            response: asyncio.Future[Response] = self._loop.create_future()
+                context = RequestContext(
+                    self._broker, request.header, self.peer, APIS, self._charge, self
+                )
+                if request.api.key is ApiKey.Produce:
+                    return asyncio.ensure_future(request.api.handler(context, request.message))
+                return self._loop.create_task(self._answer(request, context))
+            response: asyncio.Future[Finished] = self._loop.create_future()
             response.set_result(unsupported_api_versions(APIS))
         except Exception as error:
             response = self._loop.create_future()
             response.set_exception(error)
         return response
 
-    def _finished(self, response: asyncio.Future[Response]) -> None:
+    async def _answer(self, request: Request[Api], context: RequestContext) -> Finished:
+        """The response, encoded: its message may be large, and ends before another is made."""
+        key, memory = request.api.key, self._broker.response_memory
+        estimate = memory.estimate(key)
+        if key not in _WAITING_APIS and not is_tiny(estimate):
+            await self._charge.reserve(estimate)
+        handling: Awaitable[Response] = request.api.handler(context, request.message)
+        response = await handling
+        if response is None or key is ApiKey.Fetch:
+            return response
+        try:
+            pieces = encode_response(request, response)
+        except Exception as error:
+            log.exception("%s: the response to %s cannot be encoded", self.peer, key.name)
+            raise CloseConnection("its response cannot be encoded") from error
+        size = sum(map(len, pieces))
+        memory.note_size(key, size)
+        self._charge.add(size)
+        self._charge.drop_reserved()
+        return list(pieces)
+
+    def _finished(self, response: asyncio.Future[Finished]) -> None:
         if self._running and self._running[0][2].done():
             self._advance()
 
@@ -157,44 +204,57 @@ class Connection(asyncio.Protocol):
                 self._send(request, response)
         self._write()
 
-    def _send(self, request: Request[Api], finished: asyncio.Future[Response]) -> None:
+    def _send(self, request: Request[Api], finished: asyncio.Future[Finished]) -> None:
         try:
-            response = _response(request, finished, self._peer)
+            response = _response(request, finished, self.peer)
         except (KafkaError, CloseConnection) as error:
             name = request.api.key.name
             if self._transport is None:
-                log.error("%s: %s failed after its client had left: %s", self._peer, name, error)
+                log.error("%s: %s failed after its client had left: %s", self.peer, name, error)
             self._close(f"{name} cannot be answered: {error}")
             return
         if response is None or self._transport is None or self._closing:
             return
+        self._has_unsent = True
+        if isinstance(response, list):
+            self._outgoing.add(response)
+            return
         try:
-            self._outgoing += encode_response(request, response)
+            pieces = encode_response(request, response)
         except Exception:
             name = request.api.key.name
-            log.exception("%s: the response to %s cannot be encoded", self._peer, name)
+            log.exception("%s: the response to %s cannot be encoded", self.peer, name)
             self._close(f"{name} cannot be answered")
+            return
+        self._outgoing.add(pieces)
+        if request.api.key is not ApiKey.Fetch:
+            self._uncharged += sum(map(len, pieces))
 
     def _write(self) -> None:
-        pieces, self._outgoing = self._outgoing, []
-        if not pieces or self._transport is None or self._closing:
+        """Write slices until the socket takes no more."""
+        if not self._has_unsent or self._transport is None or self._closing:
             return
-        if len(pieces) == 1:
-            self._transport.write(pieces[0])
-        else:
-            self._transport.writelines(pieces)
+        while self._outgoing and not self._write_paused and not self._closing:
+            pieces = self._outgoing.next_slice()
+            self._written += sum(map(len, pieces))
+            if len(pieces) == 1:
+                self._transport.write(pieces[0])
+            else:
+                self._transport.writelines(pieces)
         if self._write_paused:
-            self._set_unsent(self._transport.get_write_buffer_size())
+            self._charge.add(self._uncharged)
+            self._connections.slow_clients.watch(self)
+        else:
+            self._connections.slow_clients.forget(self)
+            self._charge.sent(self._written)
+            self._has_unsent = False
+        self._uncharged = 0
 
     # Back-pressure
 
     def _hold(self, delta: int) -> None:
         self._held += delta
         self._in_flight.change(delta)
-
-    def _set_unsent(self, size: int) -> None:
-        self._in_flight.change_unsent(size - self._unsent)
-        self._unsent = size
 
     def update_reading(self) -> None:
         if self._transport is None or self._closing:
@@ -218,9 +278,15 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     @property
-    def has_left(self) -> bool:
-        """Whether the client is gone."""
-        return self._transport is None
+    def held_bytes(self) -> int:
+        """What its responses hold."""
+        return self._charge.size
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the socket has taken so far: a number that only grows."""
+        transport = self._transport
+        return self._written - (0 if transport is None else transport.get_write_buffer_size())
 
     @property
     def idle(self) -> bool:
@@ -235,16 +301,25 @@ class Connection(asyncio.Protocol):
             _, _, response = self._running[0]
             await asyncio.wait([response])
             self._send_finished()
-        if self._transport is not None:
+        if self._transport is not None and not self._closing:
+            self._transport.writelines(self._outgoing.take_all())
             self._transport.close()
 
     def abort(self, reason: str) -> None:
         self._close(reason)
 
+    def drop(self) -> None:
+        """Close it now, and free what it holds. The caller logs it."""
+        self._connections.slow_clients.forget(self)
+        self._charge.close()
+        self._outgoing = Outgoing()
+        if self._transport is not None:
+            self._transport.abort()
+
     def _close(self, reason: str) -> None:
         self._write()  # what was finished before it
         if self._transport is not None:
-            log.info("%s closed: %s", self._peer, reason)
+            log.info("%s closed: %s", self.peer, reason)
             self._transport.abort()
 
 
@@ -254,6 +329,9 @@ class Connections:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._open: set[Connection] = set()
+        self.slow_clients = SlowClients(
+            broker.response_memory, broker.settings.response_send_timeout_ms / 1000
+        )
         self._draining = False
 
     def new(self) -> Connection:
@@ -285,7 +363,18 @@ class Connections:
         await asyncio.gather(*(connection.drain() for connection in tuple(self._open)))
 
 
-def _response(request: Request[Api], finished: asyncio.Future[Response], peer: str) -> Response:
+def _limit_unsent(accepted: socket.socket | None) -> None:
+    """Let the kernel keep little of what a client has not asked for by reading.
+
+    A fast client loses nothing by it: https://lwn.net/Articles/560082/.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if accepted is not None and option is not None:
+        with suppress(OSError):  # a transport without TCP, or a kernel without the option
+            accepted.setsockopt(socket.IPPROTO_TCP, option, _SOCKET_UNSENT_BYTES)
+
+
+def _response(request: Request[Api], finished: asyncio.Future[Finished], peer: str) -> Finished:
     """What the handler returned, or the response for its error.
 
     Raises `CloseConnection`, and the `KafkaError` for which the response has no field.

@@ -1,4 +1,4 @@
-"""The memory that requests and responses may use, over all connections together."""
+"""The memory that requests may use, over all connections together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Throttled(Protocol):
 
 
 class InFlight:
-    """Bytes of unanswered requests and of unsent responses, over all connections.
+    """Bytes of unanswered requests, over all connections.
 
     Past the budget only one connection at a time has the turn and is still read. Without that,
     half-received requests could fill the budget and all wait for each other. A connection that has
@@ -36,10 +36,8 @@ class InFlight:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` bounds the requests, and separately the responses."""
         self._max_bytes = max_bytes
         self._size = 0
-        self._unsent = 0
         self._held_back: dict[Throttled, None] = {}  # a set that keeps its order
         self._turn: Throttled | None = None
 
@@ -49,14 +47,6 @@ class InFlight:
             released, self._held_back = self._held_back, {}
             for connection in released:
                 connection.update_reading()
-
-    def change_unsent(self, delta: int) -> None:
-        self._unsent += delta
-
-    @property
-    def response_room(self) -> int:
-        """Bytes that a response may have now: fewer while clients do not read theirs."""
-        return max(self._max_bytes - self._unsent, _SMALL_SHARE_BYTES)
 
     def holds_back(self, connection: Throttled, held: int) -> bool:
         """Whether a connection that holds `held` bytes must not be read for now.

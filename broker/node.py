@@ -28,6 +28,7 @@ from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
+from broker.response_memory import ResponseMemory
 from broker.topics import TopicCatalog
 from coordinator.coordinator import GroupCoordinator
 
@@ -76,6 +77,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)
+        self.response_memory = ResponseMemory(settings.response_memory)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
 

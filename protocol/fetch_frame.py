@@ -21,6 +21,8 @@ _FLEXIBLE, _BY_TOPIC_ID, _PREFERRED_REPLICA, _SESSIONS, _LOG_START = 12, 13, 11,
 _NO_TAGS = b"\0"
 _PIECE_BYTES = 16 << 10
 """Smaller batches are copied: many pieces cost more."""
+_COPIED_MAX_BYTES = 256 << 10
+"""But not more than this: a copy is memory that no other response shares."""
 _PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
 
 
@@ -51,7 +53,7 @@ def fetch_frame(response: FetchResponse, version: int, correlation_id: int) -> l
             else:
                 size = sum(map(len, batches))
                 out += _length(size, flexible)
-                if size < _PIECE_BYTES * len(batches):
+                if size < _PIECE_BYTES * len(batches) and size <= _COPIED_MAX_BYTES:
                     out += b"".join(batches)
                 elif size:
                     pieces += (bytes(out), *batches)

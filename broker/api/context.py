@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from broker.log.block import Sender
 from broker.node import Broker
+from broker.response_memory import ResponseCharge
 from coordinator.messages import Client
 from protocol.codec import RequestHeader
 from protocol.versions import ServedApi
@@ -32,6 +33,8 @@ class RequestContext(NamedTuple):
     header: RequestHeader
     peer: str
     apis: Mapping[int, Api]
+    charge: ResponseCharge
+    """Of the connection: what a response holds before it is encoded is counted here."""
     sender: Sender | None = None
 
     @property

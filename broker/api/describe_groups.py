@@ -34,7 +34,7 @@ async def describe_groups(
 ) -> DescribeGroupsResponse:
     asked_operations = ctx.version >= 3 and request.include_authorized_operations
     operations = GROUP_OPERATIONS if asked_operations else NOT_ASKED
-    room = ctx.broker.in_flight.response_room
+    room = ctx.broker.response_memory.room
     described = []
     await ctx.broker.groups.read_anew(request.groups)
     for group_id in dict.fromkeys(request.groups):

@@ -6,9 +6,10 @@
     v15 replica state, for replicas only; v16 node endpoints; v17, v18 fields for replicas
 
 A fetch that has less than `min_bytes` waits without polling: an append wakes exactly the fetches
-that wait for its partition. The first partition that has records gets at least one batch, even past
-the limits (KIP-74). Transactions are not served yet, so the last stable offset is the high
-watermark, and no transaction is ever aborted.
+that wait for its partition. What it has read so far is charged to its connection; when others wait
+for memory, it answers with what it has. The first partition that has records gets at least one
+batch, even past the limits (KIP-74). Transactions are not served yet, so the last stable offset is
+the high watermark, and no transaction is ever aborted.
 
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
@@ -38,6 +39,8 @@ from protocol.errors import (
 from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
+_COLD_READ_BYTES = 4 << 20
+"""What a cold read gives, a segment (broker/log/reader.py), if no batch is larger."""
 _TopicResponse: TypeAlias = FetchResponse.FetchableTopicResponse
 _PartitionData: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
 
@@ -111,8 +114,8 @@ class _Collector:
         self._max_bytes = min(
             max(request.max_bytes, 0),
             ctx.broker.settings.fetch_max_bytes,
-            ctx.broker.in_flight.response_room,
         )
+        self._charge = ctx.charge
         self._readings = [_Reading(want) for want in wanted]
         self._by_partition: dict[PartitionLog, _Reading] = {}
         self._size = 0
@@ -136,6 +139,8 @@ class _Collector:
                 # Records may have been appended while cold reads ran, before the registration.
                 await self._read([reading for reading in self._readings if reading.is_behind])
                 while not self._is_enough() and not self._ctx.broker.stopping:
+                    if self._size:
+                        self._charge.memory.wake_when_short(self._woken)
                     await self._woken.wait()
                     self._woken.clear()
                     changed, self._changed = self._changed, set()
@@ -144,6 +149,7 @@ class _Collector:
             return
         finally:
             self._ctx.broker.long_polls.discard(self._woken)
+            self._charge.memory.forget_event(self._woken)
             for partition in self._by_partition:
                 partition.waiters.discard(self._wake)
 
@@ -154,6 +160,7 @@ class _Collector:
     def _is_enough(self) -> bool:
         return (
             self._size >= self._min_bytes
+            or (self._size > 0 and self._charge.memory.is_short)
             or not self._by_partition
             or any(reading.error is not None for reading in self._readings)
         )
@@ -173,21 +180,37 @@ class _Collector:
         for reading in readings:
             if reading.partition is None:
                 continue
-            self._size -= reading.size
-            reading.batches = ()
+            self._forget(reading)
             found = self._read_tail(reading, reading.partition)
+            while found is not None and not self._keep(reading, found):
+                if self._size:
+                    found = []  # there is no room for more: the client asks again
+                    continue
+                await self._charge.reserve(sum(map(len, found)))
+                found = self._read_tail(reading, reading.partition)
             if found is None:
                 cold.append(reading)
-            else:
-                self._keep(reading, found)
+        self._charge.drop_reserved()
+        await self._read_all_cold(cold)
+
+    async def _read_all_cold(self, cold: list[_Reading]) -> None:
         remaining = iter(cold)
         while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
-            if self._size and self._size >= self._max_bytes:
+            if self._size and self._size >= self._limit_of_all():
                 return
+            expected = min(_COLD_READ_BYTES * len(group), self._limit_of_all() - self._size)
+            if self._size and not self._charge.try_reserve(expected):
+                return
+            await self._charge.reserve(expected)
             for reading, found in zip(
                 group, await asyncio.gather(*map(self._read_cold, group)), strict=True
             ):
-                self._keep(reading, self._fit(reading, found))
+                fitting = self._fit(reading, found)
+                if not self._keep(reading, fitting) and not self._size:
+                    # One batch is larger than what was expected: it waits for room of its own.
+                    await self._charge.reserve(sum(map(len, fitting)))
+                    self._keep(reading, fitting)
+            self._charge.drop_reserved()
 
     def _read_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
         """Read from the tail cache. None if the engine must be read."""
@@ -221,8 +244,12 @@ class _Collector:
         return []
 
     def _limit(self, wanted: Wanted) -> int:
-        remaining: int = self._max_bytes - self._size
-        return min(max(wanted.max_bytes, 0), remaining)
+        return min(max(wanted.max_bytes, 0), self._limit_of_all() - self._size)
+
+    def _limit_of_all(self) -> int:
+        """Bytes that all partitions together may have."""
+        limit: int = min(self._max_bytes, self._size + self._charge.room)
+        return limit
 
     def _fit(self, reading: _Reading, found: list[bytes]) -> list[bytes]:
         """The batches that the limits still allow: other reads of the group came first."""
@@ -236,9 +263,19 @@ class _Collector:
             fitting.append(data)
         return fitting
 
-    def _keep(self, reading: _Reading, found: list[bytes]) -> None:
-        reading.batches = tuple(found)
+    def _keep(self, reading: _Reading, found: list[bytes]) -> bool:
+        """Count these batches as what was read. False if there is no memory for them."""
+        batches = tuple(found)
+        if not self._charge.try_hold(batches):
+            return False
+        reading.batches = batches
         self._size += reading.size
+        return True
+
+    def _forget(self, reading: _Reading) -> None:
+        self._charge.let_go(reading.batches)
+        self._size -= reading.size
+        reading.batches = ()
 
     def answers(self, isolation_level: int) -> list[tuple[Wanted, _PartitionData]]:
         return [(reading.wanted, _answer(reading, isolation_level)) for reading in self._readings]

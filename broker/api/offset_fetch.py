@@ -49,7 +49,7 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
             error_code=0,
         )
     by_id = ctx.version >= BY_ID
-    room = ctx.broker.in_flight.response_room
+    room = ctx.broker.response_memory.room
     answered_in_full: set[str] = set()
     groups: list[OffsetFetchResponse.OffsetFetchResponseGroup] = []
     for asked in request.groups:

@@ -172,7 +172,7 @@ class Client:
 
     async def send_batch(self, batch: bytes) -> int:
         header = RequestHeader(ApiKey.Produce, 9, 1, "test")
-        context = RequestContext(cast(Broker, self._broker), header, "test", APIS)
+        context = RequestContext(cast(Broker, self._broker), header, "test", APIS, CHARGE)
         target = Target(self._log.topic.name, self._log.topic_id)
         body = bytes(messages.produce(target, batch).encode(version=header.api_version))
         request, _ = decode_produce_request(body, 0, header.api_version)

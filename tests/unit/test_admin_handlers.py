@@ -21,6 +21,7 @@ from broker.auto_creation import AutoCreation
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
+from broker.response_memory import ResponseMemory
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
 from protocol.versions import ApiKey
@@ -31,6 +32,7 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_REQUEST = 42
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
+CHARGE = ResponseMemory(1 << 30).charge()
 CreateTopics = APIS[ApiKey.CreateTopics].request
 Metadata = APIS[ApiKey.Metadata].request
 IncrementalAlterConfigs = APIS[ApiKey.IncrementalAlterConfigs].request
@@ -67,7 +69,13 @@ def broker() -> Broker:
 
 def context(broker: Broker, key: ApiKey, version: int | None = None) -> RequestContext:
     version = APIS[key].max_version if version is None else version
-    return RequestContext(broker, RequestHeader(int(key), version, 1, "test"), "test", APIS)
+    return RequestContext(
+        broker,
+        RequestHeader(int(key), version, 1, "test"),
+        "test",
+        APIS,
+        CHARGE,
+    )
 
 
 def new_topic(name: str) -> Any:
@@ -156,7 +164,7 @@ async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) ->
 async def test_this_broker_coordinates_groups_and_nothing_else(
     broker: Broker, version: int
 ) -> None:
-    ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test", APIS)
+    ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test", APIS, CHARGE)
 
     async def code(key_type: int) -> int:
         fields: dict[str, Any] = ({"coordinator_keys": ["k"]} if version >= 4 else {"key": "k"}) | (

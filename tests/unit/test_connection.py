@@ -23,12 +23,14 @@ from kafka.protocol.producer import (
 
 from broker import connection as connection_module
 from broker import in_flight as in_flight_module
+from broker import slow_clients as slow_clients_module
 from broker.api import APIS
 from broker.api.context import CloseConnection, RequestContext
 from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.in_flight import InFlight
 from broker.node import Broker
+from broker.response_memory import ResponseMemory
 from protocol.errors import KafkaError, KafkaStorageError
 from protocol.versions import ApiKey
 
@@ -68,6 +70,9 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0  # what is not sent at once must pause the connection
+
     def sent(self) -> None:
         """The client takes everything."""
         self.unsent = 0
@@ -105,6 +110,7 @@ class FakeBroker:
 
     settings: Settings = field(default_factory=Settings)
     in_flight: InFlight = field(default_factory=lambda: InFlight(256 * MIB))
+    response_memory: ResponseMemory = field(default_factory=lambda: ResponseMemory(64 * MIB))
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +134,10 @@ class Handlers:
         except asyncio.CancelledError:
             self.cancelled.append(number)
             raise
+
+    def forget(self, number: int) -> None:
+        """The number is used again."""
+        del self._answers[number]
 
     def _answer(self, number: int) -> asyncio.Future[object]:
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
@@ -489,7 +499,11 @@ async def test_a_client_that_takes_no_responses_gets_no_more_work_done(connect: 
     await settle()
     assert client.handlers.started == [0, 1]
     await client.finish(1)
+    assert client.answers == [0]  # the transport holds what the client has not taken
+    client.wire.sent()
+    await settle()
     assert client.answers == [0, 1]
+    assert client.handlers.started == [0, 1]
     client.wire.sent()
     await settle()
     assert client.handlers.started == [0, 1, 2]
@@ -502,19 +516,103 @@ async def test_a_client_that_takes_no_responses_gets_no_more_work_done(connect: 
 
 
 async def test_unsent_responses_leave_less_room_for_others(connect: Connect) -> None:
-    client = connect(FakeBroker(in_flight=InFlight(4 * MIB)))
-    budget = client.broker.in_flight
+    client = connect()
+    memory = client.broker.response_memory
     client.wire.high_water = 10
-    room = budget.response_room
-    client.send(init_producer_id(1))
-    await client.finish(1, InitProducerIdResponse())
-    assert room - budget.response_room == client.wire.unsent > 0
-    client.wire.sent()
-    assert budget.response_room == room
+    for request, answer in (
+        (init_producer_id, InitProducerIdResponse()),
+        (metadata, EMPTY),
+        (produce, EMPTY),
+    ):
+        client.send(request(1))
+        await client.finish(1, answer)
+        assert memory.used == client.wire.unsent > 0
+        client.wire.sent()
+        assert memory.used == 0
+        client.handlers.forget(1)
     client.send(init_producer_id(2))
     await client.finish(2, InitProducerIdResponse())
     client.connection.connection_lost(None)
-    assert budget.response_room == room
+    assert memory.used == 0
+
+
+async def test_a_large_response_goes_out_in_slices_as_the_client_takes_them(
+    connect: Connect,
+) -> None:
+    client = connect()
+    client.wire.high_water = 10
+    client.send(metadata(1), metadata(2))
+    await settle()
+    client.handlers.answer(1, bytes(3 * MIB))
+    await settle()
+    assert len(client.wire.written) == 3 * MIB + 8  # one piece is not cut
+    assert client.broker.response_memory.used == 3 * MIB + 8
+    assert client.handlers.started == [1]
+    client.wire.sent()
+    await settle()
+    assert client.handlers.started == [1, 2]
+    assert client.broker.response_memory.used < 2 * MIB  # the next one's estimate
+
+
+async def test_a_request_waits_until_there_is_room_for_its_response(connect: Connect) -> None:
+    broker = FakeBroker(response_memory=ResponseMemory(4 * MIB))
+    first, second = connect(broker), connect(broker)
+    first.wire.high_water = 10
+    first.send(metadata(1))
+    await first.finish(1, bytes(3 * MIB))
+    second.send(metadata(2))
+    await settle()
+    assert second.handlers.started == [1]
+    assert broker.response_memory.is_short
+    first.wire.sent()
+    await settle()
+    assert second.handlers.started == [1, 2]
+    await second.finish(2)
+    assert second.answers == [2]
+    assert broker.response_memory.used == 0
+
+
+async def test_a_client_that_takes_nothing_is_closed_with_one_line(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(slow_clients_module, "_LOOK_EVERY_S", 0.01)
+    broker = FakeBroker(Settings(response_send_timeout_ms=100))
+    slow, quick = connect(broker), connect(broker)
+    slow.wire.high_water = 10
+    slow.send(metadata(1))
+    await slow.finish(1)
+    quick.send(metadata(2))
+    await quick.finish(2)
+    async with asyncio.timeout(LIMIT_S):
+        await slow.wire.aborts.wait()
+    assert not quick.wire.aborted
+    assert broker.response_memory.used == 0
+    (line,) = [record.message for record in caplog.records]
+    assert "192.0.2.1:5000 closed: its client has read nothing for 0." in line
+
+
+async def test_when_memory_is_tight_the_largest_of_those_who_take_nothing_go_first(
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(slow_clients_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(slow_clients_module, "_PATIENCE_WHEN_TIGHT_S", 0.05)
+    broker = FakeBroker(response_memory=ResponseMemory(64 * MIB))
+    clients = [connect(broker) for _ in range(12)]
+    for number, client in enumerate(clients):
+        client.wire.high_water = 10
+        client.send(metadata(number))
+        await client.finish(number, bytes((4 if number >= 2 else 1) * MIB))
+    assert broker.response_memory.is_tight
+    async with asyncio.timeout(LIMIT_S):
+        while broker.response_memory.is_tight:
+            await asyncio.sleep(0.01)
+            await settle()
+    closed = [number for number, client in enumerate(clients) if client.wire.aborted]
+    assert len(closed) == 3  # 42 MB were held, and half of 64 may be
+    assert min(closed) >= 2
+    assert 24 * MIB < broker.response_memory.used <= 32 * MIB
 
 
 async def test_a_connection_that_holds_much_waits_when_the_budget_is_used_up(
@@ -675,7 +773,10 @@ async def test_whatever_happens_nothing_stays_in_flight(connect: Connect, seed: 
         finish_one()
         await settle()
     assert in_flight(broker) == 0
-    assert broker.in_flight.response_room == 3 * MIB
+    assert broker.response_memory.used == 0
+    assert not broker.response_memory.is_short
+    assert not broker.response_memory._holders
+    assert not broker.connections.slow_clients._watched
     assert broker.in_flight._turn is None
     assert not broker.in_flight._held_back
     assert broker.connections._open == set()

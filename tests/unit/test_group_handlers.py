@@ -20,6 +20,7 @@ from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.config import Settings
 from broker.node import Broker
+from broker.response_memory import ResponseMemory
 from coordinator.group_states import GroupState
 from coordinator.messages import (
     Client,
@@ -136,7 +137,7 @@ class Asking:
                 by_id={topic.topic_id: topic}.get,
                 look_again=AsyncMock(),
             ),
-            in_flight=SimpleNamespace(response_room=room_bytes),
+            response_memory=SimpleNamespace(room=room_bytes),
         )
         self._broker = cast(Broker, known)
 
@@ -145,7 +146,7 @@ class Asking:
     ) -> Any:
         decoded = decode_request(request_body(request, version), APIS)
         header = RequestHeader(decoded.header.api_key, version, 1, client_id)
-        context = RequestContext(self._broker, header, peer, APIS)
+        context = RequestContext(self._broker, header, peer, APIS, ResponseMemory(1 << 30).charge())
         response = await decoded.api.handler(context, decoded.message)
         _, answer = decode(
             decoded.api.response, version, b"".join(encode_response(decoded, response))[4:]

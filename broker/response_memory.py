@@ -1,0 +1,288 @@
+"""The memory of responses, over all connections: one budget, charged before records are read.
+
+What a response holds is charged to its connection (`ResponseCharge`) until the last byte has left
+for the socket. A large batch that several responses share is counted once, because it is in memory
+once. How much one response may take is a quarter of what is free, as switches share a buffer
+between ports ("dynamic threshold", Choudhury and Hahne 1998): nobody can take everything, and those
+who come later get less. What does not fit waits in the order of arrival.
+
+The last quarter of the budget is kept for clients that have read what they were sent, and for small
+responses. So a crowd that never reads does not lock them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_PIECE_BYTES = 64
+"""For each batch of a response: entries of lists, the head of the object, the buffer's entry."""
+_SHARED_BATCH_BYTES = 16 << 10
+"""Smaller batches are charged in full: to count who holds them would cost more than it saves."""
+_SMALL_RESPONSE_BYTES = 64 << 10
+_TRUSTED_BYTES = 1 << 20
+"""More than the socket's buffers take for a client that reads nothing."""
+_FIRST_ESTIMATE_BYTES = 1 << 20
+_TINY_RESPONSE_BYTES = 4 << 10
+
+
+class _Waiter(NamedTuple):
+    size: int
+    granted: asyncio.Future[None]
+
+
+class ResponseMemory:
+    """The budget. `charge` gives each connection its account."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+        self._holders: dict[int, int] = {}
+        # Those who wait: first the clients that read, then the others.
+        self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())
+        self._keepers: set[asyncio.Event] = set()
+        self._last_sizes: dict[int, int] = {}
+
+    def charge(self) -> ResponseCharge:
+        return ResponseCharge(self)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether responses wait for memory."""
+        return any(self._waiting)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether more than half is used: clients that do not read have to go."""
+        return self.used > self.max_bytes // 2 or self.is_short
+
+    @property
+    def room(self) -> int:
+        """Bytes that the response of any client may have now; always enough for a small one."""
+        return self.room_for(trusted=False)
+
+    def room_for(self, *, trusted: bool) -> int:
+        return max((self._limit(trusted) - self.used) // 4, _SMALL_RESPONSE_BYTES)
+
+    def estimate(self, api_key: int) -> int:
+        """How large the response of an API may become: about as large as the last ones."""
+        return self._last_sizes.get(api_key, _FIRST_ESTIMATE_BYTES)
+
+    def note_size(self, api_key: int, size: int) -> None:
+        before = self._last_sizes.get(api_key, 0)
+        self._last_sizes[api_key] = max(size, before - before // 8)
+
+    def wake_when_short(self, event: asyncio.Event) -> None:
+        """Set the event when a response has to wait: whoever holds records can answer at once."""
+        self._keepers.add(event)
+
+    def forget_event(self, event: asyncio.Event) -> None:
+        self._keepers.discard(event)
+
+    # For charges
+
+    def _limit(self, trusted: bool) -> int:
+        return self.max_bytes if trusted else self.max_bytes - self.max_bytes // 4
+
+    def _fits(self, size: int, trusted: bool) -> bool:
+        # One that is larger than half of the budget may exceed it: a batch is never cut (KIP-74).
+        needed = min(size, self.max_bytes // 2)
+        return self.used + needed <= self._limit(trusted or size <= _SMALL_RESPONSE_BYTES)
+
+    def _may_have(self, size: int, trusted: bool) -> bool:
+        if not self._fits(size, trusted):
+            return False
+        return size <= _SMALL_RESPONSE_BYTES or not (
+            self._waiting[0] or (not trusted and self._waiting[1])
+        )
+
+    async def _grant(self, size: int, trusted: bool) -> None:
+        """Count `size` bytes, as soon as there is room for them."""
+        if self._may_have(size, trusted):
+            self.used += size
+            return
+        queue = self._waiting[0 if trusted else 1]
+        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+        queue.append(waiter)
+        keepers, self._keepers = self._keepers, set()
+        for event in keepers:
+            event.set()
+        try:
+            await waiter.granted
+        except asyncio.CancelledError:
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self._release(size)
+            elif waiter in queue:
+                queue.remove(waiter)
+                self._serve_waiting()
+            raise
+
+    def _release(self, size: int) -> None:
+        self.used -= size
+        if self._waiting[0] or self._waiting[1]:
+            self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        for queue, trusted in zip(self._waiting, (True, False), strict=True):
+            while queue:
+                if not queue[0].granted.cancelled():
+                    if not self._fits(queue[0].size, trusted):
+                        break
+                    self.used += queue[0].size
+                    queue[0].granted.set_result(None)
+                queue.popleft()
+
+    def _missing_bytes(self, batches: Iterable[bytes]) -> int:
+        """What these shared batches add to the bytes that are held already."""
+        holders = self._holders
+        return sum(len(batch) for batch in batches if id(batch) not in holders)
+
+    def _hold(self, batches: Sequence[bytes]) -> None:
+        holders = self._holders
+        for batch in batches:
+            key = id(batch)  # nobody else has it while the batch is held
+            count = holders.get(key, 0)
+            if not count:
+                self.used += len(batch)
+            holders[key] = count + 1
+
+    def _let_go(self, batches: Sequence[bytes]) -> None:
+        holders, freed = self._holders, 0
+        for batch in batches:
+            key = id(batch)
+            count = holders.pop(key)
+            if count > 1:
+                holders[key] = count - 1
+            else:
+                freed += len(batch)
+        self._release(freed)
+
+
+class ResponseCharge:
+    """What the responses of one connection hold, until they have been sent."""
+
+    __slots__ = ("_batches", "_closed", "_memory", "_own", "_reserved", "_taken")
+
+    def __init__(self, memory: ResponseMemory) -> None:
+        self._memory = memory
+        self._batches: dict[int, Sequence[bytes]] = {}
+        self._own = 0
+        self._reserved = 0
+        self._taken = 0
+        self._closed = False
+
+    @property
+    def memory(self) -> ResponseMemory:
+        return self._memory
+
+    @property
+    def size(self) -> int:
+        """The bytes of the responses, shared ones included."""
+        shared = sum(sum(map(len, batches)) for batches in self._batches.values())
+        return self._own + self._reserved + shared
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the client has read what it was sent."""
+        return self._taken >= _TRUSTED_BYTES
+
+    @property
+    def room(self) -> int:
+        """Bytes that a response may have now."""
+        return self._memory.room_for(trusted=self.is_trusted)
+
+    async def reserve(self, size: int) -> None:
+        """Count `size` bytes for what is read next, as soon as there is room for them."""
+        size -= self._reserved
+        if size > 0 and not self._closed:
+            await self._memory._grant(size, self.is_trusted)
+            self._reserved += size
+
+    def try_reserve(self, size: int) -> bool:
+        """The same if there is room now."""
+        size -= self._reserved
+        if size <= 0 or self._closed:
+            return True
+        if not self._memory._may_have(size, self.is_trusted):
+            return False
+        self._memory.used += size
+        self._reserved += size
+        return True
+
+    def drop_reserved(self) -> None:
+        reserved, self._reserved = self._reserved, 0
+        if reserved:
+            self._memory._release(reserved)
+
+    def try_hold(self, batches: Sequence[bytes]) -> bool:
+        """Count these batches, out of what was reserved first. False if there is no room."""
+        if not batches or self._closed:
+            return True
+        size, is_shared = _size_and_kind(batches)
+        own = len(batches) * _PIECE_BYTES + (0 if is_shared else size)
+        needed = own + (self._memory._missing_bytes(batches) if is_shared else 0)
+        if needed > self._reserved and not self._memory._may_have(
+            needed - self._reserved, self.is_trusted
+        ):
+            return False
+        self._own += own
+        self._memory.used += own
+        if is_shared:
+            self._memory._hold(batches)
+            self._batches[id(batches)] = batches
+        used = min(needed, self._reserved)
+        self._reserved -= used
+        self._memory.used -= used
+        return True
+
+    def let_go(self, batches: Sequence[bytes]) -> None:
+        """These batches, which `try_hold` counted, will not be sent."""
+        if not batches or self._closed:
+            return
+        size, is_shared = _size_and_kind(batches)
+        own = len(batches) * _PIECE_BYTES + (0 if is_shared else size)
+        self._own -= own
+        self._memory._release(own)
+        if is_shared:
+            self._memory._let_go(self._batches.pop(id(batches)))
+
+    def add(self, size: int) -> None:
+        """Count bytes that exist already, out of what was reserved first."""
+        if self._closed:
+            return
+        used = min(size, self._reserved)
+        self._reserved -= used
+        self._own += size
+        self._memory.used += size - used
+
+    def sent(self, in_all: int) -> None:
+        """All is sent, this many bytes since the beginning. Nothing is held any more."""
+        self._taken = in_all
+        self._free()
+
+    def close(self) -> None:
+        """The connection has ended; from now on nothing is counted."""
+        self._free()
+        self._closed = True
+
+    def _free(self) -> None:
+        if not (self._own or self._reserved or self._batches):
+            return
+        batches, self._batches = self._batches, {}
+        own, self._own, self._reserved = self._own + self._reserved, 0, 0
+        for held in batches.values():
+            self._memory._let_go(held)
+        self._memory._release(own)
+
+
+def _size_and_kind(batches: Sequence[bytes]) -> tuple[int, bool]:
+    """The bytes in all, and whether the batches are so large that they are counted once."""
+    size = sum(map(len, batches))
+    return size, size >= _SHARED_BATCH_BYTES * len(batches)
+
+
+def is_tiny(size: int) -> bool:
+    """Whether a response of this size is not worth a reservation."""
+    return size <= _TINY_RESPONSE_BYTES

@@ -17,6 +17,7 @@ from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from broker.log.topic import Topic
 from broker.node import Broker
+from broker.response_memory import ResponseMemory
 from protocol._produce_request import decode_produce_request
 from protocol.codec import RequestHeader
 from protocol.errors import (
@@ -172,7 +173,8 @@ class Client:
 
     async def send_batch(self, batch: bytes) -> int:
         header = RequestHeader(ApiKey.Produce, 9, 1, "test")
-        context = RequestContext(cast(Broker, self._broker), header, "test", APIS, CHARGE)
+        charge = ResponseMemory(1 << 30).charge()
+        context = RequestContext(cast(Broker, self._broker), header, "test", APIS, charge)
         target = Target(self._log.topic.name, self._log.topic_id)
         body = bytes(messages.produce(target, batch).encode(version=header.api_version))
         request, _ = decode_produce_request(body, 0, header.api_version)

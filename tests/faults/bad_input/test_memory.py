@@ -76,7 +76,7 @@ class TestMemory:
     def test_clients_that_never_read_their_answers_cost_bounded_memory(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
-        broker = own_broker(tail_cache_bytes=str(64 * MIB), in_flight_max_bytes=str(128 * MIB))
+        broker = own_broker(tail_cache_bytes=str(64 * MIB), response_memory_bytes=str(128 * MIB))
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
             batch = batch_of(Record(value=os.urandom(900_000)), max_timestamp=messages.TIME_MS)

@@ -3,6 +3,8 @@
 * server.py starts and stops it; single.py builds it on the embedded engine, cluster/node.py on
   shards; wiring.py has the parts that both build alike; node.py is what request handlers reach.
 * listener.py: the port; connection.py: one client; in_flight.py: the memory of requests.
+* response_memory.py: the memory of responses; outgoing.py: those that are not sent yet;
+  slow_clients.py: closes clients that do not read them.
 * config.py: the settings; effective_configs.py: the configs that apply to a topic.
 * topics.py: the topics; topic_names.py: Kafka's rules for their names.
 * leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or

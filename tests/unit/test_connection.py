@@ -607,6 +607,7 @@ async def test_when_memory_is_tight_the_largest_of_those_who_take_nothing_go_fir
         client.send(metadata(number))
         await client.finish(number, bytes((4 if number >= 2 else 1) * MIB))
     assert broker.response_memory.is_tight
+    await asyncio.sleep(0.06)  # nobody of them has taken anything for that long
     monkeypatch.setattr(slow_clients_module, "_PATIENCE_WHEN_TIGHT_S", 0.05)
     async with asyncio.timeout(LIMIT_S):
         while broker.response_memory.is_tight:

@@ -92,6 +92,9 @@ def fill(broker: BrokerProcess, topic: str, batch_bytes: int) -> Target:
             wire.send(produce * batches)
             for _ in range(batches):
                 wire.receive()
+        rows = broker.sql("SELECT count() AS n FROM messages")  # they are not in the journal then
+        assert rows == [{"n": count}]
+        wire.ask(messages.fetch(target, 0), 12)
     return target
 
 

@@ -1,0 +1,195 @@
+"""Thousands of clients that ask for much and never read, and what they do to memory and to others.
+
+    python -m bench.attack --connections 5000 --seconds 10
+
+A polite client writes one record after the other and reads it back: its latency is measured before
+the attack and during it. Connections are opened first, and then all ask at once. Descriptors: the
+limit of this shell (`ulimit -Hn`) must allow them, twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.metadata import MetadataRequest
+
+from bench.machine import machine, running_broker
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
+from tests.support.record_batches import Record, batch_of
+from tests.support.wire import Wire, frame, request_body
+
+_MIB = 1 << 20
+_TOPICS = 20
+_PARTITIONS = 50
+
+Asked = Callable[[Target, int], bytes]
+
+
+def _framed(request: ApiMessage, version: int) -> bytes:
+    return frame(request_body(request, version))
+
+
+def _fetch(target: Target, offset: int, times: int) -> bytes:
+    return _framed(messages.fetch(target, offset, partition_max_bytes=50 * _MIB), 4) * times
+
+
+def _long_poll(target: Target, number: int) -> bytes:
+    request = messages.fetch(
+        target, 0, partition_max_bytes=50 * _MIB, min_bytes=2**31 - 1, max_wait_ms=600_000
+    )
+    return _framed(request, 4)
+
+
+KINDS: Mapping[str, Asked] = {
+    "fetch": lambda target, number: _fetch(target, 0, 1),
+    "pipelined": lambda target, number: _fetch(target, 0, 50),
+    "elsewhere": lambda target, number: _fetch(target, number * 7, 3),
+    "long-poll": _long_poll,
+    "metadata": lambda target, number: _framed(MetadataRequest(topics=None), 9) * 20,
+    "half-frame": lambda target, number: frame(bytes(200_000), 1_000_000),
+}
+
+
+class Polite:
+    """Writes a record and reads it back, in a thread, until `close`."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._wire = Wire(broker)
+        self._target = messages.create_topic(self._wire, "polite")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self.taken_ms: list[float] = []
+        self.failure = ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _work(self) -> None:
+        batch = batch_of(Record(value=b"v" * 100), max_timestamp=messages.TIME_MS).data
+        offset = 0
+        try:
+            while not self._stop.wait(0.005):
+                began = time.monotonic()
+                self._wire.ask(messages.produce(self._target, batch), 9)
+                self._wire.ask(messages.fetch(self._target, offset), 12)
+                offset += 1
+                self.taken_ms.append((time.monotonic() - began) * 1000)
+        except Exception as error:  # the figure is that it failed
+            self.failure = repr(error)
+
+    def figures(self, first: int) -> str:
+        taken = self.taken_ms[first:]
+        if len(taken) < 2:
+            return f"{len(taken)} round trips {self.failure}"
+        p99 = statistics.quantiles(taken, n=100)[98]
+        middle = statistics.median(taken)
+        return (
+            f"{len(taken)} round trips, p50 {middle:.1f} ms, p99 {p99:.1f} ms,"
+            f" slowest {max(taken):.0f} ms {self.failure}"
+        )
+
+
+def fill(broker: BrokerProcess, stored_bytes: int, batch_bytes: int) -> Target:
+    with Wire(broker) as wire:
+        for number in range(_TOPICS):
+            messages.create_topic(wire, f"topic-{number}", _PARTITIONS)
+        target = messages.create_topic(wire, "large")
+        value = os.urandom(batch_bytes - 100)
+        batch = batch_of(Record(value=value), max_timestamp=messages.TIME_MS)
+        produce = _framed(messages.produce(target, batch.data), 9)
+        count = stored_bytes // batch_bytes
+        for first in range(0, count, 50):
+            batches = min(50, count - first)
+            wire.send(produce * batches)
+            for _ in range(batches):
+                wire.receive()
+    return target
+
+
+def attack(broker: BrokerProcess, args: argparse.Namespace) -> None:
+    target = fill(broker, args.stored_mb * _MIB, args.batch_bytes)
+    polite = Polite(broker)
+    polite.start()
+    time.sleep(args.calm_seconds)
+    calm = len(polite.taken_ms)
+    print(f"calm: RSS {broker.rss_bytes() >> 20} MB, {polite.figures(0)}", flush=True)
+    host, port = broker.kafka.split(":")
+    crowd: list[socket.socket] = []
+    for _ in range(args.connections):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect((host, int(port)))
+        crowd.append(one)
+    time.sleep(1)
+    before = broker.rss_bytes()
+    print(f"{len(crowd)} open connections: RSS {before >> 20} MB", flush=True)
+    calm = len(polite.taken_ms)
+    kinds = [KINDS[name] for name in args.kinds.split(",")]
+    most = 0
+    for number, one in enumerate(crowd):
+        one.setblocking(False)
+        with suppress(OSError):
+            one.send(kinds[number % len(kinds)](target, number))
+    end = time.monotonic() + args.seconds
+    while time.monotonic() < end and broker.running:
+        most = max(most, broker.rss_bytes())
+        if most > args.give_up_mb * _MIB:
+            print("given up: too much memory")
+            break
+        for one in crowd[::10]:
+            with suppress(OSError):
+                one.recv(1)
+        time.sleep(0.1)
+    print(f"attacked: RSS {most >> 20} MB at most (+{(most - before) >> 20}),", end=" ")
+    print(polite.figures(calm), flush=True)
+    kernel = Path("/proc/net/sockstat").read_text().partition("TCP:")[2].splitlines()[0]
+    print(f"kernel: {int(kernel.split()[-1]) * 4096 >> 20} MB of sockets")
+    print(f"closed as slow: {broker.log().count('read nothing')} lines of the log")
+    for one in crowd:
+        one.close()
+    polite.close()
+    time.sleep(1)
+    print(f"after it: RSS {broker.rss_bytes() >> 20} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, default=5000)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--calm-seconds", type=float, default=3)
+    parser.add_argument("--stored-mb", type=int, default=110)
+    parser.add_argument("--batch-bytes", type=int, default=10_000)
+    parser.add_argument("--give-up-mb", type=int, default=10_000)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("settings", nargs="*", help="name=value of the broker")
+    args = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    print(machine())
+    settings = dict(setting.split("=", 1) for setting in args.settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_broker(Path(folder) / "data", settings) as broker,
+    ):
+        attack(broker, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
 
 Piece = bytes | bytearray
 
@@ -20,42 +19,44 @@ _SMALL_PIECE_BYTES = 16 << 10
 class Outgoing:
     """Pieces of responses, first in, first out."""
 
-    __slots__ = ("_responses",)
+    __slots__ = ("_pieces",)
 
     def __init__(self) -> None:
-        self._responses: deque[deque[Piece]] = deque()
+        self._pieces: deque[Piece] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._responses)
+        return bool(self._pieces)
 
     def add(self, pieces: Sequence[Piece]) -> None:
-        self._responses.append(deque(pieces))
+        """The pieces of one response."""
+        self._pieces.extend(pieces)
 
     def next_slice(self) -> list[Piece]:
         """About 256 KB, and at least one piece: they leave this queue."""
+        pieces = self._pieces
         found: list[Piece] = []
         small: list[Piece] = []
         size = 0
-        while self._responses and size < _SLICE_BYTES:
-            pieces = self._responses[0]
-            while pieces and size < _SLICE_BYTES:
-                piece = pieces.popleft()
-                size += len(piece)
-                if len(piece) < _SMALL_PIECE_BYTES:
-                    small.append(piece)
-                    continue
-                if small:
-                    found.append(b"".join(small))
-                    small.clear()
-                found.append(piece)
-            if not pieces:
-                self._responses.popleft()
+        while pieces and size < _SLICE_BYTES:
+            piece = pieces.popleft()
+            size += len(piece)
+            if len(piece) < _SMALL_PIECE_BYTES:
+                small.append(piece)
+                continue
+            if small:
+                found.append(_joined(small))
+                small.clear()
+            found.append(piece)
         if small:
-            found.append(small[0] if len(small) == 1 else b"".join(small))
+            found.append(_joined(small))
         return found
 
     def take_all(self) -> list[Piece]:
         """Everything, as it is."""
-        found = list(chain.from_iterable(self._responses))
-        self._responses.clear()
+        found = list(self._pieces)
+        self._pieces.clear()
         return found
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -220,8 +220,7 @@ class ResponseCharge:
         """Count these batches, out of what was reserved first. False if there is no room."""
         if not batches or self._closed:
             return True
-        size, is_shared = _size_and_kind(batches)
-        own = len(batches) * _PIECE_BYTES + (0 if is_shared else size)
+        own, is_shared = _own_bytes(batches)
         needed = own + (self._memory._missing_bytes(batches) if is_shared else 0)
         if needed > self._reserved and not self._memory._may_have(
             needed - self._reserved, self.is_trusted
@@ -241,8 +240,7 @@ class ResponseCharge:
         """These batches, which `try_hold` counted, will not be sent."""
         if not batches or self._closed:
             return
-        size, is_shared = _size_and_kind(batches)
-        own = len(batches) * _PIECE_BYTES + (0 if is_shared else size)
+        own, is_shared = _own_bytes(batches)
         self._own -= own
         self._memory._release(own)
         if is_shared:
@@ -277,10 +275,16 @@ class ResponseCharge:
         self._memory._release(own)
 
 
-def _size_and_kind(batches: Sequence[bytes]) -> tuple[int, bool]:
-    """The bytes in all, and whether the batches are so large that they are counted once."""
+def cost(batches: Sequence[bytes]) -> int:
+    """What `try_hold` counts at most."""
+    return sum(map(len, batches)) + len(batches) * _PIECE_BYTES
+
+
+def _own_bytes(batches: Sequence[bytes]) -> tuple[int, bool]:
+    """What no other response shares, and whether the batches are large enough to be shared."""
     size = sum(map(len, batches))
-    return size, size >= _SHARED_BATCH_BYTES * len(batches)
+    is_shared = size >= _SHARED_BATCH_BYTES * len(batches)
+    return len(batches) * _PIECE_BYTES + (0 if is_shared else size), is_shared
 
 
 def is_tiny(size: int) -> bool:

@@ -31,6 +31,7 @@ from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import check_leader_epoch, find_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
+from broker.response_memory import cost
 from protocol.errors import (
     KafkaError,
     KafkaStorageError,
@@ -39,6 +40,7 @@ from protocol.errors import (
 from storage.engine import EngineError
 
 _COLD_READS_AT_ONCE = 8
+_PARTITION_BYTES = 100  # of a partition of the answer, without its records
 _COLD_READ_BYTES = 4 << 20
 """What a cold read gives, a segment (broker/log/reader.py), if no batch is larger."""
 _TopicResponse: TypeAlias = FetchResponse.FetchableTopicResponse
@@ -59,6 +61,7 @@ async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
         for wanted, partition in collector.answers(request.isolation_level)
         if not news_only or _is_news(session, wanted, partition)
     ]
+    ctx.charge.add(_PARTITION_BYTES * len(answers))
     if session is not None:
         for want, partition in answers:
             want.told_high_watermark = partition.high_watermark
@@ -186,7 +189,7 @@ class _Collector:
                 if self._size:
                     found = []  # there is no room for more: the client asks again
                     continue
-                await self._charge.reserve(sum(map(len, found)))
+                await self._charge.reserve(cost(found))
                 found = self._read_tail(reading, reading.partition)
             if found is None:
                 cold.append(reading)
@@ -196,21 +199,32 @@ class _Collector:
     async def _read_all_cold(self, cold: list[_Reading]) -> None:
         remaining = iter(cold)
         while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
-            if self._size and self._size >= self._limit_of_all():
+            room = self._limit_of_all() - self._size
+            if self._size and room <= 0:
                 return
-            expected = min(_COLD_READ_BYTES * len(group), self._limit_of_all() - self._size)
+            expected = sum(min(max(one.wanted.max_bytes, 0), _COLD_READ_BYTES) for one in group)
+            expected = min(expected, room)
             if self._size and not self._charge.try_reserve(expected):
-                return
+                return  # the client asks again for the rest
             await self._charge.reserve(expected)
-            for reading, found in zip(
-                group, await asyncio.gather(*map(self._read_cold, group)), strict=True
-            ):
-                fitting = self._fit(reading, found)
-                if not self._keep(reading, fitting) and not self._size:
-                    # One batch is larger than what was expected: it waits for room of its own.
-                    await self._charge.reserve(sum(map(len, fitting)))
-                    self._keep(reading, fitting)
+            too_large = await self._read_group(group)
+            if too_large is not None:
+                # Its memory is free again: it is read anew when there is room for it.
+                reading, size = too_large
+                await self._charge.reserve(size)
+                await self._read_group([reading])
             self._charge.drop_reserved()
+
+    async def _read_group(self, group: list[_Reading]) -> tuple[_Reading, int] | None:
+        """Read these at once. If there is no memory for any of them: the first, and its size."""
+        too_large = None
+        for reading, found in zip(
+            group, await asyncio.gather(*map(self._read_cold, group)), strict=True
+        ):
+            fitting = self._fit(reading, found)
+            if not self._keep(reading, fitting) and too_large is None:
+                too_large = reading, cost(fitting)
+        return None if self._size else too_large
 
     def _read_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
         """Read from the tail cache. None if the engine must be read."""

@@ -600,6 +600,7 @@ async def test_when_memory_is_tight_the_largest_of_those_who_take_nothing_go_fir
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(slow_clients_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(slow_clients_module, "_PATIENCE_WHEN_TIGHT_S", LIMIT_S)
     broker = FakeBroker(response_memory=ResponseMemory(64 * MIB))
     clients = [connect(broker) for _ in range(12)]
     for number, client in enumerate(clients):

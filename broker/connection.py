@@ -32,6 +32,7 @@ from broker.node import Broker
 from broker.outgoing import Outgoing, Piece
 from broker.response_memory import is_tiny
 from broker.slow_clients import SlowClients
+from broker.turns import Turns
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.frames import FrameError, FrameReader
@@ -44,6 +45,9 @@ _SOCKET_UNSENT_BYTES = 256 << 10
 """What the kernel keeps for a client that does not read, of up to 4 MB by default."""
 _WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
 """They wait for other clients, and must not hold a reservation meanwhile. Fetch reserves itself."""
+
+_SMALL_RESPONSE_BYTES = 64 << 10
+_UNKNOWN_BYTES = _SMALL_RESPONSE_BYTES + 1
 
 Response: TypeAlias = ApiMessage | bytes | None
 """What a handler returns: a message, the body of one, or nothing to answer."""
@@ -68,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._partial = 0
         self._charge = broker.response_memory.charge()
         self._uncharged = 0
+        self._last_size = _UNKNOWN_BYTES
         self._written = 0
         self._has_unsent = False
         self._outgoing = Outgoing()
@@ -174,11 +179,16 @@ class Connection(asyncio.Protocol):
         """The response, encoded: its message may be large, and ends before another is made."""
         key, memory = request.api.key, self._broker.response_memory
         estimate = memory.estimate(key)
+        if not is_tiny(estimate) and self._last_size > _SMALL_RESPONSE_BYTES:
+            await self._connections.turns.next()
         if key not in _WAITING_APIS and not is_tiny(estimate):
             await self._charge.reserve(estimate)
         handling: Awaitable[Response] = request.api.handler(context, request.message)
         response = await handling
-        if response is None or key is ApiKey.Fetch:
+        if response is None:
+            return response
+        if key is ApiKey.Fetch:
+            self._last_size = self._charge.size
             return response
         try:
             pieces = encode_response(request, response)
@@ -187,6 +197,7 @@ class Connection(asyncio.Protocol):
             raise CloseConnection("its response cannot be encoded") from error
         size = sum(map(len, pieces))
         memory.note_size(key, size)
+        self._last_size = size
         self._charge.add(size)
         self._charge.drop_reserved()
         return list(pieces)
@@ -329,6 +340,7 @@ class Connections:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._open: set[Connection] = set()
+        self.turns = Turns()
         self.slow_clients = SlowClients(
             broker.response_memory, broker.settings.response_send_timeout_ms / 1000
         )

@@ -8,6 +8,7 @@ import pytest
 
 from broker.outgoing import Outgoing
 from broker.response_memory import ResponseCharge, ResponseMemory, cost
+from broker.turns import Turns
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -179,3 +180,23 @@ def test_what_goes_out_comes_in_slices_with_small_pieces_joined() -> None:
     assert [len(one) for one in slices] == [2, 2]
     assert slices[0][1] is large[0]
     assert all(sum(map(len, one)) < (256 << 10) + 600_000 for one in slices)
+
+
+async def test_large_responses_are_made_in_different_turns_of_the_loop() -> None:
+    turns = Turns()
+    made: list[int] = []
+
+    async def make(number: int) -> None:
+        await turns.next()
+        made.append(number)
+
+    tasks = [asyncio.create_task(make(number)) for number in range(5)]
+    tasks[2].cancel()
+    seen = []
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        seen.append(len(made))
+    assert made == [0, 1, 3, 4]
+    assert all(after - before <= 1 for before, after in zip([0, *seen], seen, strict=False))
+    await asyncio.gather(make(5), make(6))
+    assert made[4:] == [5, 6]

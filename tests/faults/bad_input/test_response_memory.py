@@ -120,7 +120,9 @@ class TestCrowd:
         asked: Asked,
     ) -> None:
         broker = own_broker(
-            response_memory_bytes=str(BUDGET_BYTES), tail_cache_bytes=str(tail_cache_bytes)
+            response_memory_bytes=str(BUDGET_BYTES),
+            tail_cache_bytes=str(tail_cache_bytes),
+            cold_cache_bytes=str(16 * MIB),
         )
         target = fill(broker, topic, batch_bytes)
         grown = growth_under(broker, topic, target, [asked])

@@ -106,7 +106,7 @@ class TestCrowd:
             pytest.param(4_000, 256 * MIB, fetches(1), id="small batches that are cached"),
             pytest.param(900_000, 0, fetches(20), id="large batches of the table, pipelined"),
             pytest.param(
-                20_000, 0, fetches_of_different_batches, id="everybody reads other batches"
+                20_000, 256 * MIB, fetches_of_different_batches, id="everybody reads other batches"
             ),
             pytest.param(4_000, 256 * MIB, long_polls, id="fetches that wait for more"),
         ],

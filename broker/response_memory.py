@@ -25,6 +25,7 @@ _SMALL_RESPONSE_BYTES = 64 << 10
 _TRUSTED_BYTES = 1 << 20
 """More than the socket's buffers take for a client that reads nothing."""
 _FIRST_ESTIMATE_BYTES = 1 << 20
+_WOKEN_AT_ONCE = 32
 _TINY_RESPONSE_BYTES = 4 << 10
 
 
@@ -106,9 +107,7 @@ class ResponseMemory:
         queue = self._waiting[0 if trusted else 1]
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         queue.append(waiter)
-        keepers, self._keepers = self._keepers, set()
-        for event in keepers:
-            event.set()
+        self._wake_keepers()
         try:
             await waiter.granted
         except asyncio.CancelledError:
@@ -133,6 +132,12 @@ class ResponseMemory:
                     self.used += queue[0].size
                     queue[0].granted.set_result(None)
                 queue.popleft()
+        if self.is_short:
+            self._wake_keepers()
+
+    def _wake_keepers(self) -> None:
+        for _ in range(min(_WOKEN_AT_ONCE, len(self._keepers))):
+            self._keepers.pop().set()
 
     def _missing_bytes(self, batches: Iterable[bytes]) -> int:
         """What these shared batches add to the bytes that are held already."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +34,9 @@ _AHEAD_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
 _BATCH_BYTES = 1 << 19
 _READ_AHEADS = 4
+_LOADING_BYTES = 64 << 20
+"""Reads that run at once hold about this much, or one of them runs: blocks of large rows are
+large."""
 _SELECT = (
     f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages WHERE {IS_IN_RANGE}"
     " ORDER BY topic, partition, offset"
@@ -83,6 +86,41 @@ class _Loaded(NamedTuple):
     rest: OpenRead | None
 
 
+class _Loads:
+    """How many segments are read at once, by the size of the last ones; in order of arrival."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._size = _SEGMENT_BYTES
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def begin(self) -> None:
+        if self._running == 0 or (not self._waiting and self._has_room()):
+            self._running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.end(0)
+            raise
+
+    def end(self, size: int) -> None:
+        """One has ended that held `size` bytes."""
+        self._running -= 1
+        self._size = max(size, self._size - self._size // 8, _SEGMENT_BYTES)
+        while self._waiting and (self._running == 0 or self._has_room()):
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._running += 1
+                turn.set_result(None)
+
+    def _has_room(self) -> bool:
+        return (self._running + 1) * self._size <= _LOADING_BYTES
+
+
 class ColdReader:
     """Serves offsets that the tail cache no longer holds."""
 
@@ -95,6 +133,7 @@ class ColdReader:
         self._by_partition: defaultdict[PartitionLog, dict[int, _Segment]] = defaultdict(dict)
         self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Loaded]] = {}
         self._outdated: set[asyncio.Task[_Loaded]] = set()
+        self._load_turns = _Loads()
         self._open_reads = OpenReads()
         self._read_ahead_slots = _READ_AHEADS
         self._closing = False
@@ -224,6 +263,17 @@ class ColdReader:
             self._read_ahead(partition, segment.end, room - segment.size)
 
     async def _read_segment(self, partition: PartitionLog, offset: int) -> _Loaded:
+        await self._load_turns.begin()
+        size = 0
+        try:
+            loaded = await self._read_rows(partition, offset)
+            # Rows as the engine gives them, and as batches.
+            size = 2 * loaded.segment.size
+            return loaded
+        finally:
+            self._load_turns.end(size)
+
+    async def _read_rows(self, partition: PartitionLog, offset: int) -> _Loaded:
         read = self._open_reads.take(partition, offset)
         if read is not None:
             try:

@@ -126,6 +126,8 @@ def fill(broker: BrokerProcess, stored_bytes: int, batch_bytes: int) -> Target:
 
 def attack(broker: BrokerProcess, args: argparse.Namespace) -> None:
     target = fill(broker, args.stored_mb * _MIB, args.batch_bytes)
+    kinds = [KINDS[name] for name in args.kinds.split(",")]
+    requests = [kinds[number % len(kinds)](target, number) for number in range(args.connections)]
     polite = Polite(broker)
     polite.start()
     time.sleep(args.calm_seconds)
@@ -142,12 +144,11 @@ def attack(broker: BrokerProcess, args: argparse.Namespace) -> None:
     before = broker.rss_bytes()
     print(f"{len(crowd)} open connections: RSS {before >> 20} MB", flush=True)
     calm = len(polite.taken_ms)
-    kinds = [KINDS[name] for name in args.kinds.split(",")]
     most = 0
-    for number, one in enumerate(crowd):
+    for one, asked in zip(crowd, requests, strict=True):
         one.setblocking(False)
         with suppress(OSError):
-            one.send(kinds[number % len(kinds)](target, number))
+            one.send(asked)
     end = time.monotonic() + args.seconds
     while time.monotonic() < end and broker.running:
         most = max(most, broker.rss_bytes())

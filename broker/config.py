@@ -18,20 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from common.address import Address, parse_address
 from common.environment import ENV_PREFIX
@@ -351,11 +341,6 @@ class Settings(BaseSettings):
             )
 
     @property
-    def response_memory(self) -> int:
-        """`response_memory_bytes`, or the share of this machine that it stands for."""
-        return self.response_memory_bytes or memory_bytes() // 8
-
-    @property
     def kafka_address(self) -> Address:
         """`kafka` as host and port."""
         return parse_address(self.kafka)
@@ -411,7 +396,7 @@ class Settings(BaseSettings):
         sql = self.sql_limits
         return {
             "decompression_memory_bytes": self.decompression_budget_bytes,
-            "response_memory_bytes": self.response_memory,
+            "response_memory_bytes": self.response_memory_bytes or memory_bytes() // 8,
             "sql_memory_bytes": sql.memory_bytes,
             "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
             "sql_max_queries": sql.max_queries,

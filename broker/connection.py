@@ -289,6 +289,11 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     @property
+    def has_left(self) -> bool:
+        """Whether the client is gone."""
+        return self._transport is None
+
+    @property
     def held_bytes(self) -> int:
         """What its responses hold."""
         return self._charge.size

@@ -107,6 +107,7 @@ class Decompression:
         # copying linear.
         self._least_bytes = len(payload)
         self._limit_bytes = limit_bytes
+        self._whole: bytes | bytearray | None = None  # an output of one piece
         # BytesIO returns its buffer without a copy, so the output is in memory once.
         self._output = io.BytesIO()
 
@@ -118,7 +119,7 @@ class Decompression:
     @property
     def size(self) -> int:
         """Bytes so far."""
-        return self._output.tell()
+        return self._output.tell() if self._whole is None else len(self._whole)
 
     @property
     def is_finished(self) -> bool:
@@ -131,15 +132,18 @@ class Decompression:
         piece = self._pieces.next(min(max(piece_bytes, self._least_bytes), room + 1))
         if len(piece) > room:
             raise _too_large(self._limit_bytes)
-        self._output.write(piece)
+        if self._pieces.eof and not self._output.tell():
+            self._whole = piece  # as most batches do: nothing is copied
+        else:
+            self._output.write(piece)
 
     def so_far(self) -> memoryview:
         """What is decompressed. It must be released before the next piece."""
-        return self._output.getbuffer()
+        return self._output.getbuffer() if self._whole is None else memoryview(self._whole)
 
     def result(self) -> bytes:
         """All of it, when it is finished."""
-        return self._output.getvalue()
+        return self._output.getvalue() if self._whole is None else bytes(self._whole)
 
 
 def decompress(codec: int, payload: bytes | memoryview, limit_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -100,7 +101,7 @@ def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: Brok
         assert answers == [0] * len(sent)
         # Each waits for one block of large batches at most. Without turns the first one waits for
         # all of them.
-        assert stored > len(sent) // 4, stored
+        assert stored > len(sent) // 2, stored
         print(f"{stored} polite records, {(largest[0] - before) / MIB:.0f} MiB more memory")
         assert largest[0] - before < GROWTH_MAX_BYTES
         for partition in range(CONNECTIONS):
@@ -114,14 +115,14 @@ def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: Brok
 def test_zeros_are_refused_before_they_are_decompressed(
     broker: BrokerProcess, codec: Codec
 ) -> None:
-    """Decompressing all of it would take many times the bound."""
     data = nothing_but_zeros(codec, 100 * MIB)
     with ExitStack() as open_wires:
         polite = open_wires.enter_context(Wire(broker))
         target = messages.create_topic(polite, f"zeros-{codec.name}", 2)
-        before = broker.rss_bytes()
         attackers = [open_wires.enter_context(Wire(broker, limit_s=60)) for _ in range(CONNECTIONS)]
         request = messages.produce(target, data, partition=1)
+        before = broker.rss_bytes()
+        forget_peak(broker)
         sent = [
             (wire, wire.send_request(request, VERSION)) for _ in range(ROUNDS) for wire in attackers
         ]
@@ -130,7 +131,7 @@ def test_zeros_are_refused_before_they_are_decompressed(
             answer = wire.receive_response(request, VERSION, correlation_id)
             found = answer.responses[0].partition_responses[0].error_code
             assert found == INVALID_RECORD
-        assert broker.rss_bytes() - before < 60 * MIB  # all of one batch would be 100
+        assert peak_bytes(broker) - before < 60 * MIB  # all of one batch would be 100
         produce_one(polite, target, 1)
 
 
@@ -146,6 +147,17 @@ def test_a_record_larger_than_max_message_bytes_is_refused(broker: BrokerProcess
             packed = replace(batch, payload=compress(Codec.ZSTD, batch.payload), attributes=4)
             answer = wire.ask(messages.produce(target, packed.data), VERSION)
             assert answer.responses[0].partition_responses[0].error_code == error, size
+
+
+def forget_peak(broker: BrokerProcess) -> None:
+    Path(f"/proc/{broker.pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(broker: BrokerProcess) -> int:
+    """The most memory that the process had since `forget_peak`."""
+    status = Path(f"/proc/{broker.pid}/status").read_text()
+    (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(peak) << 10
 
 
 def produce_one(wire: Wire, target: Target, offset: int) -> None:

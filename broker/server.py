@@ -61,8 +61,6 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    limits = settings.limits_of_this_machine.items()
-    log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
     try:
         kafka = await KafkaListener.bind(settings)
         try:
@@ -122,6 +120,9 @@ async def _serve_until(
             ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
         if await _begun(runtime, stopped):
             _collect_garbage_less()
+            # Not before: what prevents a start is all that a start prints then.
+            limits = settings.limits_of_this_machine.items()
+            log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
             print(ready, flush=True)
             await _until_stopped(stopped, [*idle.background, *runtime.background])
         progress("stopping")

@@ -5,7 +5,8 @@
 * listener.py: the port; connection.py: one client; in_flight.py: the memory of requests.
 * response_memory.py: the memory of responses; outgoing.py: those that are not sent yet;
   slow_clients.py: closes clients that do not read them; turns.py: who makes a large one next.
-* config.py: the settings; effective_configs.py: the configs that apply to a topic.
+* config.py: the settings; config_sources.py: flags, environment, file; effective_configs.py: the
+  configs that apply to a topic.
 * topics.py: the topics; topic_names.py: Kafka's rules for their names.
 * leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
   NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from broker.topics import NewTopic, Outcome, TopicCatalog
+from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
+from common.tasks import cancel
 from protocol.errors import KafkaError
 from storage.engine import EngineError
 
@@ -20,8 +21,6 @@ log = logging.getLogger(__name__)
 
 _WAIT_S = 2.0
 """How long a request waits for its topics. Clients wait 30 s and more for an answer."""
-_PENDING_MAX_PARTITIONS = 10_000
-"""Of topics that wait to be created; Kafka's limit for one change. More stay unknown meanwhile."""
 
 
 class AutoCreation:
@@ -38,12 +37,13 @@ class AutoCreation:
         """Create topics with these names, which have been checked.
 
         Returns when each exists or was refused, or after `_WAIT_S`: look for them in the catalog.
+        What is more than Kafka's limit for one change stays unknown until others are created.
         """
         waiting = []
         for name in names:
             attempt = self._pending.get(name)
             if attempt is None:
-                if len(self._pending) * self._partitions >= _PENDING_MAX_PARTITIONS:
+                if len(self._pending) * self._partitions >= MAX_NEW_PARTITIONS:
                     continue
                 attempt = self._pending[name] = asyncio.get_running_loop().create_future()
             waiting.append(attempt)
@@ -53,14 +53,22 @@ class AutoCreation:
             self._task = asyncio.create_task(self._create_pending(), name="auto-creation")
         await asyncio.wait(waiting, timeout=_WAIT_S)
 
+    async def close(self) -> None:
+        """Stop creating topics. Requests that wait are answered."""
+        await cancel(self._task)
+
     async def _create_pending(self) -> None:
-        while self._pending:
-            names = list(self._pending)
-            try:
+        try:
+            while self._pending:
+                names = list(self._pending)
                 await self._create(names)
-            finally:
-                for name in names:
-                    self._pending.pop(name).set_result(None)
+                self._answer(names)
+        finally:
+            self._answer(list(self._pending))
+
+    def _answer(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._pending.pop(name).set_result(None)
 
     async def _create(self, names: Iterable[str]) -> None:
         new = [NewTopic(name, self._partitions) for name in names]

@@ -77,9 +77,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)
-        self.response_memory = ResponseMemory(
-            settings.limits_of_this_machine["response_memory_bytes"]
-        )
+        self.response_memory = ResponseMemory(settings.response_budget_bytes)
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
 

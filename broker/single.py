@@ -152,6 +152,7 @@ class SingleNode:
     async def close(self) -> None:
         async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
             parts.push_async_callback(self.topics.close)
+            parts.push_async_callback(self.broker.auto_creation.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.callback(self._decompressions.close)
             parts.push_async_callback(self.appender.close)

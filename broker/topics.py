@@ -53,6 +53,9 @@ class NewTopic:
     configs: Mapping[str, str] = field(default_factory=dict)
 
 
+MAX_NEW_PARTITIONS = 10_000
+"""How many partitions one change may create: Kafka's limit."""
+
 Outcome = Topic | KafkaError | EngineError
 """What became of a `NewTopic`."""
 

@@ -17,10 +17,11 @@ from collections import Counter
 from kafka.protocol.admin import CreatePartitionsRequest, CreatePartitionsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_replicas
+from broker.api.new_topics import check_replicas
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_topic
 from broker.log.topic import Topic
+from broker.topics import MAX_NEW_PARTITIONS
 from protocol.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -34,7 +35,7 @@ async def create_partitions(
 ) -> CreatePartitionsResponse:
     asked = Counter(item.name for item in request.topics)
     results = []
-    room = PARTITIONS_PER_REQUEST
+    room = MAX_NEW_PARTITIONS
     for item in {item.name: item for item in request.topics}.values():
         code, message = 0, None
         try:
@@ -44,7 +45,7 @@ async def create_partitions(
             room -= item.count - topic.partitions
             if room < 0:
                 raise PolicyViolation(
-                    f"One request may create {PARTITIONS_PER_REQUEST} partitions at most."
+                    f"One request may create {MAX_NEW_PARTITIONS} partitions at most."
                 )
             if not request.validate_only:
                 await ctx.broker.topics.add_partitions(topic, item.count)

@@ -25,11 +25,11 @@ from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
 
 from broker.api.config_entries import topic_entries
 from broker.api.context import Api, RequestContext
-from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_new_name, check_replicas
+from broker.api.new_topics import check_new_name, check_replicas
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
-from broker.topics import NewTopic, Outcome
+from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome
 from protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -86,11 +86,11 @@ def _too_many_partitions(
             total += ctx.broker.settings.num_partitions
         else:
             total += max(0, item.num_partitions)
-    if total <= PARTITIONS_PER_REQUEST:
+    if total <= MAX_NEW_PARTITIONS:
         return None
     return PolicyViolation(
         f"The request asks for {total} partitions; one request may create "
-        f"{PARTITIONS_PER_REQUEST} at most."
+        f"{MAX_NEW_PARTITIONS} at most."
     )
 
 

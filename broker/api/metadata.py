@@ -25,10 +25,11 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
-from broker.api.new_topics import PARTITIONS_PER_REQUEST, check_new_name
+from broker.api.new_topics import check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
+from broker.topics import MAX_NEW_PARTITIONS
 from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
 
 
@@ -111,7 +112,7 @@ async def _create_missing(ctx: RequestContext, names: Iterable[str]) -> dict[str
 
     Past the limit topics stay unknown, and the client asks for them again.
     """
-    room = PARTITIONS_PER_REQUEST
+    room = MAX_NEW_PARTITIONS
     new, refused = [], dict[str, KafkaError]()
     for name in names:
         if ctx.broker.topics.get(name) is not None:

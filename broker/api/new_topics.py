@@ -12,9 +12,6 @@ from broker import topic_names
 from broker.api.context import RequestContext
 from protocol.errors import InvalidReplicaAssignment, InvalidRequest
 
-PARTITIONS_PER_REQUEST = 10_000
-"""Kafka's limit of the partitions that one request may create."""
-
 
 def check_new_name(ctx: RequestContext, name: str) -> None:
     """Raises `InvalidTopic`, `InvalidRequest` or `TopicAlreadyExists`."""

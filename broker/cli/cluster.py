@@ -18,7 +18,7 @@ import click
 
 from broker.cli.options import WrongSettings, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
-from broker.config import CONFIG_FILE_ENV
+from broker.config_sources import CONFIG_FILE_ENV
 from common.console import console, new_table
 from storage.engine import EngineError
 from storage.registry import Registry

@@ -8,9 +8,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from broker import config
+from broker import config_sources
 from broker.cli.options import settings_errors
-from broker.config import Configuration, SettingRow, Settings
+from broker.config import Settings
+from broker.config_sources import Configuration, SettingRow
 from common.console import console, new_table
 
 config_file_option = click.option(
@@ -18,14 +19,14 @@ config_file_option = click.option(
     "config_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"TOML file with settings; also {config.CONFIG_FILE_ENV}.",
+    help=f"TOML file with settings; also {config_sources.CONFIG_FILE_ENV}.",
 )
 
 
 def load_settings(flags: dict[str, Any], config_file: Path | None) -> Configuration:
     """The settings from all sources; flags that are None were not given."""
     with settings_errors():
-        return config.load(flags, config_file)
+        return config_sources.load(flags, config_file)
 
 
 @click.command("config")
@@ -44,7 +45,7 @@ def show_config(config_file: Path | None, output: str) -> None:
     Also the unit of each value and where it comes from: a flag, the environment, a file.
     """
     configuration = load_settings({}, config_file)
-    rows = list(config.rows(configuration))
+    rows = list(config_sources.rows(configuration))
     match output:
         case "toml":
             click.echo(_as_toml(rows), nl=False)

@@ -2,7 +2,7 @@
 
 import click
 
-from broker import config
+from broker import config, config_sources
 from broker.cli.options import settings_errors, to_addresses
 from common.address import Address
 from common.logging import log_to_stderr
@@ -85,7 +85,7 @@ def engine(
         "journal_skip_damage": journal_skip_damage,
     }  # fmt: skip
     with settings_errors():
-        settings = config.load(flags).settings
+        settings = config_sources.load(flags).settings
         config.prepare_data_dir(settings)
 
     from broker.wiring import journal_limits

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from pydantic import SecretStr
 
-from broker import config
+from broker import config, config_sources
 from broker.cli.config import config_file_option, load_settings
 from broker.cli.options import settings_errors
 from broker.cluster.config import load_cluster
@@ -45,7 +45,7 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
     With a table [cluster] in the file, this is one broker of several: docs/cluster.md.
     """
     settings = load_settings(flags, config_file).settings
-    path = config_file or config.config_file_of_environment()
+    path = config_file or config_sources.config_file_of_environment()
     with settings_errors():
         cluster = None if path is None else load_cluster(path)
         if cluster is None:

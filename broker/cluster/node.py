@@ -195,6 +195,7 @@ class ClusterNode:
             for shard in self._shards:
                 parts.push_async_callback(shard.close)
             parts.push_async_callback(self._topics.close)
+            parts.push_async_callback(self.broker.auto_creation.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.callback(self._decompressions.close)
             for host in self._hosts:

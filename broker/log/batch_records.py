@@ -11,11 +11,10 @@ from typing import Final
 
 from protocol._batches import BatchHeader
 from protocol._decode_batches import RecordLengths
+from protocol.batches import BATCH_OVERHEAD
 from protocol.compression import Decompression
 from protocol.decode_batches import ROW_BYTES
 from protocol.errors import MessageTooLarge
-
-_HEADER_BYTES: Final = 61
 
 _ANY_RATIO_BYTES: Final = 8 << 20
 """Output up to this size may have any ratio: short repetitive data compresses best."""
@@ -38,7 +37,7 @@ class BatchRecords:
     ) -> None:
         """`max_bytes`: of all records, with the fixed columns of their rows. `ratio_max`: output
         for each byte of the batch. Raises `KafkaError` if the header alone breaks a limit."""
-        payload = memoryview(data)[header.start + _HEADER_BYTES : header.end]
+        payload = memoryview(data)[header.start + BATCH_OVERHEAD : header.end]
         rows_bytes = max(header.count, 0) * ROW_BYTES
         by_ratio = max(len(payload) * ratio_max, _ANY_RATIO_BYTES)
         most = min(max_bytes - rows_bytes, by_ratio)

@@ -18,6 +18,7 @@ from broker.log.producers import comes_after, find_duplicate, first_entry
 from broker.log.tail_cache import CachedBatch
 from protocol._batches import BatchHeader, stamp_batch
 from protocol._decode_batches import BlockBuilder
+from protocol.batches import BATCH_OVERHEAD
 from protocol.errors import KafkaError, OutOfOrderSequenceNumber
 
 log = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def _add(
     if duplicate_of is not None:
         return Appended(duplicate_of, answered_ms)
 
-    payload = memoryview(append.records)[header.start + 61 : header.end]
+    payload = memoryview(append.records)[header.start + BATCH_OVERHEAD : header.end]
     if header.codec:
         payload = memoryview(_decompressed(append, limits))
     base_offset = partition.next_offset

@@ -27,7 +27,7 @@ from enum import Enum
 from itertools import pairwise
 
 from sql.http.engine import Handle, run
-from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, sql_error
+from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, access_denied, sql_error
 from sql.http.private import lines_of, refuse_private
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
 
@@ -105,7 +105,7 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     ):
         return Action.SESSION
     if role is Role.READER:
-        raise _denied(_READ_ONLY)
+        raise access_denied(_READ_ONLY)
     if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
         return Action.SESSION
     # An INSERT into a temporary table counts as more than a change of tables when the database is
@@ -116,19 +116,15 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     if query_class == "MUTATING" or into_table:
         return Action.WRITE
     if any(one.is_word(b"INTO") and two.is_word(b"OUTFILE") for one, two in pairwise(words)):
-        raise _denied("INTO OUTFILE would write a file of the server: leave it out.")
+        raise access_denied("INTO OUTFILE would write a file of the server: leave it out.")
     name = " ".join(word.text.decode("ascii", "replace") for word in words[:2])
-    raise _denied(f"This server does not run {name} statements for its users.")
+    raise access_denied(f"This server does not run {name} statements for its users.")
 
 
 _READ_ONLY = (
     "Without credentials SQL is read-only:"
     " only a single SELECT, SHOW, DESCRIBE, EXPLAIN or EXISTS runs."
 )
-
-
-def _denied(why: str) -> SqlError:
-    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
 
 
 def _refuse_file_function(words: list[Token], params: Mapping[str, str]) -> None:
@@ -158,7 +154,7 @@ def _is_file(word: Token) -> bool:
 
 
 def _refuse_name() -> SqlError:
-    return _denied(
+    return access_denied(
         "The function `file` is not available here;"
         " a column or table of that name has to be qualified, as in t.file."
     )
@@ -168,11 +164,11 @@ def _refuse_borrowed_rights(words: list[Token]) -> None:
     """Ways around the role: views with the rights of another user, disks and files anywhere."""
     for one, two in pairwise(words):
         if one.is_word(b"SQL") and two.is_word(b"SECURITY"):
-            raise _denied("The SQL SECURITY of a view cannot be set here.")
+            raise access_denied("The SQL SECURITY of a view cannot be set here.")
         if one.is_word(b"FROM") and two.is_word(b"INFILE"):
-            raise _denied("INFILE would read a file of the server: send the data instead.")
+            raise access_denied("INFILE would read a file of the server: send the data instead.")
         if unquote(one) == b"disk" and two.is_sign(b"("):
-            raise _denied("A disk cannot be defined here.")
+            raise access_denied("A disk cannot be defined here.")
 
 
 # Tables of database `brokerhouse` that jobs add rows to. storage/sql_access.xml grants the same.
@@ -190,7 +186,7 @@ def _refuse_other_ways_in(words: list[Token], database: str, params: Mapping[str
             name = _compound_name(words[index + 1 :], params)
             table = name.removeprefix("brokerhouse.")
             if table in JOB_TABLES and (table != name or database == "brokerhouse"):
-                raise _denied(f"Rows can be added to {table} only by INSERT.")
+                raise access_denied(f"Rows can be added to {table} only by INSERT.")
 
 
 def _compound_name(words: list[Token], params: Mapping[str, str]) -> str:
@@ -236,16 +232,16 @@ def _refuse_outside(tree: str) -> None:
         depth, node, name = len(match[1]), match[2], match[3]
         if depth > len(parents) or (depth == 0 and parents):
             # A name with a line break in it can make the tree look like another one.
-            raise _denied("A name with a line break is not available here.")
+            raise access_denied("A name with a line break is not available here.")
         del parents[depth:]
         parent = parents[-1] if parents else ""
         parents.append(node)
         if node != "Function":
             continue
         if parent in _OVER_TABLE_FUNCTIONS and name not in _TABLE_FUNCTIONS:
-            raise _denied(f"Table function {name} is not available here.")
+            raise access_denied(f"Table function {name} is not available here.")
         if parent == "Storage" and _ENGINES.fullmatch(name) is None:
-            raise _denied(f"Engine {name} is not available here.")
+            raise access_denied(f"Engine {name} is not available here.")
 
 
 def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:

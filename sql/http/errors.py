@@ -30,6 +30,10 @@ def sql_error(code: int, name: str, message: str) -> SqlError:
     return SqlError(code, _worded(code, name, message))
 
 
+def access_denied(why: str) -> SqlError:
+    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
+
+
 def wrong_credentials(user: str, password: str) -> SqlError:
     message = _worded(
         516,

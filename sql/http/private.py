@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
-from sql.http.errors import SqlError, sql_error
+from sql.http.errors import access_denied
 from sql.http.text import Token, TokenKind, unquote
 
 DISPLAY_NAME = "brokerhouse"
@@ -87,22 +87,24 @@ def refuse_private(
     """
     _refuse_functions(words, params)
     if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
-        raise _denied("SHOW PROCESSLIST is not available without credentials.")
+        raise access_denied("SHOW PROCESSLIST is not available without credentials.")
     for function in (b"MERGE", b"LOOP"):  # the tables that they read may be named by strings
-        if any(one.is_word(function) and two.is_sign(b"(") for one, two in _pairs(words)):
-            raise _denied(f"{function.decode().lower()} is not available without credentials.")
+        if any(one.is_word(function) and two.is_sign(b"(") for one, two in pairwise(words)):
+            raise access_denied(
+                f"{function.decode().lower()} is not available without credentials."
+            )
     tables = _system_tables(tree, database)
     for table in tables:
         if table not in _SHOWN and table not in _PRIVATE_COLUMNS:
-            raise _denied(f"system.{table} is not available without credentials.")
+            raise access_denied(f"system.{table} is not available without credentials.")
     private = {column for table in tables for column in _PRIVATE_COLUMNS.get(table, ())}
     if not private:
         return
     names = {unquote(word).decode("utf-8", "replace") for word in words if _is_name(word)}
     if hidden := sorted(private & names):
-        raise _denied(f"The column {hidden[0]} is not available without credentials.")
+        raise access_denied(f"The column {hidden[0]} is not available without credentials.")
     if _has_matcher(tree):
-        raise _denied(
+        raise access_denied(
             f"Name the columns that you want of system.{min(tables & _PRIVATE_COLUMNS.keys())}:"
             f" without credentials {', '.join(sorted(private))} cannot be read."
         )
@@ -115,10 +117,10 @@ def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None
         name = unquote(word).decode("utf-8", "replace")
         called = after is not None and after.is_sign(b"(")
         if name.lower() in _NAMES or (called and name.lower() in _CALLS):
-            raise _denied(f"The function {name} is not available without credentials.")
+            raise access_denied(f"The function {name} is not available without credentials.")
     for value in params.values():
         if value.lower() in _NAMES:
-            raise _denied(f"The function {value} is not available without credentials.")
+            raise access_denied(f"The function {value} is not available without credentials.")
 
 
 def _system_tables(tree: str, database: str) -> set[str]:
@@ -186,16 +188,8 @@ _HIDDEN = frozenset(
 )  # fmt: skip
 
 
-def _pairs(words: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
-    return pairwise(words)
-
-
 def _is_name(word: Token) -> bool:
     return word.kind in (TokenKind.WORD, TokenKind.QUOTED)
-
-
-def _denied(why: str) -> SqlError:
-    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
 
 
 @dataclass(frozen=True, slots=True)

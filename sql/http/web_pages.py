@@ -19,15 +19,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
-from sql.http.errors import SqlError, sql_error
+from sql.http.errors import access_denied, sql_error
 
 _FROM_HERE = ("same-origin", "none")  # "none": typed into the address bar
 # RFC 6761, ICANN's reservation for private use, and Kubernetes' default.
 _PRIVATE_SUFFIXES = (".localhost", ".internal", ".cluster.local")
-
-
-def refused(why: str) -> SqlError:
-    return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
 
 
 def refuse_other_sites(request: web.Request) -> None:
@@ -41,10 +37,10 @@ def refuse_other_sites(request: web.Request) -> None:
         )  # fmt: skip
     for origin in request.headers.getall("Origin", []):
         if not _same_host(origin, hosts[0]):
-            raise refused(f"A web page of {origin!r} may not query this server.")
+            raise access_denied(f"A web page of {origin!r} may not query this server.")
     for site in request.headers.getall("Sec-Fetch-Site", []):
         if site.strip().lower() not in _FROM_HERE:
-            raise refused("A web page of another site may not query this server.")
+            raise access_denied("A web page of another site may not query this server.")
 
 
 def refuse_unknown_host(request: web.Request, hosts: Set[str]) -> None:
@@ -54,7 +50,7 @@ def refuse_unknown_host(request: web.Request, hosts: Set[str]) -> None:
     """
     name = _host_name(request.headers.get("Host", ""))
     if not (is_own_name(name) or name in hosts):
-        raise refused(
+        raise access_denied(
             f"{name!r} is not known as a name of this server: use an address, add the name to the"
             " setting http_hosts, or send a user and password."
         )

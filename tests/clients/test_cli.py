@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 from kafka import KafkaProducer
 
-from broker import config
+from broker import config, config_sources
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import (
     COMMAND,
@@ -73,7 +73,7 @@ def produce(broker: BrokerProcess) -> Iterator[Callable[..., None]]:
 
 def test_config_prints_every_setting_with_default_unit_and_meaning() -> None:
     lines = output("config", how=in_a_process).splitlines()[1:]
-    rows = list(config.rows(config.load(environ={})))
+    rows = list(config_sources.rows(config_sources.load(environ={})))
     for line, row in zip(lines, rows, strict=True):
         expected = [row.name, row.value, row.default, row.unit, row.description, row.source]
         assert line.split() == " ".join(expected).split()
@@ -94,8 +94,8 @@ def test_config_as_toml_is_a_file_that_gives_the_same_settings(tmp_path: Path) -
     path.write_text(output("config", "--format", "toml", BROKERHOUSE_LANES="7"))
     again = json.loads(output("config", "--config", str(path), "--format", "json"))
     values = {row["name"]: row["value"] for row in again}
-    loaded = config.load(environ={"BROKERHOUSE_LANES": "7"})
-    assert values == {row.name: row.value for row in config.rows(loaded)}
+    loaded = config_sources.load(environ={"BROKERHOUSE_LANES": "7"})
+    assert values == {row.name: row.value for row in config_sources.rows(loaded)}
 
 
 @pytest.mark.parametrize("form", ["table", "toml", "json"])

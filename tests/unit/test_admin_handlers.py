@@ -115,7 +115,7 @@ async def test_a_topic_that_cannot_be_made_on_demand_is_unknown_as_in_kafka(
 async def test_topics_made_by_one_metadata_request_are_limited(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "PARTITIONS_PER_REQUEST", 2)
+    monkeypatch.setattr(metadata, "MAX_NEW_PARTITIONS", 2)
     request = Metadata(
         topics=[Metadata.MetadataRequestTopic(name=name) for name in ("a", "b", "c")],
         allow_auto_topic_creation=True,

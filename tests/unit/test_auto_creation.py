@@ -86,3 +86,14 @@ async def test_after_an_error_the_next_request_tries_again(error: Exception) -> 
     catalog.error = None
     await topics.create(["a"])
     assert catalog.changes == [["a"], ["a"]]
+
+
+async def test_requests_are_answered_when_the_broker_stops() -> None:
+    catalog = SlowCatalog()
+    topics = creation(catalog)
+    requests = [asyncio.create_task(topics.create([name])) for name in ("a", "b")]
+    await asyncio.sleep(0.01)
+    await topics.close()
+    async with asyncio.timeout(1):  # sooner than `_WAIT_S`
+        await asyncio.gather(*requests)
+    assert catalog.changes == [["a", "b"]]

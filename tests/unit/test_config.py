@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import config
+from broker import config, config_sources
 from broker.config import ConfigError, Settings
 from common.address import Address, parse_address
 
@@ -30,14 +30,14 @@ def sentence(
 ) -> str:
     """What `load` complains about."""
     with pytest.raises(ConfigError) as caught:
-        config.load(flags, config_file, environ or {})
+        config_sources.load(flags, config_file, environ or {})
     text = str(caught.value)
     assert "\n" not in text
     return text
 
 
 def test_without_any_source_every_setting_is_its_default() -> None:
-    loaded = config.load(environ={})
+    loaded = config_sources.load(environ={})
     assert loaded.settings == Settings()
     assert set(loaded.sources.values()) == {"default"}
 
@@ -47,7 +47,7 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
 ) -> None:
     path = toml("lanes = 3\nlinger_ms = 3\nnode_id = 3\n")
     environ = {"BROKERHOUSE_LANES": "4", "BROKERHOUSE_LINGER_MS": "4"}
-    loaded = config.load({"lanes": "5", "node_id": None}, path, environ)
+    loaded = config_sources.load({"lanes": "5", "node_id": None}, path, environ)
     assert (loaded.settings.lanes, loaded.settings.linger_ms, loaded.settings.node_id) == (5, 4, 3)
     assert loaded.settings.num_partitions == 1
     names = ("lanes", "linger_ms", "node_id", "num_partitions")
@@ -60,7 +60,7 @@ def test_what_sql_may_use_follows_from_the_memory(monkeypatch: pytest.MonkeyPatc
     user = {"sql_user": "a", "sql_password": "b"}
 
     def limits(**flags: object) -> tuple[int, int, int]:
-        sql = config.load(flags, environ={}).settings.sql_limits
+        sql = config_sources.load(flags, environ={}).settings.sql_limits
         return sql.max_queries, sql.bounds.max_memory_bytes // mib, sql.kept_for_writer
 
     assert limits() == (4, 512, 0)
@@ -89,11 +89,11 @@ def test_sql_memory_that_cannot_be_is_refused(flags: dict[str, object], what: st
 
 def test_the_environment_may_name_the_file(toml: Callable[[str], Path]) -> None:
     environ = {"BROKERHOUSE_CONFIG": str(toml("lanes = 7\n"))}
-    assert config.load(environ=environ).settings.lanes == 7
+    assert config_sources.load(environ=environ).settings.lanes == 7
 
 
 def test_an_empty_environment_variable_counts_as_not_set() -> None:
-    loaded = config.load(environ={"BROKERHOUSE_LANES": "", "BROKERHOUSE_ADVERTISED": ""})
+    loaded = config_sources.load(environ={"BROKERHOUSE_LANES": "", "BROKERHOUSE_ADVERTISED": ""})
     assert loaded.settings == Settings()
     assert loaded.sources["lanes"] == "default"
 
@@ -215,7 +215,7 @@ def test_a_limit_that_could_never_be_reached_is_refused(smaller: str, larger: st
         "in_flight_max_bytes": 7000,
         "decompressed_max_bytes": 8000,
     }
-    config.load(flags, environ={})
+    config_sources.load(flags, environ={})
     flags[larger] = 2000
     text = sentence(flags)
     assert re.match(rf"{larger} \(2000\) is smaller than {smaller} \(\d+\): raise ", text)
@@ -227,10 +227,12 @@ def test_a_user_needs_a_password_and_a_password_a_user() -> None:
 
 
 def test_a_password_never_shows() -> None:
-    loaded = config.load({"sql_user": "me"}, environ={"BROKERHOUSE_SQL_PASSWORD": "hunter2"})
+    loaded = config_sources.load(
+        {"sql_user": "me"}, environ={"BROKERHOUSE_SQL_PASSWORD": "hunter2"}
+    )
     assert loaded.settings.sql_password is not None
     assert loaded.settings.sql_password.get_secret_value() == "hunter2"
-    shown = "".join(f"{row}" for row in config.rows(loaded))
+    shown = "".join(f"{row}" for row in config_sources.rows(loaded))
     assert "hunter2" not in shown + repr(loaded)
     assert "5" not in sentence({"sql_user": "me", "sql_password": 5})
 
@@ -249,7 +251,7 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_every_setting_says_its_unit_and_what_it_is_in_one_line() -> None:
-    for row in config.rows(config.load(environ={})):
+    for row in config_sources.rows(config_sources.load(environ={})):
         assert row.unit
         assert row.description[0].isupper()
         assert "\n" not in row.description

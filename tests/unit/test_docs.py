@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import config
+from broker import config, config_sources
 from storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ def settings_lines() -> list[str]:
     return [
         f"| `{row.name}` | {f'`{row.default}`' if row.default else ''} | {row.unit} "
         f"| {row.description} |"
-        for row in config.rows(config.load(environ={}))
+        for row in config_sources.rows(config_sources.load(environ={}))
     ]
 
 
@@ -44,9 +44,9 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_environment_variable_that_is_named_sets_something(page: Path) -> None:
     named = set(re.findall(r"BROKERHOUSE_[A-Z_]+", page.read_text(encoding="utf-8")))
-    known = {config.environment_variable(name) for name in config.Settings.model_fields}
+    known = {config_sources.environment_variable(name) for name in config.Settings.model_fields}
     assert named <= known | {
-        config.CONFIG_FILE_ENV,
-        config.CLICKHOUSE_PASSWORD_ENV,
+        config_sources.CONFIG_FILE_ENV,
+        config_sources.CLICKHOUSE_PASSWORD_ENV,
         "BROKERHOUSE_NAME",
     }

@@ -112,6 +112,12 @@ class Settings(BaseSettings):
         "Unanswered requests of all connections together; at the limit no more are read",
         ge=1024,
     )
+    disk_reserve_bytes: int = _bytes(
+        0,
+        "Space on the disk for deleting when it is full; 0 for a twentieth, 96 to 512 MiB, of a"
+        " disk of 256 MiB or more",
+        ge=0,
+    )
     response_memory_bytes: int = _bytes(
         0,
         "Responses of all connections together, until they are sent; 0 for an eighth of the memory",

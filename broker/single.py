@@ -23,6 +23,7 @@ from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts, SingleCheckpointLane
+from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
 from broker.log.rollup import Rollup
@@ -38,6 +39,7 @@ from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from sql.http.interface import make_app
+from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
@@ -86,8 +88,10 @@ class SingleNode:
         self.rollup = Rollup(engine.patient, self.appender, wall_ms)
         self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
-        self.topics = LocalCatalog(engine, settings, _TopicData(self.appender, self.groups))
-        log_starts = LogStarts(SingleCheckpointLane(self.rows))
+        self.topics = LocalCatalog(
+            engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
+        )
+        log_starts = LogStarts(SingleCheckpointLane(self.rows, engine.embedded.reserve))
         retention = Retention(
             self.topics.logs,
             SingleRowSource(engine.embedded),
@@ -101,6 +105,7 @@ class SingleNode:
             self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
         )
+        self._reclaim = Reclaim(engine.embedded, self.topics.logs, engine.embedded.reserve).periodic
         self.broker = Broker(
             settings,
             Parts(
@@ -139,10 +144,11 @@ class SingleNode:
         self.rollup.start()
         self.removals.start()
         self._upkeep.start()
+        self._reclaim.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        own = (self.rollup.task, self.removals.task, self._upkeep.task)
+        own = (self.rollup.task, self.removals.task, self._upkeep.task, self._reclaim.task)
         begun = [task for task in own if task is not None]
         return [*begun, *self.groups.background, *self.rows.background]
 
@@ -161,6 +167,7 @@ class SingleNode:
             parts.push_async_callback(self.rows.close)
             parts.push_async_callback(self.groups.close)
             parts.push_async_callback(self._upkeep.close)
+            parts.push_async_callback(self._reclaim.close)
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:
@@ -171,6 +178,7 @@ async def open_engine(settings: Settings) -> JournaledEngine:
         STREAMS,
         settings.fsync,
         settings.sql_limits.bounds,
+        reserve_bytes=settings.disk_reserve_bytes or default_reserve_bytes(Path(settings.data_dir)),
     )
     try:
         return await open_journal(

@@ -30,6 +30,7 @@ from protocol.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
+from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
 from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
@@ -362,9 +363,12 @@ class LocalCatalog(TopicCatalog):
         engine: Engine,
         settings: Settings,
         data: TopicData | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
+        """`reserve`: of the engine's disk; it is used to delete topics."""
         super().__init__(settings, LocalLogs(engine))
         self._engine = engine
+        self._reserve = reserve
         self._data = data or NoTopicData()
         self._left_over: dict[UUID, Topic] = {}  # deleted, and their rows could not be removed yet
 
@@ -399,9 +403,13 @@ class LocalCatalog(TopicCatalog):
         """Nobody else changes topics here."""
 
     async def _store(self, topic: Topic, state: str) -> None:
+        if self._reserve is not None and state != "live":
+            self._reserve.release()
         await store_version(self._engine, topic, state)
 
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
+        if self._reserve is not None:
+            self._reserve.check()
         try:
             await store_versions(self._engine, topics, "live")
         except EngineError:
@@ -428,7 +436,13 @@ class LocalCatalog(TopicCatalog):
         return refused
 
     async def _forget_offsets(self, topic: Topic) -> None:
-        await self._data.forget_topic(topic.name, topic.topic_id)
+        try:
+            await self._data.forget_topic(topic.name, topic.topic_id)
+        except EngineError as error:
+            if error.code != NOT_ENOUGH_SPACE:
+                raise
+            # The next start deletes them: nobody has a topic with this id.
+            log.warning("offsets of deleted topic %s stay in the table: %s", topic.name, error)
 
     def _clean_up(self, topic: Topic) -> None:
         task = asyncio.create_task(self._remove_rows(topic), name=f"delete-{topic.name}")

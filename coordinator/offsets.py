@@ -28,7 +28,7 @@ from coordinator.messages import (
 )
 from coordinator.tables import OFFSETS
 from sql.queries import query
-from storage.engine import Engine, Row
+from storage.engine import Engine, EngineError, Row
 from storage.row_lane import RowLane, TableRows
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,10 @@ class CommittedOffsets:
             log.info("deleting %d offsets of topics that were deleted", len(orphans))
             version = self._next_version()
             rows = [self._tombstone(*each, version) for each in orphans]
-            await self._rows.store(TableRows(OFFSETS, rows))
+            try:
+                await self._rows.store(TableRows(OFFSETS, rows))
+            except EngineError as error:  # a full disk; they are not served in any case
+                log.error("they stay in the table until the next start: %s", error)
 
     async def load_groups(self, chosen: Callable[[str], bool]) -> None:
         """Read anew the offsets of groups that this broker coordinates from now on.

@@ -31,6 +31,7 @@ from xml.sax.saxutils import escape
 
 from storage._result_bytes import result_bytes
 from storage.block_file import BlockFile
+from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
 from storage.engine import (
     DATABASE,
     EngineError,
@@ -40,7 +41,7 @@ from storage.engine import (
     PeopleBounds,
     Row,
 )
-from storage.free_space import KEEP_FREE_BYTES, PEOPLE_KEEP_FREE_BYTES, FreeSpace
+from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import parameter_texts
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ _MERGED_BLOCK_SETTINGS = "max_partitions_per_insert_block = 0"
 _ERROR_CODE = re.compile(r"Code: (\d+)\. ")
 _TRANSIENT_CODES = frozenset({241, 242, 252})  # MEMORY_LIMIT, TABLE_IS_READ_ONLY, TOO_MANY_PARTS
 _INSERT_ATTEMPTS = 3
+_PART_MAX_BYTES = 150 << 30  # ClickHouse's default
 _READERS = 8
 """More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
 
@@ -98,20 +100,27 @@ class EmbeddedEngine:
         people: PeopleBounds | None = None,
         place: ClusterPlace | None = None,
         database: str = DATABASE,
+        reserve_bytes: int = 0,
     ) -> None:
         """Open or create the engine's files in `data_dir`. Raises `DataDirectoryError`.
 
         `people`: bounds of what people's SQL may use. `place`: None outside a cluster.
         Keeper need not answer; KeeperMap tables fail until it does. `database`: the tables of
-        `insert_block` are there.
+        `insert_block` are there. `reserve_bytes`: of the disk, for deleting.
         """
         self.data_dir = data_dir
         self.database = database
         self.read_nice = _READ_NICE if _may_renice() else 0
         self._lock_fd = _lock_directory(data_dir)
         try:
+            self.reserve = _reserve(data_dir, reserve_bytes)
             self._connection_string = _prepare(
-                data_dir, fsync, people or PeopleBounds(), self.read_nice, place
+                data_dir,
+                fsync,
+                people or PeopleBounds(),
+                self.read_nice,
+                place,
+                self.reserve.part_max_bytes,
             )
             self._connect = _chdb_connect()
             base = self._open(self._connection_string)
@@ -132,7 +141,7 @@ class EmbeddedEngine:
         ]
         for reader in self._all_readers:
             self._readers.put_nowait(reader)
-        self._free_space = FreeSpace(data_dir, self.handle())
+        self._free_space = FreeSpace(data_dir, self.handle(), self.reserve)
 
     def handle(self, *statements: str) -> Handle:
         """A new connection to the engine, in the broker's database, with all privileges.
@@ -346,6 +355,20 @@ def _lock_directory(data_dir: Path) -> int:
     return fd
 
 
+def _reserve(data_dir: Path, size: int) -> DiskReserve:
+    try:
+        disk = os.statvfs(data_dir)
+        if size > disk.f_blocks * disk.f_frsize // 2:
+            raise DataDirectoryError(
+                f"disk_reserve_bytes = {size} is more than half of the disk of {data_dir}: lower it"
+            )
+        return DiskReserve(data_dir, size)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data_dir} cannot be written: {error.strerror}"
+        ) from error
+
+
 def _may_renice() -> bool:
     """Whether a thread may lower its priority and raise it again.
 
@@ -377,6 +400,7 @@ def _prepare(
     people: PeopleBounds,
     read_nice: int,
     place: ClusterPlace | None,
+    part_max_bytes: int | None,
 ) -> str:
     """Write the engine's configuration, and return the connection string that opens it."""
     base = data_dir.resolve()
@@ -394,6 +418,7 @@ def _prepare(
                 fsync=int(fsync),
                 config=escape(str(config)),
                 keep_free_bytes=KEEP_FREE_BYTES,
+                part_max_bytes=part_max_bytes or _PART_MAX_BYTES,
             ),
             "utf-8",
         )

@@ -7,25 +7,24 @@ chDB counts the writes that failed, and it refuses an insert that it cannot rese
 * the engine never reserves the last `KEEP_FREE_BYTES` (engine_config.xml): inserts are refused,
   with an error, before the disk is full;
 * merges stop below `LOW_BYTES`: other programs may fill the disk while a merge runs, and its result
-  replaces the parts that it was made from;
+  replaces the parts that it was made from. While deleting uses the reserve (disk_reserve.py), they
+  stop below `KEEP_FREE_BYTES` only: rows leave the disk when parts are written without them;
 * an insert that ends while the disk is low counts as stored only if no write failed meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from storage.disk_reserve import KEEP_FREE_BYTES, LOW_BYTES, DiskReserve
 from storage.engine import StorageFault
 
 log = logging.getLogger(__name__)
 
-KEEP_FREE_BYTES = 64 << 20
-LOW_BYTES = 2 * KEEP_FREE_BYTES
 PEOPLE_KEEP_FREE_BYTES = 2 * LOW_BYTES
 """Free space that people's SQL leaves alone: the log stops merging below LOW_BYTES."""
 _LOOK_EVERY_S = 1.0
@@ -38,9 +37,10 @@ _FAILED_WRITES = (
 class FreeSpace:
     """Watches the disk of one engine, in its own thread, until `close`."""
 
-    def __init__(self, directory: Path, handle: Any) -> None:
+    def __init__(self, directory: Path, handle: Any, reserve: DiskReserve) -> None:
         """`handle`: a connection to the engine that nobody else uses."""
         self._directory = directory
+        self._reserve = reserve
         self._handle = handle
         self._failed_writes = self._count_failed_writes(handle)
         self._count_at_s = 0.0
@@ -75,15 +75,18 @@ class FreeSpace:
                 return
 
     def _look(self) -> None:
+        self._hold_reserve()
         free = self._free_bytes()
-        if self._merging and free < LOW_BYTES:
+        stop_below = LOW_BYTES if self._reserve.is_held else KEEP_FREE_BYTES
+        start_above = 2 * LOW_BYTES if self._reserve.is_held else KEEP_FREE_BYTES
+        if self._merging and free < stop_below:
             self._handle.query("SYSTEM STOP MERGES", "Null")
             self._merging = False
             log.error("%s has only %d MB left: merges stop", self._directory, free >> 20)
-        elif not self._merging and free > 2 * LOW_BYTES:
+        elif not self._merging and free > start_above:
             self._handle.query("SYSTEM START MERGES", "Null")
             self._merging = True
-            log.info("%s has enough space again: merges continue", self._directory)
+            log.info("%s has space again: merges continue", self._directory)
         if free >= LOW_BYTES and time.monotonic() < self._count_at_s:
             return
         self._count_at_s = time.monotonic() + _COUNT_EVERY_S
@@ -92,12 +95,17 @@ class FreeSpace:
             log.error("%d writes of the engine have failed", failed - self._failed_writes)
             self._failed_writes = failed
 
+    def _hold_reserve(self) -> None:
+        try:
+            self._reserve.hold_again()
+        except OSError as error:  # somebody else was faster: the next look tries again
+            log.info("the reserve of %s cannot be allocated: %s", self._directory, error.strerror)
+
     def _is_low(self) -> bool:
         return self._free_bytes() < LOW_BYTES
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(self._directory)
-        return disk.f_bavail * disk.f_frsize
+        return self._reserve.free_bytes()
 
     def _count_failed_writes(self, handle: Any) -> int:
         return int(handle.query(_FAILED_WRITES, "TSV").bytes())

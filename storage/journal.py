@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
@@ -33,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import (
     EngineError,
@@ -42,7 +42,6 @@ from storage.engine import (
     Row,
     StorageFault,
 )
-from storage.free_space import KEEP_FREE_BYTES
 from storage.journal_drain import DrainLimits, DrainStream
 from storage.journal_files import (
     FlushError,
@@ -65,9 +64,10 @@ T = TypeVar("T")
 SEGMENT_BYTES = 16 << 20
 _IN_THREAD_BYTES = 256 << 10
 """A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
-NOT_ENOUGH_SPACE = 243  # ClickHouse's error code
 _SPACE_LASTS_S = 0.01
 """How long the disk is taken to have space after it had enough. Asking costs as much as a block."""
+_FOR_DELETING = frozenset({"partition_checkpoints"})
+"""Tables whose rows say what is deleted: they may use the reserve of the disk."""
 _LOOK_AGAIN_S = 0.005
 """How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2
@@ -276,7 +276,6 @@ class JournaledEngine:
         """`embedded` has a lane for each stream. `open_journal` makes one of these."""
         self.embedded = embedded
         self.patient = PatientEngine(self)
-        self._directory = embedded.data_dir
         self._limits = limits
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
@@ -359,7 +358,7 @@ class JournaledEngine:
             stream = self._streams[LOG if table == LOG_TABLE else ROWS]
             append = _Append(stream, table, columns, block, token, self._writer, self._tokens)
             if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
-                self._check(append.stream)
+                self._check(append)
                 self._queue.run_now(append.write, append.written)
                 return
             task = asyncio.create_task(self._append_in_turn(append))
@@ -420,19 +419,24 @@ class JournaledEngine:
                 self._full.popleft()
                 if self._full:
                     self._full[0].set_result(None)
-        self._check(append.stream)
+        self._check(append)
         self._in_flight_bytes += size
         try:
             await self._queue.run(append.write, append.written, size)
         finally:
             self._in_flight_bytes -= size
 
-    def _check(self, stream: DrainStream) -> None:
-        """Raises an error if the stream takes no block at the moment."""
-        if isinstance(stream.refusal, StorageFault):
-            raise stream.refusal
-        if stream.refusal is not None:
-            raise NotSent(str(stream.refusal), stream.refusal.code)
+    def _check(self, append: _Append) -> None:
+        """Raises an error if the block cannot be taken at the moment."""
+        refusal = append.stream.refusal
+        if isinstance(refusal, StorageFault):
+            raise refusal
+        if append.table in _FOR_DELETING:
+            return
+        if refusal is not None:
+            if refusal.code == NOT_ENOUGH_SPACE:
+                self.embedded.reserve.check()  # it says what to do
+            raise NotSent(str(refusal), refusal.code)
         if self._writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
             raise NotSent("the journal is full: rows of another table are refused, see the log")
@@ -442,9 +446,7 @@ class JournaledEngine:
         now_s = time.monotonic()
         if now_s < self._space_until_s:
             return
-        free = os.statvfs(self._directory)
-        if free.f_bavail * free.f_frsize < KEEP_FREE_BYTES:
-            raise NotSent("not enough space on the disk", NOT_ENOUGH_SPACE)
+        self.embedded.reserve.check()
         self._space_until_s = now_s + _SPACE_LASTS_S
 
     def _has_room(self, size: int) -> bool:

@@ -1,13 +1,14 @@
 """The error that a client gets when a change of topics or configs fails.
 
-If ClickHouse refuses a change (because of a full disk, for example), the client gets
-UNKNOWN_SERVER_ERROR with ClickHouse's reason. Admin clients show that error at once. With a
-retriable error they would repeat the request until their time is up.
+On a full disk the client gets KAFKA_STORAGE_ERROR and what to do. If ClickHouse refuses a change
+for another reason, the client gets UNKNOWN_SERVER_ERROR with that reason. Admin clients show this
+error at once. With a retriable error they would repeat the request until their time is up.
 """
 
 import logging
 
-from protocol.errors import KafkaError, UnknownServerError
+from protocol.errors import KafkaError, KafkaStorageError, UnknownServerError
+from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -22,4 +23,6 @@ def as_kafka_error(error: Refusal) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
     log.error("ClickHouse refused a change of topics or configs: %s", error)
+    if error.code == NOT_ENOUGH_SPACE:
+        return KafkaStorageError(str(error))
     return UnknownServerError(f"ClickHouse refused the change: {error}")

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from broker.log.checkpoints import CHECKPOINTS
 from broker.log.partition import PartitionLog
+from storage.disk_reserve import DiskReserve
 from storage.row_lane import RowLane, TableRows
 
 
@@ -30,10 +31,13 @@ class CheckpointLanes(Protocol):
 class SingleCheckpointLane:
     """`CheckpointLanes` of a broker with one ClickHouse."""
 
-    def __init__(self, lane: RowLane) -> None:
+    def __init__(self, lane: RowLane, reserve: DiskReserve | None = None) -> None:
         self._lane = lane
+        self._reserve = reserve
 
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        if self._reserve is not None:
+            self._reserve.release()  # records are about to be deleted
         return (self._lane,)
 
 

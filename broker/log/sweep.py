@@ -321,6 +321,11 @@ def _below(
         yield " OR ".join(terms), params
 
 
+def log_starts_below(log_starts: Mapping[Key, int]) -> list[str]:
+    """Conditions for the rows of the log below these log starts."""
+    return [which for which, _ in _below(log_starts, None, "offset")]
+
+
 def _batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
     rest = iter(items)
     while some := list(islice(rest, count)):

@@ -29,8 +29,8 @@ from sql.http.text import InsertData, output_clauses
 from sql.http.token_inserts import TokenInsert, token_insert
 from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine, is_small
 from storage.block_intake import BlockIntake
+from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import EngineError, StorageFault
-from storage.journal import NOT_ENOUGH_SPACE
 from storage.journal_statements import changes_tables
 
 NOTHING_COUNTED = Summary(0, 0, 0, 0)

@@ -78,14 +78,17 @@ class DiskReserve:
 
     def check(self) -> None:
         """Raises `NotSent` if nothing but deleting may use the disk."""
-        free = self.free_for_records()
-        if free < KEEP_FREE_BYTES:
-            raise NotSent(
-                f"the disk of {self._directory} is full ({max(free, 0) >> 20} MB are free,"
-                f" {KEEP_FREE_BYTES >> 20} MB are kept free): delete topics or records, or add"
-                " space",
-                NOT_ENOUGH_SPACE,
-            )
+        if self.free_for_records() < KEEP_FREE_BYTES:
+            raise self.is_full()
+
+    def is_full(self) -> NotSent:
+        """The error for whoever wants to store something."""
+        free = max(self.free_for_records(), 0)
+        return NotSent(
+            f"the disk of {self._directory} is full ({free >> 20} MB are free, at least"
+            f" {KEEP_FREE_BYTES >> 20} MB are kept free): delete topics or records, or add space",
+            NOT_ENOUGH_SPACE,
+        )
 
     def release(self) -> None:
         """Give the space to the deletion that begins, if the disk is low."""

@@ -435,7 +435,7 @@ class JournaledEngine:
             return
         if refusal is not None:
             if refusal.code == NOT_ENOUGH_SPACE:
-                self.embedded.reserve.check()  # it says what to do
+                raise self.embedded.reserve.is_full()
             raise NotSent(str(refusal), refusal.code)
         if self._writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.

@@ -8,7 +8,8 @@ their rows before the others of a round, as the calls that write several tables 
 A round is what goes in together: the first blocks of a stream up to a number of bytes and rows. It
 begins when so much is waiting, when the oldest block has waited for long enough, or when somebody
 asks for the rows. A round that the engine refuses is repeated until it succeeds; meanwhile the
-journal takes no further block (`refusal`), so that producers are told.
+journal takes no further block (`refusal`), so that producers are told. Where a disk has no space
+for a round it may have for half of it, so the next attempt is a smaller round.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Protocol
 
 from common.tasks import Backoff, event_within
+from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, StorageFault
 from storage.journal_files import JournalBlock
@@ -33,6 +35,8 @@ _FIRST = ("group_member_versions",)
 """Tables that get their rows first."""
 _LARGE = 4
 """A round is large from this part of what goes into one: several MB, also by its age alone."""
+_SMALLEST = 6
+"""How often a round is halved for lack of space."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 
@@ -73,6 +77,9 @@ class DrainLimits:
                 some, size, rows = [], 0, 0
         if some:
             yield some
+
+    def halved(self, times: int) -> DrainLimits:
+        return replace(self, max_bytes=self.max_bytes >> times, max_rows=self.max_rows >> times)
 
     def is_large(self, blocks: Iterable[JournalBlock]) -> bool:
         """Whether a round has a quarter of what goes into one."""
@@ -120,6 +127,7 @@ class DrainStream:
         self._oldest_s = 0.0
         self._wanted = 0
         self._failures = 0
+        self._halvings = 0
         self._due = asyncio.Event()
         self._retry = asyncio.Event()
         self._filled = asyncio.Event()
@@ -208,10 +216,13 @@ class DrainStream:
                 self._filled.clear()
                 continue
             await self._until_due()
-            blocks = next(self._limits.split(self._waiting))
+            blocks = next(self._limits.halved(self._halvings).split(self._waiting))
             try:
                 if not await self._drain(blocks):
-                    return
+                    if self._closing:
+                        return
+                    continue
+                self._halvings = max(self._halvings - 1, 0)
                 self._forget(blocks)
                 if self._limits.is_large(blocks):
                     self._rounds.large_round(self.number)
@@ -241,7 +252,10 @@ class DrainStream:
         )
 
     async def _drain(self, blocks: Sequence[JournalBlock]) -> bool:
-        """Insert a round, however often the engine refuses it. False: closed before that."""
+        """Insert a round, however often the engine refuses it.
+
+        False: nothing of it is stored, because the journal is closed, or to try a smaller one.
+        """
         first, last = blocks[0].sequence, blocks[-1].sequence
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         steps: list[Callable[[], Awaitable[None]]] = [
@@ -259,6 +273,7 @@ class DrainStream:
             ),
             lambda: self._rounds.end_round(self.number),
         ]
+        steps_with_rows = len(steps) - 1
         while steps:
             try:
                 await steps[0]()
@@ -272,10 +287,16 @@ class DrainStream:
                     return False
                 pause_s = backoff.after(error, log, "rows stay in the journal")
                 await event_within(self._retry, pause_s)
+                if self._may_halve(error, blocks) and len(steps) == steps_with_rows:
+                    self._halvings += 1
+                    return False
             else:
                 self.refusal = None
                 steps.pop(0)
         return True
+
+    def _may_halve(self, error: EngineError, blocks: Sequence[JournalBlock]) -> bool:
+        return error.code == NOT_ENOUGH_SPACE and len(blocks) > 1 and self._halvings < _SMALLEST
 
     def _forget(self, blocks: Iterable[JournalBlock]) -> None:
         """These blocks are in the engine."""

@@ -105,7 +105,12 @@ class SingleNode:
             self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
         )
-        self._reclaim = Reclaim(engine.embedded, self.topics.logs, engine.embedded.reserve).periodic
+        self._reclaim = Reclaim(
+            engine.embedded,
+            self.topics.logs,
+            engine.embedded.reserve,
+            self.topics.remove_left_over,
+        ).periodic
         self.broker = Broker(
             settings,
             Parts(

@@ -405,7 +405,12 @@ class LocalCatalog(TopicCatalog):
     async def _store(self, topic: Topic, state: str) -> None:
         if self._reserve is not None and state != "live":
             self._reserve.release()
-        await store_version(self._engine, topic, state)
+        try:
+            await store_version(self._engine, topic, state)
+        except EngineError as error:
+            if self._reserve is not None and error.code == NOT_ENOUGH_SPACE:
+                raise self._reserve.is_full() from error
+            raise
 
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
         if self._reserve is not None:

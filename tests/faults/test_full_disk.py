@@ -1,0 +1,182 @@
+"""A disk that is full is not a dead end: deleting topics or records brings the broker back.
+
+Records are refused with KAFKA_STORAGE_ERROR and a sentence that says what to do. Deleting may use a
+reserve, and the same broker takes records again, without a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+)
+
+from protocol import errors
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
+from tests.support.record_batches import Record, batch_of
+from tests.support.server_process import ServerProcessError
+from tests.support.small_disk import (
+    MIB,
+    SmallDisk,
+    in_a_mount_namespace,
+    running,
+    small_disk,
+)
+from tests.support.waiting import until
+from tests.support.wire import Wire
+
+STORAGE_ERROR = errors.KafkaStorageError.code
+ADVICE = "delete topics or records, or add space"
+VERSION = 9  # of Produce: the last but one with topic names, and with error messages
+
+
+class Full:
+    """A broker whose disk is full: most records are in the topic `doomed`, some in `kept`."""
+
+    def __init__(self, disk: SmallDisk, broker: BrokerProcess) -> None:
+        self.disk = disk
+        self.broker = broker
+        self.wire = Wire(broker)
+        self.doomed = messages.create_topic(self.wire, "doomed")
+        self.kept = messages.create_topic(self.wire, "kept")
+        self.acknowledged: list[str] = []
+
+    def fill_with_records(self) -> None:
+        sent = 0
+        while self.send(self.kept if sent % 8 == 0 else self.doomed) == 0:
+            sent += 1
+
+    def lose_all_space(self) -> None:
+        """Another program takes it, while the engine writes nothing."""
+        self.broker.sql("SELECT count() FROM messages")  # nothing waits in the journal then
+        until(lambda: self.broker.sql("SELECT count() AS n FROM system.merges") == [{"n": 0}])
+        self.disk.fill()
+
+    def send(self, target: Target) -> int:
+        """One record of 250 KB that cannot be compressed; the error code."""
+        value = os.urandom(250_000)
+        batch = batch_of(Record(value=value)).data
+        answer = self.wire.ask(messages.produce(target, batch), VERSION)
+        partition = answer.responses[0].partition_responses[0]
+        if partition.error_code:
+            assert ADVICE in partition.error_message
+        elif target is self.kept:
+            self.acknowledged.append(hashlib.md5(value).hexdigest())
+        return int(partition.error_code)
+
+    def takes_records(self) -> bool:
+        code = self.send(self.kept)
+        assert code in (0, STORAGE_ERROR)
+        return code == 0
+
+    def delete_topic(self) -> None:
+        state = DeleteTopicsRequest.DeleteTopicState
+        names = [state(name=self.doomed.name, topic_id=None)]
+        answer = self.wire.ask(DeleteTopicsRequest(topics=names, timeout_ms=10_000), 6)
+        assert answer.responses[0].error_code == 0, answer
+
+    def delete_records(self) -> None:
+        topic = DeleteRecordsRequest.DeleteRecordsTopic
+        all_of_it = topic.DeleteRecordsPartition(partition_index=0, offset=-1)
+        topics = [topic(name=self.doomed.name, partitions=[all_of_it])]
+        answer = self.wire.ask(DeleteRecordsRequest(topics=topics, timeout_ms=10_000), 2)
+        assert answer.topics[0].partitions[0].error_code == 0, answer
+
+    def check_kept(self) -> None:
+        """All that was acknowledged for `kept` is there, once and in order."""
+        rows = self.broker.sql(
+            "SELECT offset, lower(hex(MD5(assumeNotNull(value)))) AS md5"
+            " FROM messages WHERE topic = 'kept' ORDER BY offset"
+        )
+        assert [(row["offset"], row["md5"]) for row in rows] == list(enumerate(self.acknowledged))
+
+    def reserve_is_held(self) -> bool:
+        return (self.disk.path / "reserve").exists()
+
+
+@contextmanager
+def disk_with_records(directory: Path, size_bytes: int) -> Iterator[Full]:
+    with small_disk(directory, size_bytes) as disk, running(disk.path) as broker:
+        yield Full(disk, broker)
+
+
+@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
+@in_a_mount_namespace
+def test_deleting_frees_a_disk_that_records_have_filled(
+    tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
+) -> None:
+    with disk_with_records(tmp_path, 300 * MIB) as full:
+        full.fill_with_records()
+        assert full.reserve_is_held()
+        delete(full)
+        until(full.takes_records, limit_s=60)
+        full.check_kept()
+        for _ in range(20):  # it may be refused once more: parts are written before others go
+            until(full.takes_records, limit_s=60)
+        full.check_kept()
+
+
+@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
+@in_a_mount_namespace
+def test_deleting_works_when_another_program_took_the_last_byte(
+    tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
+) -> None:
+    with disk_with_records(tmp_path, 500 * MIB) as full:
+        for n in range(700):
+            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.lose_all_space()
+        assert not full.takes_records()
+        delete(full)
+        until(full.takes_records, limit_s=60)
+        full.disk.free()
+        until(full.reserve_is_held, limit_s=20)
+        full.check_kept()
+        full.broker.restart()
+        full.wire = Wire(full.broker)
+        assert full.takes_records()
+        full.check_kept()
+
+
+@in_a_mount_namespace
+def test_only_deleting_uses_the_reserve_and_others_are_told_what_to_do(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with disk_with_records(tmp_path, 300 * MIB) as full:
+        full.lose_all_space()
+        topic = CreateTopicsRequest.CreatableTopic
+        wanted = topic(
+            name="new", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+        )
+        created = full.wire.ask(
+            CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False), 5
+        )
+        more = CreatePartitionsRequest.CreatePartitionsTopic(name="kept", count=3, assignments=None)
+        enlarged = full.wire.ask(
+            CreatePartitionsRequest(topics=[more], timeout_ms=10_000, validate_only=False), 3
+        )
+        for answer in (created.topics[0], enlarged.results[0]):
+            assert answer.error_code == STORAGE_ERROR
+            assert ADVICE in answer.error_message
+        assert not full.takes_records()
+        assert full.reserve_is_held()
+
+
+@in_a_mount_namespace
+def test_a_reserve_of_more_than_half_of_the_disk_is_refused(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with small_disk(tmp_path) as disk:
+        broker = BrokerProcess(disk.path, {"disk_reserve_bytes": str(100 * MIB)})
+        with pytest.raises(ServerProcessError, match="more than half of the disk"):
+            broker.start()

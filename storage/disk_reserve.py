@@ -64,8 +64,13 @@ class DiskReserve:
 
     @property
     def part_max_bytes(self) -> int | None:
-        """A part of this size can be written again in the space of the reserve. None: any."""
-        return max(self.size - KEEP_FREE_BYTES, _MIN_BYTES - KEEP_FREE_BYTES) if self.size else None
+        """A part of this size can be written again in the space of the reserve. None: any.
+
+        ClickHouse reserves a tenth more than the size of the part.
+        """
+        if not self.size:
+            return None
+        return (max(self.size, _MIN_BYTES) - KEEP_FREE_BYTES) * 4 // 5
 
     def free_bytes(self) -> int:
         """What is free on the disk."""

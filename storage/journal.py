@@ -285,8 +285,10 @@ class JournaledEngine:
         # Not the journal's id: its numbers may come again, after an older copy was restored.
         identity = str(uuid4())
         small_tables = limits.drain_small_tables or limits.drain
+        # A part of the log that is full of deleted records must fit into the reserve.
+        self._log_limits = limits.drain.at_most(embedded.reserve.part_max_bytes)
         self._streams = [
-            DrainStream(LOG, embedded, self._rounds, limits.drain, identity),
+            DrainStream(LOG, embedded, self._rounds, self._log_limits, identity),
             DrainStream(ROWS, embedded, self._rounds, small_tables, identity),
         ]
         self._rounds.streams = self._streams
@@ -310,7 +312,7 @@ class JournaledEngine:
             blocks = [one for one in contents.blocks if one.stream == stream.number]
             if blocks:
                 log.info("%d blocks of the journal go into the tables", len(blocks))
-                await put_back(self.embedded, self._rounds, self._limits.drain, blocks)
+                await put_back(self.embedded, self._rounds, self._log_limits, blocks)
             stream.start(contents.last_sequence)
         await self._rounds.recycle()
         await self._pace.recover()

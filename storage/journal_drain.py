@@ -78,6 +78,12 @@ class DrainLimits:
         if some:
             yield some
 
+    def at_most(self, max_bytes: int | None) -> DrainLimits:
+        """As these, and a round has no more than `max_bytes`."""
+        return (
+            self if max_bytes is None else replace(self, max_bytes=min(self.max_bytes, max_bytes))
+        )
+
     def halved(self, times: int) -> DrainLimits:
         return replace(self, max_bytes=self.max_bytes >> times, max_rows=self.max_rows >> times)
 

@@ -66,11 +66,12 @@ class DiskReserve:
     def part_max_bytes(self) -> int | None:
         """A part of this size can be written again in the space of the reserve. None: any.
 
-        ClickHouse reserves a tenth more than the size of the part.
+        ClickHouse reserves a tenth more than the size of the part, and the part that was replaced
+        stays for some seconds.
         """
         if not self.size:
             return None
-        return (max(self.size, _MIN_BYTES) - KEEP_FREE_BYTES) * 4 // 5
+        return (max(self.size, _MIN_BYTES) - KEEP_FREE_BYTES) // 2
 
     def free_bytes(self) -> int:
         """What is free on the disk."""

@@ -114,8 +114,7 @@ class Settings(BaseSettings):
     )
     disk_reserve_bytes: int = _bytes(
         0,
-        "Space on the disk for deleting when it is full; 0 for a twentieth, 96 to 512 MiB, of a"
-        " disk of 256 MiB or more",
+        "Disk space kept for deleting when the disk is full; 0 for a twentieth of the disk",
         ge=0,
     )
     response_memory_bytes: int = _bytes(

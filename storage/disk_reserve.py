@@ -56,7 +56,7 @@ class DiskReserve:
             self._is_held = True
         else:
             self._path.unlink(missing_ok=True)
-            self.hold_again()
+            self.hold_again(announced=False)
 
     @property
     def is_held(self) -> bool:
@@ -81,6 +81,12 @@ class DiskReserve:
     def free_for_records(self) -> int:
         """What is free, without what is missing from the reserve. May be negative."""
         return self.free_bytes() - (0 if self._is_held else self.size)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a quarter of the disk is free: deleted records can wait for ordinary merges."""
+        disk = os.statvfs(self._directory)
+        return self.free_for_records() >= disk.f_blocks * disk.f_frsize // 4
 
     def check(self) -> None:
         """Raises `NotSent` if nothing but deleting may use the disk."""
@@ -111,7 +117,7 @@ class DiskReserve:
             self._directory, self.size >> 20,
         )  # fmt: skip
 
-    def hold_again(self) -> bool:
+    def hold_again(self, *, announced: bool = True) -> bool:
         """Allocate the reserve if the disk is not low then. Raises `OSError`."""
         if self._is_held or self.free_for_records() < LOW_BYTES:
             return self._is_held
@@ -124,5 +130,6 @@ class DiskReserve:
             part.unlink(missing_ok=True)
             raise
         self._is_held = True
-        log.info("%d MB of the disk are reserved for deleting", self.size >> 20)
+        if announced:
+            log.info("%d MB of the disk are reserved for deleting again", self.size >> 20)
         return True

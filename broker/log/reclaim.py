@@ -27,7 +27,7 @@ from broker.log.checkpoints import Key
 from broker.log.open_logs import OpenLogs
 from broker.log.sweep import log_starts_below
 from common.tasks import Outage, Periodic
-from storage.disk_reserve import LOW_BYTES, DiskReserve
+from storage.disk_reserve import DiskReserve
 from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,10 @@ class _Part:
 
 
 class Reclaim:
-    """Looks once a second whether deleting uses the reserve."""
+    """Looks once a second whether deleting uses the reserve, and goes on until it has freed all.
+
+    It ends earlier when a quarter of the disk is free.
+    """
 
     def __init__(
         self,
@@ -91,10 +94,15 @@ class Reclaim:
         self._retry_deletions = retry_deletions
         self._outage = Outage(log, "the disk cannot be freed", "the disk can be freed again")
         self._seen: tuple[frozenset[str], int] | None = None
+        self._is_active = False
         self.periodic = Periodic("reclaim", _EVERY_S, self._look)
 
     async def _look(self) -> None:
-        if self._reserve.is_held:
+        if not self._reserve.is_held:
+            self._is_active = True
+        elif self._reserve.is_roomy:
+            self._is_active = False
+        if not self._is_active:
             self._seen = None
             return
         try:
@@ -118,6 +126,7 @@ class Reclaim:
         starts = {(one.topic_id, one.partition): one.log_start_offset for one in self._logs.all()}
         state = frozenset(parts), hash(frozenset(starts.items()))
         if state == self._seen:
+            self._is_active = not self._reserve.is_held
             return
         await self._read(parts)
         dropped = [name for name, part in parts.items() if not part.is_readable]
@@ -125,8 +134,6 @@ class Reclaim:
             await self._drop(name)
         if dropped:
             log.info("%d parts of deleted records are dropped", len(dropped))
-        if self._reserve.free_for_records() >= LOW_BYTES:
-            return
         if await self._engine.rows(_UNFINISHED) != [[0]]:
             return  # it makes new parts; they are looked at then
         left = [part for part in parts.values() if part.is_readable and part.has_dead_rows]

@@ -24,10 +24,10 @@ from broker.node import Broker
 from broker.response_memory import ResponseMemory
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
+from protocol.errors import KafkaStorageError
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
 
-UNKNOWN_SERVER_ERROR = -1
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_REQUEST = 42
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
@@ -94,7 +94,7 @@ async def test_a_topic_that_clickhouse_refuses_does_not_stop_the_others(broker: 
         ),
     )
     codes = {row.name: row.error_code for row in answer.topics}
-    assert codes == {"a": 0, "full": UNKNOWN_SERVER_ERROR, "b": 0}
+    assert codes == {"a": 0, "full": KafkaStorageError.code, "b": 0}
     assert "NOT_ENOUGH_SPACE" in answer.topics[1].error_message
 
 

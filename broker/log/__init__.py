@@ -11,6 +11,7 @@
 * Reading: tail_cache.py (the newest batches), reader.py (cold reads), open_reads.py (their
   queries), row_sources.py (which engine has the rows), partition_sql.py (conditions on one
   partition).
-* Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start).
+* Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start),
+  reclaim.py (the same on a full disk).
 * rollup.py counts records per minute.
 """

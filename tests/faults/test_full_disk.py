@@ -120,10 +120,10 @@ def test_deleting_frees_a_disk_that_records_have_filled(
         full.fill_with_records()
         assert full.reserve_is_held()
         delete(full)
-        until(full.takes_records, limit_s=60)
+        until(full.takes_records, limit_s=180)
         full.check_kept()
         for _ in range(20):  # it may be refused once more: parts are written before others go
-            until(full.takes_records, limit_s=60)
+            until(full.takes_records, limit_s=180)
         full.check_kept()
 
 
@@ -138,9 +138,9 @@ def test_deleting_works_when_another_program_took_the_last_byte(
         full.lose_all_space()
         assert not full.takes_records()
         delete(full)
-        until(full.takes_records, limit_s=60)
+        until(full.takes_records, limit_s=180)
         full.disk.free()
-        until(full.reserve_is_held, limit_s=20)
+        until(full.reserve_is_held, limit_s=60)
         full.check_kept()
         full.broker.restart()
         full.wire = Wire(full.broker)

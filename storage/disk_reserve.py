@@ -32,6 +32,7 @@ _MIN_BYTES = 96 << 20
 """`KEEP_FREE_BYTES`, and room to write a small part."""
 _MAX_BYTES = 512 << 20
 _SMALLEST_DISK_BYTES = 256 << 20
+_PARTS_OF_A_FULL_DISK = 400
 
 
 def default_reserve_bytes(directory: Path) -> int:
@@ -41,6 +42,18 @@ def default_reserve_bytes(directory: Path) -> int:
     if total < _SMALLEST_DISK_BYTES:
         return 0
     return min(max(total // _SHARE, _MIN_BYTES), _MAX_BYTES)
+
+
+def part_max_bytes(reserve_bytes: int, disk_bytes: int) -> int:
+    """How large a part of the log may become on a disk of this size.
+
+    It can be written again in the space of the reserve: ClickHouse reserves a tenth more than its
+    size, and the part that was replaced stays for some seconds. On a large disk that would be too
+    many parts, as ClickHouse delays inserts from 1,000 parts of a day on: there a part may be
+    larger than the reserve has room for.
+    """
+    fitting = (max(reserve_bytes, _MIN_BYTES) - KEEP_FREE_BYTES) // 2
+    return max(fitting, disk_bytes // _PARTS_OF_A_FULL_DISK)
 
 
 class DiskReserve:
@@ -64,14 +77,11 @@ class DiskReserve:
 
     @property
     def part_max_bytes(self) -> int | None:
-        """A part of this size can be written again in the space of the reserve. None: any.
-
-        ClickHouse reserves a tenth more than the size of the part, and the part that was replaced
-        stays for some seconds.
-        """
+        """How large parts may become, so that they can be written again. None: any size."""
         if not self.size:
             return None
-        return (max(self.size, _MIN_BYTES) - KEEP_FREE_BYTES) // 2
+        disk = os.statvfs(self._directory)
+        return part_max_bytes(self.size, disk.f_blocks * disk.f_frsize)
 
     def free_bytes(self) -> int:
         """What is free on the disk."""

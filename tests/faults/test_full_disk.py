@@ -107,7 +107,8 @@ class Full:
 
 @contextmanager
 def disk_with_records(directory: Path, size_bytes: int) -> Iterator[Full]:
-    with small_disk(directory, size_bytes) as disk, running(disk.path) as broker:
+    reserve = {"disk_reserve_bytes": "0"}  # the default
+    with small_disk(directory, size_bytes) as disk, running(disk.path, **reserve) as broker:
         yield Full(disk, broker)
 
 

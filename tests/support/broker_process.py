@@ -28,7 +28,11 @@ class BrokerProcess(ServerProcess):
     def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(data_dir.with_name(data_dir.name + ".log"))
         self.data_dir = data_dir
-        self.settings = {"retention_check_interval_ms": NEVER_MS, **(settings or {})}
+        self.settings = {
+            "retention_check_interval_ms": NEVER_MS,
+            "disk_reserve_bytes": "1",  # hundreds of brokers would take the machine's disk
+            **(settings or {}),
+        }
         self.kafka = "127.0.0.1:0"
         self.http = "127.0.0.1:0"
         self.start_s = 0.0

@@ -5,9 +5,7 @@ against any Kafka. Nothing here joins a group or creates a topic that was not as
 error becomes one sentence.
 """
 
-import signal
 import socket
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,24 +157,3 @@ def raise_for(error_code: int, message: str | None, subject: str) -> None:
 def explained(error: type[Any]) -> str:
     """The name of a Kafka error, and Kafka's description of it."""
     return f"{error.message}: {error.description}"
-
-
-@contextmanager
-def ctrl_c() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event and raises nothing; a second one raises.
-
-    kafka-python's event loop would treat an exception raised inside it as the failure of a task,
-    and continue.
-    """
-    ending = threading.Event()
-    former = signal.getsignal(signal.SIGINT)
-
-    def end(*_: object) -> None:
-        ending.set()
-        signal.signal(signal.SIGINT, former)
-
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield ending
-    finally:
-        signal.signal(signal.SIGINT, former)

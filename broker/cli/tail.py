@@ -3,7 +3,6 @@
 import base64
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from broker.cli.ctrl_c import CtrlC, ctrl_c
 from broker.cli.kafka_client import (
     admin_client,
     bootstrap_option,
     consumer_client,
-    ctrl_c,
     partitions_of,
 )
 from common.address import Address
@@ -72,14 +71,14 @@ def tail(
     if offset not in ("earliest", "latest") and not offset.isdecimal():
         raise click.BadParameter("write earliest, latest or a number", param_hint="--offset")
     render = {"text": record_as_text, "json": record_as_json}[output]
-    with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin, ctrl_c() as ending:
+    with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin, ctrl_c() as stop:
         known = partitions_of(admin, topic)
         chosen = known if partition is None else [partition]
         if partition is not None and partition not in known:
             raise click.ClickException(f"topic {topic} has no partition {partition}")
         with consumer_client(bootstrap) as consumer:
             ends = _seek(consumer, topic, chosen, offset)
-            for records in _polls(consumer, ends if exit_at_end else None, ending):
+            for records in _polls(consumer, ends if exit_at_end else None, stop):
                 if not records:
                     # Kafka's client keeps requesting a deleted topic; this call fails.
                     partitions_of(admin, topic)
@@ -118,16 +117,16 @@ def _seek(
 def _polls(
     consumer: "KafkaConsumer",
     ends: "Mapping[TopicPartition, int] | None",
-    ending: threading.Event,
+    stop: CtrlC,
 ) -> "Iterator[list[ConsumerRecord]]":
-    """Records as they arrive, until `ending` is set or every partition is at its end in `ends`.
+    """Records as they arrive, until Ctrl-C or until every partition is at its end in `ends`.
 
     An empty list says that nothing arrived for SILENT_S.
     """
     heard_s = time.monotonic()
     while ends is None or any(consumer.position(part) < end for part, end in ends.items()):
         polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS)
-        if ending.is_set():
+        if stop.is_pressed():
             return
         now_s = time.monotonic()
         if polled or now_s - heard_s >= SILENT_S:

@@ -1,7 +1,6 @@
 """The option --watch: draws the output of a command again, at an interval, until Ctrl-C."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from broker.cli.kafka_client import ctrl_c
+from broker.cli.ctrl_c import CtrlC, ctrl_c
 from broker.cli.options import if_given
 from common.console import console
 
@@ -50,8 +49,8 @@ def show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
     if watch_s is None:
         console().print(draw())
         return
-    with suppress(KeyboardInterrupt), ctrl_c() as ending:
-        frames = _frames(draw, watch_s, ending)
+    with suppress(KeyboardInterrupt), ctrl_c() as stop:
+        frames = _frames(draw, watch_s, stop)
         if not sys.stdout.isatty():
             for frame in frames:
                 console().print(frame, "")
@@ -62,13 +61,13 @@ def show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
 
 
 def _frames(
-    draw: Callable[[], RenderableType], watch_s: float, ending: threading.Event
+    draw: Callable[[], RenderableType], watch_s: float, stop: CtrlC
 ) -> Iterator[RenderableType]:
     """The first drawing must succeed. When a later one fails, its error is shown instead."""
     seen = draw()
     while True:
         yield Stacked(Text(datetime.now(UTC).isoformat(timespec="seconds")), seen)
-        if ending.wait(watch_s):
+        if stop.wait(watch_s):
             return
         try:
             seen = draw()

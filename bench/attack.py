@@ -2,29 +2,33 @@
 
     python -m bench.attack --connections 5000 --seconds 10
 
-A polite client writes one record after the other and reads it back: its latency is measured before
-the attack and during it. Connections are opened first, and then all ask at once. Descriptors: the
-limit of this shell (`ulimit -Hn`) must allow them, twice.
+A polite client, a process of its own, writes one record after the other and reads it back: its
+latency is measured before the attack and during it. Connections are opened first, and then all ask
+at once; those who ask run with lower priority than the server. `--server Kafka` attacks Apache
+Kafka. Descriptors: the limit of this shell (`ulimit -Hn`) must allow them, twice.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import resource
 import socket
 import statistics
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import MetadataRequest
 
-from bench.machine import machine, running_broker
+from bench.kafka.servers import BROKERHOUSE, KAFKA, Server, started
+from bench.machine import machine
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
@@ -56,7 +60,7 @@ def _long_poll(target: Target, number: int) -> bytes:
 KINDS: Mapping[str, Asked] = {
     "fetch": lambda target, number: _fetch(target, 0, 1),
     "pipelined": lambda target, number: _fetch(target, 0, 50),
-    "elsewhere": lambda target, number: _fetch(target, number * 7, 3),
+    "elsewhere": lambda target, number: _fetch(target, number, 3),
     "long-poll": _long_poll,
     "metadata": lambda target, number: _framed(MetadataRequest(topics=None), 9) * 20,
     "half-frame": lambda target, number: frame(bytes(200_000), 1_000_000),
@@ -64,50 +68,61 @@ KINDS: Mapping[str, Asked] = {
 
 
 class Polite:
-    """Writes a record and reads it back, in a thread, until `close`."""
+    """Writes a record and reads it back, in a process of its own, until `close`."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._wire = Wire(broker)
-        self._target = messages.create_topic(self._wire, "polite")
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self.taken_ms: list[float] = []
-        self.failure = ""
+    def __init__(self, kafka: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._taken_ms, theirs = spawn.Pipe(duplex=False)
+        self._stop = spawn.Event()
+        self._process = spawn.Process(target=_be_polite, args=(kafka, theirs, self._stop))
+        self._process.start()
+        theirs.close()
+        self._taken_ms.recv()  # it has begun
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    def _work(self) -> None:
-        batch = batch_of(Record(value=b"v" * 100), max_timestamp=messages.TIME_MS).data
-        offset = 0
-        try:
-            while not self._stop.wait(0.005):
-                began = time.monotonic()
-                self._wire.ask(messages.produce(self._target, batch), 9)
-                self._wire.ask(messages.fetch(self._target, offset), 12)
-                offset += 1
-                self.taken_ms.append((time.monotonic() - began) * 1000)
-        except Exception as error:  # the figure is that it failed
-            self.failure = repr(error)
-
-    def figures(self, first: int) -> str:
-        taken = self.taken_ms[first:]
+    def figures(self) -> str:
+        """The round trips since the last call."""
+        taken: list[float] = []
+        failure = ""
+        while not failure and self._taken_ms.poll():
+            try:
+                taken.append(self._taken_ms.recv())
+            except EOFError:
+                failure = "and then it failed"
         if len(taken) < 2:
-            return f"{len(taken)} round trips {self.failure}"
+            return f"{len(taken)} round trips {failure}"
         p99 = statistics.quantiles(taken, n=100)[98]
         middle = statistics.median(taken)
         return (
             f"{len(taken)} round trips, p50 {middle:.1f} ms, p99 {p99:.1f} ms,"
-            f" slowest {max(taken):.0f} ms {self.failure}"
+            f" slowest {max(taken):.0f} ms {failure}"
         )
 
+    def close(self) -> None:
+        self._stop.set()
+        self._process.join(60)
+        self._process.kill()
 
-def fill(broker: BrokerProcess, stored_bytes: int, batch_bytes: int) -> Target:
-    with Wire(broker) as wire:
+
+@dataclass(frozen=True)
+class _Address:
+    kafka: str
+
+
+def _be_polite(kafka: str, taken_ms: Connection, stop: Event) -> None:
+    with Wire(_Address(kafka)) as wire:
+        target = messages.create_topic(wire, "polite")
+        batch = batch_of(Record(value=b"v" * 100), max_timestamp=messages.TIME_MS).data
+        offset = 0
+        while not stop.wait(0.005):
+            began = time.monotonic()
+            wire.ask(messages.produce(target, batch), 9)
+            wire.ask(messages.fetch(target, offset), 12)
+            offset += 1
+            taken_ms.send((time.monotonic() - began) * 1000)
+
+
+def fill(server: Server, stored_bytes: int, batch_bytes: int) -> Target:
+    with Wire(server) as wire:
         for number in range(_TOPICS):
             messages.create_topic(wire, f"topic-{number}", _PARTITIONS)
         target = messages.create_topic(wire, "large")
@@ -120,38 +135,42 @@ def fill(broker: BrokerProcess, stored_bytes: int, batch_bytes: int) -> Target:
             wire.send(produce * batches)
             for _ in range(batches):
                 wire.receive()
-        broker.sql("SELECT count() FROM messages")  # nothing waits in the journal then
+        if isinstance(server, BrokerProcess):
+            server.sql("SELECT count() FROM messages")  # nothing waits in the journal then
     return target
 
 
-def attack(broker: BrokerProcess, args: argparse.Namespace) -> None:
-    target = fill(broker, args.stored_mb * _MIB, args.batch_bytes)
+def attack(server: Server, args: argparse.Namespace) -> None:
+    stored = args.stored_mb * _MIB // args.batch_bytes
+    target = fill(server, args.stored_mb * _MIB, args.batch_bytes)
     kinds = [KINDS[name] for name in args.kinds.split(",")]
-    requests = [kinds[number % len(kinds)](target, number) for number in range(args.connections)]
-    polite = Polite(broker)
-    polite.start()
+    requests = [
+        kinds[number % len(kinds)](target, number * 7 % stored)
+        for number in range(args.connections)
+    ]
+    polite = Polite(server.kafka)
+    os.nice(10)  # the crowd is on other machines
+    polite.figures()
     time.sleep(args.calm_seconds)
-    calm = len(polite.taken_ms)
-    print(f"calm: RSS {broker.rss_bytes() >> 20} MB, {polite.figures(0)}", flush=True)
-    host, port = broker.kafka.split(":")
+    print(f"calm: RSS {server.rss_bytes() >> 20} MB, {polite.figures()}", flush=True)
+    host, port = server.kafka.split(":")
     crowd: list[socket.socket] = []
     for _ in range(args.connections):
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect((host, int(port)))
+        one.setblocking(False)
         crowd.append(one)
     time.sleep(1)
-    before = broker.rss_bytes()
-    print(f"{len(crowd)} open connections: RSS {before >> 20} MB", flush=True)
-    calm = len(polite.taken_ms)
-    most = 0
+    before = server.rss_bytes()
+    print(f"{len(crowd)} open connections: RSS {before >> 20} MB, {polite.figures()}", flush=True)
     for one, asked in zip(crowd, requests, strict=True):
-        one.setblocking(False)
         with suppress(OSError):
             one.send(asked)
+    most = 0
     end = time.monotonic() + args.seconds
-    while time.monotonic() < end and broker.running:
-        most = max(most, broker.rss_bytes())
+    while time.monotonic() < end and server.running:
+        most = max(most, server.rss_bytes())
         if most > args.give_up_mb * _MIB:
             print("given up: too much memory")
             break
@@ -160,15 +179,18 @@ def attack(broker: BrokerProcess, args: argparse.Namespace) -> None:
                 one.recv(1)
         time.sleep(0.1)
     print(f"attacked: RSS {most >> 20} MB at most (+{(most - before) >> 20}),", end=" ")
-    print(polite.figures(calm), flush=True)
+    print(polite.figures(), flush=True)
     kernel = Path("/proc/net/sockstat").read_text().partition("TCP:")[2].splitlines()[0]
     print(f"kernel: {int(kernel.split()[-1]) * 4096 >> 20} MB of sockets")
-    print(f"closed as slow: {broker.log().count('read nothing')} lines of the log")
+    if isinstance(server, BrokerProcess):
+        print(f"closed as slow: {server.log().count('read nothing')} lines of the log")
     for one in crowd:
         one.close()
-    polite.close()
     time.sleep(1)
-    print(f"after it: RSS {broker.rss_bytes() >> 20} MB")
+    polite.figures()
+    time.sleep(args.calm_seconds)
+    print(f"after it: RSS {server.rss_bytes() >> 20} MB, {polite.figures()}")
+    polite.close()
 
 
 def main() -> None:
@@ -180,17 +202,15 @@ def main() -> None:
     parser.add_argument("--batch-bytes", type=int, default=10_000)
     parser.add_argument("--give-up-mb", type=int, default=10_000)
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--server", choices=(BROKERHOUSE, KAFKA), default=BROKERHOUSE)
     parser.add_argument("settings", nargs="*", help="name=value of the broker")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(machine())
     settings = dict(setting.split("=", 1) for setting in args.settings)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_broker(Path(folder) / "data", settings) as broker,
-    ):
-        attack(broker, args)
+    with started(args.server, settings) as server:
+        attack(server, args)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable
 from contextlib import suppress
 from typing import TypeAlias, cast
 
@@ -32,7 +31,7 @@ from broker.node import Broker
 from broker.outgoing import Outgoing, Piece
 from broker.response_memory import is_tiny
 from broker.slow_clients import SlowClients
-from broker.turns import Turns
+from broker.turns import RecentCost, Turns
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.frames import FrameError, FrameReader
@@ -46,8 +45,9 @@ _SOCKET_UNSENT_BYTES = 256 << 10
 _WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
 """They wait for other clients, and must not hold a reservation meanwhile. Fetch reserves itself."""
 
-_SMALL_RESPONSE_BYTES = 64 << 10
-_UNKNOWN_BYTES = _SMALL_RESPONSE_BYTES + 1
+_BUILT_COST = 16
+"""What a byte costs in a response that is built field by field; a byte of records costs 1."""
+_PRODUCE_KEY = ApiKey.Produce.to_bytes(2)
 
 Response: TypeAlias = ApiMessage | bytes | None
 """What a handler returns: a message, the body of one, or nothing to answer."""
@@ -66,17 +66,18 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.peer = "?"
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Request[Api], int]] = deque()
+        self._waiting: deque[bytes] = deque()
         self._running: deque[tuple[Request[Api], int, asyncio.Future[Finished]]] = deque()
         self._held = 0
         self._partial = 0
         self._charge = broker.response_memory.charge()
         self._uncharged = 0
-        self._last_size = _UNKNOWN_BYTES
+        self._cost = RecentCost()
         self._written = 0
         self._has_unsent = False
         self._outgoing = Outgoing()
         self._write_paused = False
+        self._writes_on = False
         self._reading = True
         self._draining = False
         self.last_active = self._loop.time()
@@ -101,11 +102,10 @@ class Connection(asyncio.Protocol):
             frames = self._frames.feed(data)
             held = self._frames.buffered - self._partial
             self._partial = self._frames.buffered
-            for frame in frames:
-                self._waiting.append((decode_request(frame, APIS), len(frame)))
-                held += len(frame)
-        except (FrameError, MalformedRequest) as error:
-            self._close(str(error))
+            self._waiting.extend(frames)
+            held += sum(map(len, frames))
+        except FrameError as error:
+            self.abort(str(error))
             return
         finally:
             self._hold(held)
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._hold(-self._partial - sum(size for _, size in self._waiting))
+        self._hold(-self._partial - sum(map(len, self._waiting)))
         self._in_flight.forget(self)
         self._waiting.clear()
         self._outgoing = Outgoing()
@@ -140,20 +140,26 @@ class Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Send finished responses, start the requests that may start, read on if there is room."""
         self._send_finished()
-        while self._waiting and self._may_start(self._waiting[0][0]):
-            request, size = self._waiting.popleft()
+        while self._waiting and self._may_start(self._waiting[0]):
+            try:
+                request = decode_request(self._waiting[0], APIS)
+            except MalformedRequest as error:
+                if not self._running:  # otherwise what was asked before is answered first
+                    self.abort(str(error))
+                break
+            size = len(self._waiting.popleft())
             response = self._start(request)
             response.add_done_callback(self._finished)
             self._running.append((request, size, response))
         self.update_reading()
 
-    def _may_start(self, request: Request[Api]) -> bool:
-        if self._write_paused or self._draining or self._closing:
+    def _may_start(self, frame: bytes) -> bool:
+        if self._write_paused or self._writes_on or self._draining or self._closing:
             return False
         if not self._running:
             return True
         return (
-            request.api.key is ApiKey.Produce
+            frame.startswith(_PRODUCE_KEY)
             and self._running[-1][0].api.key is ApiKey.Produce
             and len(self._running) < _PIPELINED_MAX
         )
@@ -177,18 +183,18 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request[Api], context: RequestContext) -> Finished:
         """The response, encoded: its message may be large, and ends before another is made."""
-        key, memory = request.api.key, self._broker.response_memory
+        key, memory, turns = request.api.key, self._broker.response_memory, self._connections.turns
         estimate = memory.estimate(key)
-        if not is_tiny(estimate) and self._last_size > _SMALL_RESPONSE_BYTES:
-            await self._connections.turns.next()
+        if self._cost.is_high and not is_tiny(estimate):
+            await turns.next(self._cost.in_all)
+        self._charge.has_to_share = turns.is_crowded
         if key not in _WAITING_APIS and not is_tiny(estimate):
             await self._charge.reserve(estimate)
-        handling: Awaitable[Response] = request.api.handler(context, request.message)
-        response = await handling
+        response: Response = await request.api.handler(context, request.message)
         if response is None:
             return response
         if key is ApiKey.Fetch:
-            self._last_size = self._charge.size
+            self._cost.add(self._charge.size)
             return response
         try:
             pieces = encode_response(request, response)
@@ -197,7 +203,7 @@ class Connection(asyncio.Protocol):
             raise CloseConnection("its response cannot be encoded") from error
         size = sum(map(len, pieces))
         memory.note_size(key, size)
-        self._last_size = size
+        self._cost.add(size * _BUILT_COST)
         self._charge.add(size)
         self._charge.drop_reserved()
         return list(pieces)
@@ -222,7 +228,7 @@ class Connection(asyncio.Protocol):
             name = request.api.key.name
             if self._transport is None:
                 log.error("%s: %s failed after its client had left: %s", self.peer, name, error)
-            self._close(f"{name} cannot be answered: {error}")
+            self.abort(f"{name} cannot be answered: {error}")
             return
         if response is None or self._transport is None or self._closing:
             return
@@ -235,23 +241,28 @@ class Connection(asyncio.Protocol):
         except Exception:
             name = request.api.key.name
             log.exception("%s: the response to %s cannot be encoded", self.peer, name)
-            self._close(f"{name} cannot be answered")
+            self.abort(f"{name} cannot be answered")
             return
         self._outgoing.add(pieces)
         if request.api.key is not ApiKey.Fetch:
             self._uncharged += sum(map(len, pieces))
 
     def _write(self) -> None:
-        """Write slices until the socket takes no more."""
+        """Write a slice; the next one in the next turn of the loop, if the socket takes more."""
         if not self._has_unsent or self._transport is None or self._closing:
             return
-        while self._outgoing and not self._write_paused and not self._closing:
+        if self._outgoing and not self._write_paused:
             pieces = self._outgoing.next_slice()
             self._written += sum(map(len, pieces))
             if len(pieces) == 1:
                 self._transport.write(pieces[0])
             else:
                 self._transport.writelines(pieces)
+            if self._outgoing and not self._write_paused:
+                if not self._writes_on:
+                    self._writes_on = True
+                    self._loop.call_soon(self._write_on)
+                return
         if self._write_paused:
             self._charge.add(self._uncharged)
             self._connections.slow_clients.watch(self)
@@ -260,6 +271,10 @@ class Connection(asyncio.Protocol):
             self._charge.sent(self._written)
             self._has_unsent = False
         self._uncharged = 0
+
+    def _write_on(self) -> None:
+        self._writes_on = False
+        self._advance()
 
     # Back-pressure
 
@@ -273,6 +288,7 @@ class Connection(asyncio.Protocol):
         read = not (
             self._waiting
             or self._write_paused
+            or self._writes_on
             or self._draining
             or self._in_flight.holds_back(self, self._held)
         )
@@ -322,7 +338,11 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        self._close(reason)
+        """Close it now, and log why."""
+        self._write()  # what was finished before it
+        if self._transport is not None:
+            log.info("%s closed: %s", self.peer, reason)
+            self._transport.abort()
 
     def drop(self) -> None:
         """Close it now, and free what it holds. The caller logs it."""
@@ -330,12 +350,6 @@ class Connection(asyncio.Protocol):
         self._charge.close()
         self._outgoing = Outgoing()
         if self._transport is not None:
-            self._transport.abort()
-
-    def _close(self, reason: str) -> None:
-        self._write()  # what was finished before it
-        if self._transport is not None:
-            log.info("%s closed: %s", self.peer, reason)
             self._transport.abort()
 
 

@@ -55,7 +55,8 @@ class InFlight:
         large ones wait.
         """
         if self._size < self._max_bytes or held <= _SMALL_SHARE_BYTES:
-            if self._held_back or self._turn is connection:
+            self._held_back.pop(connection, None)
+            if self._turn is connection:
                 self.forget(connection)
             return False
         if self._turn is None:
@@ -70,9 +71,8 @@ class InFlight:
         self._held_back.pop(connection, None)
         if self._turn is connection:
             self._turn = None
-        for waiting in reversed(tuple(self._held_back)):
-            if self._turn is not None:
-                return
+        while self._held_back and self._turn is None:
+            waiting, _ = self._held_back.popitem()
             waiting.update_reading()
 
     def _give_turn(self, connection: Throttled) -> None:

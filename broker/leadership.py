@@ -53,6 +53,9 @@ class Leadership(Protocol):
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         """The current leader of this partition."""
 
+    def leaders(self, topic_id: UUID, partitions: int) -> Sequence[Leader]:
+        """The current leaders of the topic's first `partitions` partitions."""
+
     def coordinator(self, key: str) -> BrokerEndpoint | None:
         """The coordinator of a group or of a transactional id; None while there is none."""
 
@@ -62,6 +65,7 @@ class SingleBroker:
 
     def __init__(self, own: BrokerEndpoint) -> None:
         self._own = own
+        self._leader = Leader(own.node_id, SINGLE_BROKER_EPOCH)
 
     def brokers(self) -> Sequence[BrokerEndpoint]:
         return [self._own]
@@ -74,7 +78,10 @@ class SingleBroker:
         return self._own.node_id
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
-        return Leader(self._own.node_id, SINGLE_BROKER_EPOCH)
+        return self._leader
+
+    def leaders(self, topic_id: UUID, partitions: int) -> Sequence[Leader]:
+        return (self._leader,) * partitions
 
     def coordinator(self, key: str) -> BrokerEndpoint | None:
         return self._own

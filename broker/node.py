@@ -18,6 +18,7 @@ from aiohttp import web
 from broker.auto_creation import AutoCreation
 from broker.cluster.groups import ShardedGroups
 from broker.config import Settings
+from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
@@ -73,6 +74,7 @@ class Broker:
         self.producer_ids = parts.producer_ids
         self.data_dir = parts.data_dir
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
+        self.encoded_topics = EncodedTopics()
         self.cold_reader = ColdReader(parts.row_sources, settings.cold_cache_bytes)
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()

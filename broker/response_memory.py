@@ -13,25 +13,25 @@ responses. So a crowd that never reads does not lock them out.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 _PIECE_BYTES = 64
 """For each batch of a response: entries of lists, the head of the object, the buffer's entry."""
 _SHARED_BATCH_BYTES = 16 << 10
 """Smaller batches are charged in full: to count who holds them would cost more than it saves."""
-_SMALL_RESPONSE_BYTES = 64 << 10
+SMALL_RESPONSE_BYTES = 64 << 10
 _TRUSTED_BYTES = 1 << 20
 """More than the socket's buffers take for a client that reads nothing."""
 _FIRST_ESTIMATE_BYTES = 1 << 20
 _WOKEN_AT_ONCE = 32
 _TINY_RESPONSE_BYTES = 4 << 10
+_SHARE_OF_A_CROWD_BYTES = 1 << 20
 
 
-class _Waiter(NamedTuple):
-    size: int
-    granted: asyncio.Future[None]
+_Queue: TypeAlias = OrderedDict[asyncio.Future[None], int]
+"""Who waits, and for how many bytes."""
 
 
 class ResponseMemory:
@@ -42,7 +42,8 @@ class ResponseMemory:
         self.used = 0
         self._holders: dict[int, int] = {}
         # Those who wait: first the clients that read, then the others.
-        self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())
+        self._waiting: tuple[_Queue, _Queue] = (OrderedDict(), OrderedDict())
+        self._is_serving = False
         self._keepers: set[asyncio.Event] = set()
         self._last_sizes: dict[int, int] = {}
 
@@ -65,7 +66,7 @@ class ResponseMemory:
         return self.room_for(trusted=False)
 
     def room_for(self, *, trusted: bool) -> int:
-        return max((self._limit(trusted) - self.used) // 4, _SMALL_RESPONSE_BYTES)
+        return max((self._limit(trusted) - self.used) // 4, SMALL_RESPONSE_BYTES)
 
     def estimate(self, api_key: int) -> int:
         """How large the response of an API may become: about as large as the last ones."""
@@ -90,12 +91,12 @@ class ResponseMemory:
     def _fits(self, size: int, trusted: bool) -> bool:
         # One that is larger than half of the budget may exceed it: a batch is never cut (KIP-74).
         needed = min(size, self.max_bytes // 2)
-        return self.used + needed <= self._limit(trusted or size <= _SMALL_RESPONSE_BYTES)
+        return self.used + needed <= self._limit(trusted or size <= SMALL_RESPONSE_BYTES)
 
     def _may_have(self, size: int, trusted: bool) -> bool:
         if not self._fits(size, trusted):
             return False
-        return size <= _SMALL_RESPONSE_BYTES or not (
+        return size <= SMALL_RESPONSE_BYTES or not (
             self._waiting[0] or (not trusted and self._waiting[1])
         )
 
@@ -105,33 +106,43 @@ class ResponseMemory:
             self.used += size
             return
         queue = self._waiting[0 if trusted else 1]
-        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
-        queue.append(waiter)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue[granted] = size
         self._wake_keepers()
         try:
-            await waiter.granted
+            await granted
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled():
-                self._release(size)
-            elif waiter in queue:
-                queue.remove(waiter)
+            if granted.cancelled():
+                queue.pop(granted, None)
                 self._serve_waiting()
+            else:
+                self._release(size)
             raise
 
     def _release(self, size: int) -> None:
         self.used -= size
-        if self._waiting[0] or self._waiting[1]:
-            self._serve_waiting()
+        self._serve_waiting()
 
     def _serve_waiting(self) -> None:
+        """Grant what fits, one in each turn of the event loop: what they make may be large."""
+        if not self._is_serving and self.is_short:
+            self._is_serving = True
+            asyncio.get_running_loop().call_soon(self._serve_next)
+
+    def _serve_next(self) -> None:
+        self._is_serving = False
         for queue, trusted in zip(self._waiting, (True, False), strict=True):
-            while queue:
-                if not queue[0].granted.cancelled():
-                    if not self._fits(queue[0].size, trusted):
-                        break
-                    self.used += queue[0].size
-                    queue[0].granted.set_result(None)
-                queue.popleft()
+            if not queue:
+                continue
+            granted, size = next(iter(queue.items()))
+            if not granted.cancelled():
+                if not self._fits(size, trusted):
+                    continue
+                self.used += size
+                granted.set_result(None)
+            del queue[granted]
+            self._serve_waiting()
+            break
         if self.is_short:
             self._wake_keepers()
 
@@ -168,15 +179,20 @@ class ResponseMemory:
 class ResponseCharge:
     """What the responses of one connection hold, until they have been sent."""
 
-    __slots__ = ("_batches", "_closed", "_memory", "_own", "_reserved", "_taken")
+    __slots__ = (
+        "_batches", "_closed", "_memory", "_own", "_reserved", "_shared", "_taken", "has_to_share",
+    )  # fmt: skip
 
     def __init__(self, memory: ResponseMemory) -> None:
         self._memory = memory
         self._batches: dict[int, Sequence[bytes]] = {}
         self._own = 0
+        self._shared = 0
         self._reserved = 0
         self._taken = 0
         self._closed = False
+        self.has_to_share = False
+        """Whether so many clients ask for much that each gets little at a time."""
 
     @property
     def memory(self) -> ResponseMemory:
@@ -185,8 +201,7 @@ class ResponseCharge:
     @property
     def size(self) -> int:
         """The bytes of the responses, shared ones included."""
-        shared = sum(sum(map(len, batches)) for batches in self._batches.values())
-        return self._own + self._reserved + shared
+        return self._own + self._reserved + self._shared
 
     @property
     def is_trusted(self) -> bool:
@@ -196,7 +211,8 @@ class ResponseCharge:
     @property
     def room(self) -> int:
         """Bytes that a response may have now."""
-        return self._memory.room_for(trusted=self.is_trusted)
+        room = self._memory.room_for(trusted=self.is_trusted)
+        return min(room, _SHARE_OF_A_CROWD_BYTES) if self.has_to_share else room
 
     async def reserve(self, size: int) -> None:
         """Count `size` bytes for what is read next, as soon as there is room for them."""
@@ -236,6 +252,7 @@ class ResponseCharge:
         if is_shared:
             self._memory._hold(batches)
             self._batches[id(batches)] = batches
+            self._shared += sum(map(len, batches))
         used = min(needed, self._reserved)
         self._reserved -= used
         self._memory.used -= used
@@ -249,6 +266,7 @@ class ResponseCharge:
         self._own -= own
         self._memory._release(own)
         if is_shared:
+            self._shared -= sum(map(len, batches))
             self._memory._let_go(self._batches.pop(id(batches)))
 
     def add(self, size: int) -> None:
@@ -274,7 +292,8 @@ class ResponseCharge:
         if not (self._own or self._reserved or self._batches):
             return
         batches, self._batches = self._batches, {}
-        own, self._own, self._reserved = self._own + self._reserved, 0, 0
+        own = self._own + self._reserved
+        self._own = self._reserved = self._shared = 0
         for held in batches.values():
             self._memory._let_go(held)
         self._memory._release(own)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -115,8 +115,11 @@ def versions() -> str:
 
 
 @contextmanager
-def started(name: str) -> Iterator[Server]:
-    """The server of this name on a new directory, which is removed afterwards."""
+def started(name: str, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """The server of this name on a new directory, which is removed afterwards.
+
+    The settings are brokerhouse's.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:
         data_dir = Path(folder, "data")
         server: Server
@@ -125,7 +128,9 @@ def started(name: str) -> Iterator[Server]:
             server.format()
         else:
             # 5 minutes are the default, which BrokerProcess changes for tests.
-            server = BrokerProcess(data_dir, {"retention_check_interval_ms": "300000"})
+            server = BrokerProcess(
+                data_dir, {"retention_check_interval_ms": "300000", **(settings or {})}
+            )
         with server:
             yield server
 

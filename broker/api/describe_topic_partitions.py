@@ -73,10 +73,9 @@ def _described(
     ctx: RequestContext, topic: Topic, start: int, stop: int
 ) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
     row = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+    leader = ctx.broker.leadership.leader
     partitions = described_partitions(
-        ctx,
-        topic,
-        range(start, stop),
+        ((index, leader(topic.topic_id, index)) for index in range(start, stop)),
         row.DescribeTopicPartitionsResponsePartition,
         eligible_leader_replicas=[],
         last_known_elr=[],

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from broker import topic_names
-from broker.api.context import RequestContext
-from broker.leadership import NO_NODE
+from broker.leadership import NO_NODE, Leader
 from broker.log.topic import Topic
 from protocol.errors import LeaderNotAvailable
 
@@ -33,11 +32,10 @@ def described_topic(
 
 
 def described_partitions(
-    ctx: RequestContext, topic: Topic, indexes: Iterable[int], partition: Any, **more: Any
+    leaders: Iterable[tuple[int, Leader]], partition: Any, **more: Any
 ) -> Iterator[Any]:
     """Each partition as a `partition` (a class of the response); `more` are further fields."""
-    for index in indexes:
-        leader = ctx.broker.leadership.leader(topic.topic_id, index)
+    for index, leader in leaders:
         nodes = [] if leader.node_id == NO_NODE else [leader.node_id]
         yield partition(
             error_code=0 if nodes else LeaderNotAvailable.code,

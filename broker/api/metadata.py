@@ -17,7 +17,7 @@ Errors of a partition: LEADER_NOT_AVAILABLE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
@@ -28,17 +28,21 @@ from broker.api.described_partitions import described_partitions, described_topi
 from broker.api.new_topics import check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.topic_lookup import NO_ID, find_topic
+from broker.encoded_topics import Kind
+from broker.leadership import Leader
 from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS
 from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
+from protocol.metadata_body import encoded_topic, metadata_body
 
 
-async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataResponse:
+async def metadata(ctx: RequestContext, request: MetadataRequest) -> bytes:
     with_operations = ctx.version >= 8 and request.include_topic_authorized_operations
     operations = TOPIC_OPERATIONS if with_operations else NOT_ASKED
     wants_cluster = 8 <= ctx.version <= 10 and request.include_cluster_authorized_operations
     leadership = ctx.broker.leadership
-    return MetadataResponse(
+    topics = await _asked_topics(ctx, request, operations)
+    without_topics = MetadataResponse(
         throttle_time_ms=0,
         brokers=[
             MetadataResponse.MetadataResponseBroker(
@@ -48,15 +52,16 @@ async def metadata(ctx: RequestContext, request: MetadataRequest) -> MetadataRes
         ],
         cluster_id=ctx.broker.cluster_id,
         controller_id=leadership.controller_id,
-        topics=await _asked_topics(ctx, request, operations),
+        topics=[],
         authorized_operations=CLUSTER_OPERATIONS if wants_cluster else NOT_ASKED,
         error_code=0,
     )
+    return metadata_body(without_topics, topics, ctx.version)
 
 
 async def _asked_topics(
     ctx: RequestContext, request: MetadataRequest, operations: set[int]
-) -> list[MetadataResponse.MetadataResponseTopic]:
+) -> list[bytes]:
     catalog = ctx.broker.topics
     asked = request.topics
     if asked is None or (ctx.version == 0 and not asked):
@@ -64,7 +69,7 @@ async def _asked_topics(
     if ctx.version < 12 and any(item.name is None or _is_given(item.topic_id) for item in asked):
         # Versions 10 and 11 have the field topic_id, but do not allow requests by it.
         return [
-            _missing(item.name or "", InvalidRequest.code, NOT_ASKED, item.topic_id or NO_ID)
+            _missing(ctx, item.name or "", InvalidRequest.code, NOT_ASKED, item.topic_id or NO_ID)
             for item in asked
         ]
     if any(
@@ -79,7 +84,7 @@ async def _asked_topics(
     if ids:
         by_id = {topic_id: catalog.by_id(topic_id) for topic_id in ids}
         return [
-            _missing(None, UnknownTopicId.code, NOT_ASKED, topic_id)
+            _missing(ctx, None, UnknownTopicId.code, NOT_ASKED, topic_id)
             if topic is None
             else _found(ctx, topic, operations)
             for topic_id, topic in by_id.items()
@@ -93,7 +98,7 @@ async def _asked_topics(
 
 async def _topics_by_name(
     ctx: RequestContext, names: Iterable[str], operations: set[int], *, may_create: bool
-) -> list[MetadataResponse.MetadataResponseTopic]:
+) -> list[bytes]:
     names = list(names)
     refused = await _create_missing(ctx, names) if may_create else {}
     answers = []
@@ -103,7 +108,7 @@ async def _topics_by_name(
                 raise refused[name]
             answers.append(_found(ctx, _find(ctx, name), operations))
         except KafkaError as error:
-            answers.append(_missing(name, error.code, operations))
+            answers.append(_missing(ctx, name, error.code, operations))
     return answers
 
 
@@ -140,20 +145,29 @@ def _find(ctx: RequestContext, name: str) -> Topic:
     return find_topic(ctx, name)
 
 
-def _found(
-    ctx: RequestContext, topic: Topic, operations: set[int]
-) -> MetadataResponse.MetadataResponseTopic:
-    row = MetadataResponse.MetadataResponseTopic
-    partitions = described_partitions(
-        ctx, topic, range(topic.partitions), row.MetadataResponsePartition
+def _found(ctx: RequestContext, topic: Topic, operations: set[int]) -> bytes:
+    leaders = ctx.broker.leadership.leaders(topic.topic_id, topic.partitions)
+    kind = Kind(ctx.version, operations is not NOT_ASKED)
+    return ctx.broker.encoded_topics.get(
+        topic, leaders, kind, lambda: _encoded(topic, leaders, operations, ctx.version)
     )
-    return described_topic(topic, row, partitions, authorized_operations=operations)
+
+
+def _encoded(topic: Topic, leaders: Sequence[Leader], operations: set[int], version: int) -> bytes:
+    row = MetadataResponse.MetadataResponseTopic
+    partitions = described_partitions(enumerate(leaders), row.MetadataResponsePartition)
+    described = described_topic(topic, row, partitions, authorized_operations=operations)
+    return encoded_topic(described, version)
 
 
 def _missing(
-    name: str | None, error_code: int, operations: set[int], topic_id: UUID = NO_ID
-) -> MetadataResponse.MetadataResponseTopic:
-    return MetadataResponse.MetadataResponseTopic(
+    ctx: RequestContext,
+    name: str | None,
+    error_code: int,
+    operations: set[int],
+    topic_id: UUID = NO_ID,
+) -> bytes:
+    missing = MetadataResponse.MetadataResponseTopic(
         error_code=error_code,
         name=name,
         topic_id=topic_id,
@@ -161,6 +175,7 @@ def _missing(
         partitions=[],
         authorized_operations=operations,
     )
+    return encoded_topic(missing, ctx.version)
 
 
 API = Api(MetadataRequest, MetadataResponse, versions=(0, 13), handler=metadata)

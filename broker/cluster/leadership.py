@@ -78,6 +78,9 @@ class SlotLeadership:
             return Leader(NO_NODE, slot.epoch)
         return Leader(session.node_id, slot.epoch)
 
+    def leaders(self, topic_id: UUID, partitions: int) -> Sequence[Leader]:
+        return tuple(self.leader(topic_id, index) for index in range(partitions))
+
     def coordinator(self, key: str) -> BrokerEndpoint | None:
         slot_map = self._ownership.slot_map
         if slot_map is None:

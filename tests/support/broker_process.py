@@ -1,6 +1,5 @@
 """A real `brokerhouse serve` process for tests. It takes free ports at its first start."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -70,10 +69,6 @@ class BrokerProcess(ServerProcess):
     def coordinator(self, group: str) -> tuple[int, str]:
         """The node id and the address of the group's coordinator."""
         return 1, self.kafka
-
-    def rss_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def sql(
         self,

@@ -50,6 +50,10 @@ class ServerProcess:
     def pid(self) -> int:
         return self._running().pid
 
+    def rss_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None

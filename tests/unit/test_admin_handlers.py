@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataResponse
 
 from broker.api import (
     APIS,
@@ -19,6 +20,7 @@ from broker.api.config_resources import ResourceType
 from broker.api.context import RequestContext
 from broker.auto_creation import AutoCreation
 from broker.config import Settings
+from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
 from broker.response_memory import ResponseMemory
@@ -63,6 +65,7 @@ def broker() -> Broker:
         cluster_id="c" * 22,
         node_id=1,
         leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
+        encoded_topics=EncodedTopics(),
     )
     return cast(Broker, known)
 
@@ -76,6 +79,11 @@ def context(broker: Broker, key: ApiKey, version: int | None = None) -> RequestC
         APIS,
         CHARGE,
     )
+
+
+async def described(ctx: RequestContext, request: ApiMessage) -> MetadataResponse:
+    body = await metadata.metadata(ctx, request)
+    return cast(MetadataResponse, MetadataResponse.decode(body, version=ctx.version))
 
 
 def new_topic(name: str) -> Any:
@@ -102,7 +110,7 @@ async def test_a_topic_that_cannot_be_made_on_demand_is_unknown_as_in_kafka(
     broker: Broker,
 ) -> None:
     """Clients ask again. For UNKNOWN_SERVER_ERROR librdkafka fails its records for good."""
-    answer = await metadata.metadata(
+    answer = await described(
         context(broker, ApiKey.Metadata),
         Metadata(
             topics=[Metadata.MetadataRequestTopic(name=name) for name in ("full", "a")],
@@ -121,9 +129,9 @@ async def test_topics_made_by_one_metadata_request_are_limited(
         allow_auto_topic_creation=True,
     )
     ctx = context(broker, ApiKey.Metadata)
-    first = await metadata.metadata(ctx, request)
+    first = await described(ctx, request)
     assert [row.error_code for row in first.topics] == [0, 0, UNKNOWN_TOPIC_OR_PARTITION]
-    second = await metadata.metadata(ctx, request)
+    second = await described(ctx, request)
     assert [row.error_code for row in second.topics] == [0, 0, 0], "it is made when asked again"
 
 
@@ -132,7 +140,7 @@ async def test_clients_that_ask_for_the_same_new_topic_at_once_all_get_it(broker
         topics=[Metadata.MetadataRequestTopic(name="a")], allow_auto_topic_creation=True
     )
     ctx = context(broker, ApiKey.Metadata)
-    answers = await asyncio.gather(*(metadata.metadata(ctx, request) for _ in range(5)))
+    answers = await asyncio.gather(*(described(ctx, request) for _ in range(5)))
     assert {row.error_code for answer in answers for row in answer.topics} == {0}
     assert len({row.topic_id for answer in answers for row in answer.topics}) == 1
 

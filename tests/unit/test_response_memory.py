@@ -187,7 +187,7 @@ async def test_large_responses_are_made_in_different_turns_of_the_loop() -> None
     made: list[int] = []
 
     async def make(number: int) -> None:
-        await turns.next()
+        await turns.next(0)
         made.append(number)
 
     tasks = [asyncio.create_task(make(number)) for number in range(5)]
@@ -200,3 +200,16 @@ async def test_large_responses_are_made_in_different_turns_of_the_loop() -> None
     assert all(after - before <= 1 for before, after in zip([0, *seen], seen, strict=False))
     await asyncio.gather(make(5), make(6))
     assert made[4:] == [5, 6]
+
+
+async def test_clients_that_were_given_little_come_first() -> None:
+    turns = Turns()
+    made: list[str] = []
+
+    async def make(name: str, cost: int) -> None:
+        await turns.next(cost)
+        made.append(name)
+
+    crowd = [make(f"crowd {number}", 50 << 20) for number in range(3)]
+    await asyncio.gather(*crowd, make("light", 1 << 20), make("new", 0))
+    assert made == ["crowd 0", "new", "light", "crowd 1", "crowd 2"]

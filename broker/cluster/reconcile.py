@@ -65,7 +65,8 @@ class SlotOwner(Protocol):
     async def give_up_slots(self, slots: Collection[int]) -> None:
         """Stop serving these slots; returns when none of their appends is in flight.
 
-        Some may be slots that `serve_slots` refused. Raises `SessionOver` if it takes too long.
+        Some may be slots that `serve_slots` refused. Raises `SessionOver` if it takes too
+        long, or if an insert may still be under way.
         """
 
     def abandon_slots(self) -> None:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker.cluster.served_slots import ServedSlots
-from broker.cluster.session import OwnSession
+from broker.cluster.session import OwnSession, SessionOver
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
@@ -118,7 +118,10 @@ class SlotLogs(OpenLogs):
         ]
 
     async def release(self, logs: Collection[PartitionLog]) -> None:
-        """Accept no more appends for these closed logs; returns when none is in flight."""
+        """Accept no more appends for these closed logs; returns when none is in flight.
+
+        Raises `SessionOver` if that cannot be known: the next owner must fence this one.
+        """
         await asyncio.gather(*(self._release_on(host, logs) for host in self._hosts))
 
     async def _release_on(self, host: ShardHost, logs: Iterable[PartitionLog]) -> None:
@@ -128,7 +131,7 @@ class SlotLogs(OpenLogs):
             try:
                 await appender.release(here)
             except NotLeaderOrFollower as error:
-                log.info("%s", error)  # the session is over, and the next owner fences it
+                raise SessionOver(str(error)) from error
 
     def _by_shards(
         self, partitions: Iterable[Partition]

@@ -199,3 +199,20 @@ async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
             await broker.slots.give_up_slots([SLOT])
     broker.slots.abandon_slots()
     await broker.host.close()
+
+
+async def test_a_lane_that_ended_leaves_its_slots_to_a_fence_though_the_session_goes_on(
+    engine: EmbeddedEngine,
+) -> None:
+    """Its last block may still be stored: an owner that does not fence would double its offsets."""
+    broker = OneBroker(engine)
+    broker.host.rows.start()
+    await broker.catalog.create("orders", 1, {})
+    await broker.serve()
+    appender = broker.host.appender
+    assert appender is not None
+    appender.abandon()
+    with pytest.raises(SessionOver, match="before its partitions were handed over"):
+        await broker.slots.give_up_slots([SLOT])
+    broker.slots.abandon_slots()
+    await broker.host.close()

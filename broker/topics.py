@@ -402,6 +402,11 @@ class LocalCatalog(TopicCatalog):
     async def _look(self) -> None:
         """Nobody else changes topics here."""
 
+    async def set_configs(self, topic: Topic, configs: Mapping[str, str]) -> Topic:
+        if self._reserve is not None:
+            self._reserve.release()  # a shorter retention deletes records
+        return await super().set_configs(topic, configs)
+
     async def _store(self, topic: Topic, state: str) -> None:
         if self._reserve is not None and state != "live":
             self._reserve.release()

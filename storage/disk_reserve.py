@@ -65,7 +65,7 @@ class DiskReserve:
         self._directory = directory
         self._path = directory / _FILE
         self._is_held = size == 0
-        if size and self._path.exists() and self._path.stat().st_size == size:
+        if size and _is_allocated(self._path, size):
             self._is_held = True
         else:
             self._path.unlink(missing_ok=True)
@@ -143,3 +143,12 @@ class DiskReserve:
         if announced:
             log.info("%d MB of the disk are reserved for deleting again", self.size >> 20)
         return True
+
+
+def _is_allocated(path: Path, size: int) -> bool:
+    """Whether the file takes that much of the disk: a copy or a backup may have made it sparse."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return found.st_size == size and found.st_blocks * 512 >= size

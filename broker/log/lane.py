@@ -36,7 +36,7 @@ from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS, wall_ms
-from common.tasks import Backoff, event_within
+from common.tasks import Backoff, Outage, event_within
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
@@ -85,6 +85,11 @@ class Lane:
         self._is_sent = False  # whether that block was sent to the engine
         self._away = False  # the engine does not answer
         self._wake = asyncio.Event()
+        self._refusals = Outage(
+            log,
+            f"lane {number}: the engine refuses records",
+            f"lane {number}: records are stored again",
+        )
         self._large = LargeBatches(decompressions, self._wake.set)
         self._is_turn_of_large = False
         self._closing = asyncio.Event()
@@ -272,10 +277,11 @@ class Lane:
             try:
                 await self._store(block, token)
             except EngineError as error:
-                log.error("the engine refused block %s of %d rows: %s", token, block.rows, error)
+                self._refusals.failed(error)
                 self.resolved = self._block_number
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
+            self._refusals.worked()
             self.resolved = self._block_number
         self._check_lease(append_time_ms)
         self._publish(block)

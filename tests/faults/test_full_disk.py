@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from kafka.protocol.admin import (
+    AlterConfigsRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteRecordsRequest,
@@ -57,16 +59,20 @@ class Full:
         while self.send(self.kept if sent % 8 == 0 else self.doomed) == 0:
             sent += 1
 
-    def lose_all_space(self) -> None:
-        """Another program takes it, while the engine writes nothing."""
+    def wait_until_nothing_is_written(self) -> None:
         self.broker.sql("SELECT count() FROM messages")  # nothing waits in the journal then
         until(lambda: self.broker.sql("SELECT count() AS n FROM system.merges") == [{"n": 0}])
+
+    def lose_all_space(self) -> None:
+        """Another program takes it, while the engine writes nothing."""
+        self.wait_until_nothing_is_written()
         self.disk.fill()
 
     def send(self, target: Target) -> int:
         """One record of 250 KB that cannot be compressed; the error code."""
         value = os.urandom(250_000)
-        batch = batch_of(Record(value=value)).data
+        now_ms = int(time.time() * 1000)
+        batch = batch_of(Record(value=value), base_timestamp=now_ms, max_timestamp=now_ms).data
         answer = self.wire.ask(messages.produce(target, batch), VERSION)
         partition = answer.responses[0].partition_responses[0]
         if partition.error_code:
@@ -93,6 +99,13 @@ class Full:
         answer = self.wire.ask(DeleteRecordsRequest(topics=topics, timeout_ms=10_000), 2)
         assert answer.topics[0].partitions[0].error_code == 0, answer
 
+    def shorten_retention(self) -> None:
+        config = AlterConfigsRequest.AlterConfigsResource
+        shorter = config.AlterableConfig(name="retention.ms", value="1000")
+        doomed = config(resource_type=2, resource_name=self.doomed.name, configs=[shorter])
+        answer = self.wire.ask(AlterConfigsRequest(resources=[doomed], validate_only=False), 1)
+        assert answer.responses[0].error_code == 0, answer
+
     def check_kept(self) -> None:
         """All that was acknowledged for `kept` is there, once and in order."""
         rows = self.broker.sql(
@@ -106,9 +119,9 @@ class Full:
 
 
 @contextmanager
-def disk_with_records(directory: Path, size_bytes: int) -> Iterator[Full]:
-    reserve = {"disk_reserve_bytes": "0"}  # the default
-    with small_disk(directory, size_bytes) as disk, running(disk.path, **reserve) as broker:
+def disk_with_records(directory: Path, size_bytes: int, **settings: str) -> Iterator[Full]:
+    settings["disk_reserve_bytes"] = "0"  # the default
+    with small_disk(directory, size_bytes) as disk, running(disk.path, **settings) as broker:
         yield Full(disk, broker)
 
 
@@ -128,12 +141,12 @@ def test_deleting_frees_a_disk_that_records_have_filled(
         full.check_kept()
 
 
-@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
+@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records, Full.shorten_retention])
 @in_a_mount_namespace
 def test_deleting_works_when_another_program_took_the_last_byte(
     tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
 ) -> None:
-    with disk_with_records(tmp_path, 500 * MIB) as full:
+    with disk_with_records(tmp_path, 500 * MIB, retention_check_interval_ms="2000") as full:
         for n in range(700):
             assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
         full.lose_all_space()
@@ -146,6 +159,25 @@ def test_deleting_works_when_another_program_took_the_last_byte(
         full.broker.restart()
         full.wire = Wire(full.broker)
         assert full.takes_records()
+        full.check_kept()
+
+
+@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
+@in_a_mount_namespace
+def test_deleting_works_when_records_in_the_journal_have_no_space_in_the_table(
+    tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
+) -> None:
+    with disk_with_records(tmp_path, 500 * MIB, journal_insert_ms="600000") as full:
+        for n in range(600):
+            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.wait_until_nothing_is_written()
+        for n in range(40):  # 10 MB: fewer than what is put into the table at once
+            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.disk.fill()
+        assert not full.takes_records()
+        delete(full)
+        until(full.takes_records, limit_s=180)
+        full.disk.free()
         full.check_kept()
 
 

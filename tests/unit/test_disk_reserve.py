@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.disk_reserve import default_reserve_bytes, part_max_bytes
+from storage.disk_reserve import DiskReserve, default_reserve_bytes, part_max_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -42,3 +42,16 @@ def test_a_part_fits_into_the_reserve_and_a_large_disk_has_not_too_many() -> Non
     assert part_max_bytes(512 * MIB, 10 * GIB) == 224 * MIB
     for disk in (100 * GIB, 1000 * GIB, 20_000 * GIB):
         assert disk // part_max_bytes(512 * MIB, disk) <= 400
+
+
+def test_a_reserve_that_was_copied_without_its_blocks_is_allocated_again(tmp_path: Path) -> None:
+    DiskReserve(tmp_path, MIB)
+    file = tmp_path / "reserve"
+    whole = file.stat()
+    DiskReserve(tmp_path, MIB)
+    assert file.stat().st_ino == whole.st_ino, "it was there"
+    file.unlink()
+    with file.open("wb") as sparse:
+        sparse.truncate(MIB)
+    assert DiskReserve(tmp_path, MIB).is_held
+    assert file.stat().st_blocks * 512 >= MIB

@@ -192,6 +192,12 @@ class Settings(BaseSettings):
     producer_id_expiration_ms: int = _ms(
         86_400_000, "An idempotent producer silent for this long is forgotten", ge=1000
     )
+    transaction_max_timeout_ms: int = _ms(
+        900_000, "Longest transaction.timeout.ms that a producer may ask for", ge=1000
+    )
+    transactional_id_expiration_ms: int = _ms(
+        604_800_000, "A transactional id that is not used for this long is forgotten", ge=1000
+    )
     group_min_session_timeout_ms: int = _ms(
         6_000, "Shortest session time-out that a consumer group member may ask for", ge=1
     )

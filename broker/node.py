@@ -31,7 +31,9 @@ from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
 from broker.response_memory import ResponseMemory
 from broker.topics import TopicCatalog
+from broker.transaction_checks import TransactionChecks
 from coordinator.coordinator import GroupCoordinator
+from coordinator.transactions import TransactionCoordinator
 
 
 class Appending(Protocol):
@@ -52,6 +54,8 @@ class Parts:
     topics: TopicCatalog
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
+    transactions: TransactionCoordinator | None
+    """None in a cluster, which does not serve transactions yet."""
     data_dir: Path | None
     """The data directory, if the broker has an embedded engine."""
 
@@ -72,6 +76,10 @@ class Broker:
         self.partitions = LedPartitions(parts.topics)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
+        self.transactions = parts.transactions
+        self.transaction_checks = (
+            None if parts.transactions is None else TransactionChecks(parts.transactions)
+        )
         self.data_dir = parts.data_dir
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.encoded_topics = EncodedTopics()

@@ -34,10 +34,12 @@ from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
+from broker.transaction_markers import LocalMarkers
 from broker.wiring import append_limits, decompressions, group_coordinator, journal_limits
-from common.clock import wall_ms
+from common.clock import Clock, wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
+from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from sql.http.interface import make_app
 from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
@@ -91,6 +93,18 @@ class SingleNode:
         self.topics = LocalCatalog(
             engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
         )
+        producer_ids = ProducerIds(registry)
+        self.transactions = TransactionCoordinator(
+            engine,
+            self.rows,
+            settings.node_id,
+            producer_ids,
+            LocalMarkers(self.appender, self.topics.logs, self.groups),
+            TransactionLimits(
+                settings.transaction_max_timeout_ms, settings.transactional_id_expiration_ms
+            ),
+            Clock(),
+        )
         log_starts = LogStarts(SingleCheckpointLane(self.rows, engine.embedded.reserve))
         retention = Retention(
             self.topics.logs,
@@ -122,7 +136,8 @@ class SingleNode:
                 log_starts,
                 self.topics,
                 self.groups,
-                ProducerIds(registry),
+                producer_ids,
+                self.transactions,
                 Path(settings.data_dir).resolve(),
             ),
         )
@@ -144,6 +159,8 @@ class SingleNode:
         progress("reading consumer groups")
         self.rows.start()
         await self.groups.load({topic.name: topic.topic_id for topic in self.topics.all()})
+        progress("reading transactions")
+        await self.transactions.load()
 
     async def begin(self) -> None:
         self.rollup.start()
@@ -155,7 +172,12 @@ class SingleNode:
     def background(self) -> Collection[asyncio.Task[None]]:
         own = (self.rollup.task, self.removals.task, self._upkeep.task, self._reclaim.task)
         begun = [task for task in own if task is not None]
-        return [*begun, *self.groups.background, *self.rows.background]
+        return [
+            *begun,
+            *self.groups.background,
+            *self.transactions.background,
+            *self.rows.background,
+        ]
 
     async def hand_over(self) -> None:
         """A single broker has no other broker to hand over to."""
@@ -171,6 +193,7 @@ class SingleNode:
             parts.push_async_callback(self.removals.close)
             parts.push_async_callback(self.rows.close)
             parts.push_async_callback(self.groups.close)
+            parts.push_async_callback(self.transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._reclaim.close)
 

@@ -18,6 +18,7 @@ from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
 from coordinator.duties import Duties
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
 from storage.engine import Engine
 from storage.journal import JournalLimits
 from storage.journal_drain import DrainLimits
@@ -63,9 +64,11 @@ def group_coordinator(
         settings.group_initial_rebalance_delay_ms,
         settings.group_max_size,
     )
+    offsets = CommittedOffsets(engine, rows, settings.node_id, clock)
     return GroupCoordinator(
         SharedCache(engine, rows, settings.node_id, duties, clock),
-        CommittedOffsets(engine, rows, settings.node_id, clock),
+        offsets,
+        PendingOffsets(engine, rows, offsets, settings.node_id),
         CoordinatorLimits(
             limits, settings.groups_max_bytes, settings.offsets_retention_minutes * MINUTE_MS
         ),

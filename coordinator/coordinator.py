@@ -38,6 +38,8 @@ from coordinator.messages import (
 )
 from coordinator.offset_expiry import OffsetExpiry
 from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
+from coordinator.transaction_states import Producer
 from protocol.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
@@ -71,12 +73,14 @@ class GroupCoordinator:
         self,
         cache: SharedCache,
         offsets: CommittedOffsets,
+        pending: PendingOffsets,
         limits: CoordinatorLimits,
         duties: Duties,
         clock: Clock,
     ) -> None:
         self.cache = cache
         self.offsets = offsets
+        self.pending = pending
         self._limits = limits.groups
         self._clock = clock
         self._hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
@@ -89,6 +93,7 @@ class GroupCoordinator:
         """Coordinate every group that is stored, and start. Raises `EngineError`."""
         await self.cache.load()
         await self.offsets.load(live_topic_ids)
+        await self.pending.load()
         self._host_stored(lambda _: True)
         self.start()
 
@@ -207,8 +212,12 @@ class GroupCoordinator:
         commits: Sequence[OffsetCommit],
         *,
         group_must_exist_error: type[KafkaError],
+        producer: Producer | None = None,
     ) -> None:
-        """Store offsets. A member of a group that does not exist gets `group_must_exist_error`."""
+        """Store offsets. A member of a group that does not exist gets `group_must_exist_error`.
+
+        With a producer, they count when its transaction is committed.
+        """
         hosted = self._hosted_groups.get(group_id)
         if hosted is None and committer.generation >= 0:
             raise group_must_exist_error(f"there is no group {group_id!r}")
@@ -223,7 +232,10 @@ class GroupCoordinator:
         if committer.generation >= 0:
             self.cache.heartbeats.note(group_id, committer.member_id, now.wall_ms)
         try:
-            await self.offsets.commit(group_id, committer, commits)
+            if producer is None:
+                await self.offsets.commit(group_id, committer, commits)
+            else:
+                await self.pending.add(group_id, committer, producer, commits)
         except EngineError as error:
             raise hosted.not_stored("offsets", error) from error
         if not hosted.is_mine:

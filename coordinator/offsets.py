@@ -123,12 +123,21 @@ class CommittedOffsets:
         return [group_id for group_id, group in self._groups.items() if group.offsets]
 
     async def commit(
-        self, group_id: str, committer: Committer, commits: Sequence[OffsetCommit]
+        self,
+        group_id: str,
+        committer: Committer,
+        commits: Sequence[OffsetCommit],
+        *,
+        version: int | None = None,
     ) -> None:
-        """Store offsets; the last one of a partition counts. Raises `EngineError`."""
+        """Store offsets; the last one of a partition counts. Raises `EngineError`.
+
+        `version`: one of `next_version`, which is used once; by default a new one.
+        """
         if not commits:
             return
-        version, now_ms = self._next_version(), self._clock.wall_ms()
+        new_version, now_ms = self.next_version()
+        version = new_version if version is None else version
         latest = {(commit.topic, commit.partition): commit for commit in commits}
         member_id, generation = committer.member_id, committer.generation
         client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
@@ -146,6 +155,10 @@ class CommittedOffsets:
         stored = self._rows.put(TableRows(OFFSETS, rows))
         stored.add_done_callback(partial(self._committed, group_id, version, now_ms))
         await asyncio.shield(stored)
+
+    def next_version(self) -> tuple[int, int]:
+        """A version for a commit that will be stored later, and the time of it."""
+        return self._next_version(), self._clock.wall_ms()
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
         """Delete offsets, also those that are being committed now; None: all of the group.

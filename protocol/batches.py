@@ -25,6 +25,9 @@ LENGTH_END: Final = 12
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 ATTRIBUTES_AT: Final = 21
+_LAST_OFFSET_DELTA_AT: Final = 23
+_INT64: Final = struct.Struct(">q")
+_INT32: Final = struct.Struct(">i")
 
 
 class Attribute(IntEnum):
@@ -151,6 +154,18 @@ def stamp_batch(
         struct.pack_into(">q", batch, 35, log_append_time_ms)
         struct.pack_into(">I", batch, _CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return bytes(batch)
+
+
+def base_offset(batch: bytes) -> int:
+    """The first offset of a batch."""
+    offset: int = _INT64.unpack_from(batch)[0]
+    return offset
+
+
+def end_offset(batch: bytes) -> int:
+    """The offset behind the last record of a batch."""
+    delta: int = _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)[0]
+    return base_offset(batch) + delta + 1
 
 
 def _check_bounds(records: bytes | memoryview, header: BatchHeader) -> None:

@@ -82,6 +82,12 @@ class InvalidTopic(KafkaError):
     code = 17  # INVALID_TOPIC_EXCEPTION
 
 
+class NotEnoughReplicas(KafkaError):
+    """For producers that do not know CONCURRENT_TRANSACTIONS: they send the batch again."""
+
+    code = 19  # NOT_ENOUGH_REPLICAS
+
+
 class InvalidRequiredAcks(KafkaError):
     code = 21  # INVALID_REQUIRED_ACKS
 
@@ -158,6 +164,32 @@ class OutOfOrderSequenceNumber(KafkaError):
 
 class InvalidProducerEpoch(KafkaError):
     code = 47  # INVALID_PRODUCER_EPOCH
+
+
+class InvalidTxnState(KafkaError):
+    code = 48  # INVALID_TXN_STATE
+
+
+class InvalidProducerIdMapping(KafkaError):
+    code = 49  # INVALID_PRODUCER_ID_MAPPING
+
+
+class InvalidTransactionTimeout(KafkaError):
+    code = 50  # INVALID_TRANSACTION_TIMEOUT
+
+
+class ConcurrentTransactions(KafkaError):
+    """The transaction before is still being ended; the client asks again."""
+
+    code = 51  # CONCURRENT_TRANSACTIONS
+
+
+class TransactionCoordinatorFenced(KafkaError):
+    code = 52  # TRANSACTION_COORDINATOR_FENCED
+
+
+class OperationNotAttempted(KafkaError):
+    code = 55  # OPERATION_NOT_ATTEMPTED
 
 
 class KafkaStorageError(KafkaError):
@@ -238,8 +270,20 @@ class RecordsWithoutKey(InvalidRecord):
         return f"{self.count} records have no key, and a compacted topic needs one in each"
 
 
+class UnstableOffsetCommit(KafkaError):
+    code = 88  # UNSTABLE_OFFSET_COMMIT
+
+
+class ProducerFenced(KafkaError):
+    code = 90  # PRODUCER_FENCED
+
+
 class UnknownTopicId(KafkaError):
     code = 100  # UNKNOWN_TOPIC_ID
+
+
+class TransactionalIdNotFound(KafkaError):
+    code = 105  # TRANSACTIONAL_ID_NOT_FOUND
 
 
 class FetchSessionTopicIdError(KafkaError):
@@ -256,3 +300,9 @@ class UnsupportedEndpointType(KafkaError):
 
 class MismatchedEndpointType(KafkaError):
     code = 114  # MISMATCHED_ENDPOINT_TYPE
+
+
+class TransactionAbortable(KafkaError):
+    """The transaction cannot be committed; the client aborts it and goes on (KIP-890)."""
+
+    code = 120  # TRANSACTION_ABORTABLE

@@ -99,6 +99,8 @@ def _uuid(value: UUID) -> bytes:
 STRING = Type("String", _each(_text), "")
 BYTES = Type("String", _each(_sized), b"")
 BOOL = Type("Bool", bytes, False)
+INT8 = Type("Int8", _numbers("b"), 0)
+INT16 = Type("Int16", _numbers("h"), 0)
 INT32 = Type("Int32", _numbers("i"), 0)
 UINT32 = Type("UInt32", _numbers("I"), 0)
 INT64 = Type("Int64", _numbers("q"), 0)

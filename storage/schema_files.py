@@ -7,6 +7,7 @@ cluster, where every name means the whole cluster:
     -- view NAME; cluster: same view, all shards
     -- index of TABLE; cluster: nothing
     -- setting of TABLE; cluster: nothing
+    -- column of TABLE; cluster: rows of all shards
 
 `Whole` lists what may follow `cluster:`. Then come comment lines and one statement, in which these
 placeholders may stand:
@@ -50,6 +51,7 @@ class FileKind(Enum):
     VIEW = "view"
     INDEX = "index of"
     SETTING = "setting of"
+    COLUMN = "column of"
 
 
 _BEGINNINGS = {
@@ -57,8 +59,13 @@ _BEGINNINGS = {
     FileKind.VIEW: "CREATE OR REPLACE VIEW ",
     FileKind.INDEX: "ALTER TABLE ",
     FileKind.SETTING: "ALTER TABLE ",
+    FileKind.COLUMN: "ALTER TABLE ",
 }
-_CHANGES = {FileKind.INDEX: " ADD INDEX IF NOT EXISTS ", FileKind.SETTING: " MODIFY SETTING "}
+_CHANGES = {
+    FileKind.INDEX: " ADD INDEX IF NOT EXISTS ",
+    FileKind.SETTING: " MODIFY SETTING ",
+    FileKind.COLUMN: " ADD COLUMN IF NOT EXISTS ",
+}
 
 
 class Whole(Enum):
@@ -153,10 +160,13 @@ def _check_statement(file: SchemaFile) -> None:
             raise SchemaError(f"{subject} is a table, not a view")
     elif file.kind is not FileKind.VIEW:
         change = statement.removeprefix(beginning)
-        if not change.startswith(_CHANGES[file.kind]) or "," in change:
+        if not change.startswith(_CHANGES[file.kind]) or (
+            "," in change and file.kind is not FileKind.COLUMN
+        ):
             raise SchemaError(f"{file.name} is not one {file.kind.value} {subject}")
-        if file.whole is not Whole.NOTHING:
-            raise SchemaError(f"{file.name} changes {subject}: write cluster: nothing")
+        wanted = Whole.UNION if file.kind is FileKind.COLUMN else Whole.NOTHING
+        if file.whole is not wanted:
+            raise SchemaError(f"{file.name} changes {subject}: write cluster: {wanted.value}")
         setting = change.removeprefix(_CHANGES[file.kind])
         if file.kind is FileKind.SETTING and not setting.startswith(
             ("${deduplication_window(", *SAME_ON_REPLICAS)

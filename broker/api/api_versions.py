@@ -4,9 +4,8 @@
     v4 the version range of a feature may begin at 0
 
 A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the list, so
-that the client can retry (KIP-511). No features are listed: this broker has no quorum that
-finalizes them. A client that does not see `transaction.version` uses the first transaction
-protocol.
+that the client can retry (KIP-511). The feature `transaction.version` says that clients may use
+transactions as in KIP-890; a cluster does not serve transactions yet, and lists no feature.
 
 Errors: INVALID_REQUEST (the name or version of the client software has characters that are not
 allowed), UNSUPPORTED_VERSION.
@@ -22,6 +21,8 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from broker.api.context import Api, RequestContext
 from protocol.errors import InvalidRequest, UnsupportedVersion
 
+_TRANSACTIONS = "transaction.version"
+_TRANSACTION_VERSION = 2
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", re.ASCII)
 
 
@@ -30,7 +31,22 @@ async def api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> ApiV
     versioned = _SOFTWARE.fullmatch(request.client_software_version or "")
     if ctx.version >= 3 and not (named and versioned):
         return _answer(InvalidRequest.code, ())
-    return _answer(0, ctx.apis.values())
+    answer = _answer(0, ctx.apis.values())
+    if ctx.broker.transactions is not None:
+        answer.supported_features = [
+            ApiVersionsResponse.SupportedFeatureKey(
+                name=_TRANSACTIONS, min_version=0, max_version=_TRANSACTION_VERSION
+            )
+        ]
+        answer.finalized_features = [
+            ApiVersionsResponse.FinalizedFeatureKey(
+                name=_TRANSACTIONS,
+                max_version_level=_TRANSACTION_VERSION,
+                min_version_level=_TRANSACTION_VERSION,
+            )
+        ]
+        answer.finalized_features_epoch = 0
+    return answer
 
 
 def unsupported_api_versions(apis: Mapping[int, Api]) -> ApiVersionsResponse:

@@ -8,8 +8,8 @@
 A fetch that has less than `min_bytes` waits without polling: an append wakes exactly the fetches
 that wait for its partition. What it has read so far is charged to its connection; when others wait
 for memory, it answers with what it has. The first partition that has records gets at least one
-batch, even past the limits (KIP-74). Transactions are not served yet, so the last stable offset is
-the high watermark, and no transaction is ever aborted.
+batch, even past the limits (KIP-74). With isolation level 1 (read_committed) a fetch reads up to
+the last stable offset, and the answer names the aborted transactions among its records (KIP-98).
 
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
@@ -32,6 +32,7 @@ from broker.api.topic_lookup import check_leader_epoch, find_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
 from broker.response_memory import cost
+from protocol.batches import base_offset, end_offset
 from protocol.errors import (
     KafkaError,
     KafkaStorageError,
@@ -39,12 +40,14 @@ from protocol.errors import (
 )
 from storage.engine import EngineError
 
+_READ_COMMITTED = 1
 _COLD_READS_AT_ONCE = 8
 _PARTITION_BYTES = 100  # of a partition of the answer, without its records
 _COLD_READ_BYTES = 4 << 20
 """What a cold read gives, a segment (broker/log/reader.py), if no batch is larger."""
 _TopicResponse: TypeAlias = FetchResponse.FetchableTopicResponse
 _PartitionData: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
+_Aborted: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction
 
 
 async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
@@ -98,15 +101,6 @@ class _Reading:
     def size(self) -> int:
         return sum(len(data) for data in self.batches)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether nothing was read from a partition that has records by now."""
-        return (
-            self.partition is not None
-            and not self.batches
-            and self.partition.high_watermark > self.wanted.fetch_offset
-        )
-
 
 class _Collector:
     """Reads the wanted partitions until there is enough, one has an error, or time is up."""
@@ -114,6 +108,7 @@ class _Collector:
     def __init__(self, ctx: RequestContext, request: FetchRequest, wanted: list[Wanted]) -> None:
         self._ctx = ctx
         self._min_bytes = request.min_bytes
+        self._is_committed_only = request.isolation_level == _READ_COMMITTED
         self._max_bytes = min(
             max(request.max_bytes, 0),
             ctx.broker.settings.fetch_max_bytes,
@@ -140,7 +135,9 @@ class _Collector:
         try:
             async with asyncio.timeout(max_wait_s):
                 # Records may have been appended while cold reads ran, before the registration.
-                await self._read([reading for reading in self._readings if reading.is_behind])
+                await self._read(
+                    [reading for reading in self._readings if self._is_behind(reading)]
+                )
                 while not self._is_enough() and not self._ctx.broker.stopping:
                     if self._size:
                         self._charge.memory.wake_when_short(self._woken)
@@ -155,6 +152,14 @@ class _Collector:
             self._charge.memory.forget_event(self._woken)
             for partition in self._by_partition:
                 partition.waiters.discard(self._wake)
+
+    def _is_behind(self, reading: _Reading) -> bool:
+        """Whether nothing was read from a partition that has records by now."""
+        return (
+            reading.partition is not None
+            and not reading.batches
+            and self._end(reading.partition) > reading.wanted.fetch_offset
+        )
 
     def _wake(self, partition: PartitionLog) -> None:
         self._changed.add(partition)
@@ -237,9 +242,25 @@ class _Collector:
         except KafkaError as error:
             reading.error = error
             return []
-        if wanted.fetch_offset == partition.high_watermark:
+        if wanted.fetch_offset >= self._end(partition):
             return []
-        return partition.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
+        found = partition.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
+        return None if found is None else self._stable(partition, found)
+
+    def _end(self, partition: PartitionLog) -> int:
+        """Where the fetch stops."""
+        if self._is_committed_only:
+            return partition.last_stable_offset
+        return partition.high_watermark
+
+    def _stable(self, partition: PartitionLog, batches: list[bytes]) -> list[bytes]:
+        """The batches that may be read: no batch has offsets on both sides of the stable offset."""
+        end = self._end(partition)
+        if end == partition.high_watermark:
+            return batches
+        while batches and base_offset(batches[-1]) >= end:
+            batches.pop()
+        return batches
 
     async def _read_cold(self, reading: _Reading) -> list[bytes]:
         assert reading.partition is not None
@@ -250,7 +271,7 @@ class _Collector:
             )
             # Rows may have been deleted meanwhile, and a gap would look like the end of the log.
             _check_range(reading.partition, wanted)
-            return found
+            return self._stable(reading.partition, found)
         except EngineError as error:
             reading.error = KafkaStorageError(f"{reading.partition} cannot be read: {error}")
         except OffsetOutOfRange as error:
@@ -319,12 +340,23 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
         partition_index=reading.wanted.key[1],
         error_code=0,
         high_watermark=partition.high_watermark,
-        last_stable_offset=partition.high_watermark,
+        last_stable_offset=partition.last_stable_offset,
         log_start_offset=partition.log_start_offset,
-        aborted_transactions=[] if isolation_level else None,
+        aborted_transactions=_aborted(reading, partition) if isolation_level else None,
         preferred_read_replica=-1,
         records=reading.batches,
     )
+
+
+def _aborted(reading: _Reading, partition: PartitionLog) -> list[_Aborted]:
+    """The aborted transactions with records among those that were read."""
+    if not reading.batches:
+        return []
+    first = reading.wanted.fetch_offset
+    return [
+        _Aborted(producer_id=one.producer_id, first_offset=one.first_offset)
+        for one in partition.transactions.aborted_between(first, end_offset(reading.batches[-1]))
+    ]
 
 
 def _by_topic(answers: list[tuple[Wanted, _PartitionData]]) -> list[_TopicResponse]:

@@ -41,7 +41,7 @@ class KeyType(IntEnum):
 async def find_coordinator(
     ctx: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    refusal = _refusal(KeyType.GROUP if ctx.version == 0 else request.key_type)
+    refusal = _refusal(ctx, KeyType.GROUP if ctx.version == 0 else request.key_type)
     if ctx.version < 4:
         found = _find(ctx, request.key, refusal)
         return FindCoordinatorResponse(
@@ -88,19 +88,19 @@ def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Coordin
         return _CoordinatorFound(_NOBODY, refusal)
     node = ctx.broker.leadership.coordinator(key)
     if node is None:
-        error = CoordinatorNotAvailable("No broker coordinates this group at the moment.")
+        error = CoordinatorNotAvailable("No broker coordinates it at the moment.")
         return _CoordinatorFound(_NOBODY, error)
     return _CoordinatorFound(node)
 
 
-def _refusal(key_type: int) -> KafkaError | None:
+def _refusal(ctx: RequestContext, key_type: int) -> KafkaError | None:
     match key_type:
         case KeyType.GROUP:
             return None
         case KeyType.TRANSACTION:
-            return TransactionalIdAuthorizationFailed(
-                "This broker does not serve transactions yet."
-            )
+            if ctx.broker.transactions is not None:
+                return None
+            return TransactionalIdAuthorizationFailed("A cluster does not serve transactions yet.")
     return InvalidRequest(f"This broker does not coordinate key type {key_type}.")
 
 

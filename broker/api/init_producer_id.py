@@ -1,15 +1,17 @@
-"""InitProducerId (22), versions 0 to 5: assigns an id to an idempotent producer.
+"""InitProducerId (22), versions 0 to 5: assigns an id and an epoch to a producer.
 
     v2 flexible
-    v3 an idempotent producer may repeat the request after an error (KIP-360)
+    v3 a producer may say which id and epoch it had, after an error (KIP-360)
     v4 PRODUCER_FENCED replaces INVALID_PRODUCER_EPOCH
     v5 transactions without announcing partitions (KIP-890)
 
-The answer is a producer id that was never assigned before, with epoch 0. Transactional ids are not
-served yet.
+An idempotent producer gets an id that was never assigned before, with epoch 0. A transactional id
+keeps its producer id and gets the next epoch, which fences the instance before; what that one began
+is aborted first.
 
-Errors: INVALID_REQUEST (a transactional id), KAFKA_STORAGE_ERROR (ClickHouse refused to store the
-range of ids that this broker assigns).
+Errors: INVALID_REQUEST (an empty transactional id), INVALID_TRANSACTION_TIMEOUT, PRODUCER_FENCED,
+CONCURRENT_TRANSACTIONS (the transaction before has not ended yet), COORDINATOR_NOT_AVAILABLE and
+KAFKA_STORAGE_ERROR (ClickHouse refused to store it).
 """
 
 from __future__ import annotations
@@ -17,25 +19,47 @@ from __future__ import annotations
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from broker.api.context import Api, RequestContext
-from protocol.errors import InvalidRequest, KafkaStorageError
+from broker.api.transaction_requests import as_known, transactions_of
+from coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
+from protocol.errors import KafkaError, KafkaStorageError
 from storage.engine import EngineError
+
+_FENCED_SINCE = 4
 
 
 async def init_producer_id(
     ctx: RequestContext, request: InitProducerIdRequest
 ) -> InitProducerIdResponse:
-    if request.transactional_id is not None:
-        raise InvalidRequest("transactions are not served yet")
+    error_code, producer = 0, Producer(NO_PRODUCER_ID, NO_EPOCH)
     try:
-        producer_id = await ctx.broker.producer_ids.next()
-    except EngineError as error:
-        raise KafkaStorageError(f"no producer id can be reserved: {error}") from error
+        if request.transactional_id is None:
+            producer = Producer(await _fresh_id(ctx), 0)
+        else:
+            producer = await transactions_of(ctx).begin_producer(
+                request.transactional_id, request.transaction_timeout_ms, _expected(ctx, request)
+            )
+    except KafkaError as error:
+        error_code = as_known(error, knows_fenced=ctx.version >= _FENCED_SINCE).code
     return InitProducerIdResponse(
         throttle_time_ms=0,
-        error_code=0,
-        producer_id=producer_id,
-        producer_epoch=0,
+        error_code=error_code,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
     )
+
+
+async def _fresh_id(ctx: RequestContext) -> int:
+    try:
+        found: int = await ctx.broker.producer_ids.next()
+    except EngineError as error:
+        raise KafkaStorageError(f"no producer id can be reserved: {error}") from error
+    return found
+
+
+def _expected(ctx: RequestContext, request: InitProducerIdRequest) -> Producer | None:
+    if ctx.version < 3 or request.producer_id < 0:
+        return None
+    return Producer(request.producer_id, request.producer_epoch)
 
 
 API = Api(InitProducerIdRequest, InitProducerIdResponse, versions=(0, 5), handler=init_producer_id)

@@ -6,7 +6,7 @@
     v10 a time-out, which is ignored; v11 the earliest offset to be tiered: -6 (KIP-1023)
 
 Timestamp -1 means the end of the log, -2 its start. Nothing is tiered here: the local log is the
-whole log. Transactions are not served yet, so the last stable offset is the high watermark.
+whole log. With isolation level 1 (read_committed) the log ends at its last stable offset.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
 UNKNOWN_LEADER_EPOCH, INVALID_REQUEST (named twice), UNSUPPORTED_VERSION (a special timestamp that
@@ -63,7 +63,13 @@ async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> List
         while group := list(islice(rest, _LOOKUPS_AT_ONCE)):
             partitions += await asyncio.gather(
                 *(
-                    _list_partition(ctx, topic.name, partition, times[partition.partition_index])
+                    _list_partition(
+                        ctx,
+                        topic.name,
+                        partition,
+                        times[partition.partition_index],
+                        request.isolation_level,
+                    )
                     for partition in group
                 )
             )
@@ -78,12 +84,13 @@ async def _list_partition(
     name: str,
     asked: ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition,
     times_asked: int,
+    isolation_level: int,
 ) -> _OffsetsPartition:
     try:
         if times_asked > 1:
             raise InvalidRequest("the request names a partition more than once")
         partition = find_partition(ctx, name, asked.partition_index, asked.current_leader_epoch)
-        timestamp, offset = await _find(ctx, partition, asked.timestamp)
+        timestamp, offset = await _find(ctx, partition, asked.timestamp, isolation_level)
     except KafkaError as error:
         return _OffsetsPartition(
             partition_index=asked.partition_index,
@@ -101,21 +108,25 @@ async def _list_partition(
     )
 
 
-async def _find(ctx: RequestContext, partition: PartitionLog, timestamp: int) -> tuple[int, int]:
+async def _find(
+    ctx: RequestContext, partition: PartitionLog, timestamp: int, isolation_level: int
+) -> tuple[int, int]:
     """(timestamp, offset), both -1 if no record matches."""
     if ctx.version < _SINCE_VERSION.get(timestamp, 0):
         raise UnsupportedVersion(f"timestamp {timestamp} needs a newer version of ListOffsets")
+    end = partition.last_stable_offset if isolation_level else partition.high_watermark
     if timestamp == _LATEST:
-        return -1, partition.high_watermark
+        return -1, end
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         return -1, partition.log_start_offset
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
         return UNKNOWN
     if timestamp == _MAX_TIMESTAMP:
         return await ask(ctx, partition, "largest_timestamp", best=_latest)
-    return await ask(
+    found = await ask(
         ctx, partition, "offset_of_timestamp", best=_lowest_offset, timestamp=timestamp
     )
+    return found if found[1] < end else UNKNOWN
 
 
 def _lowest_offset(found: list[tuple[int, int]]) -> tuple[int, int]:

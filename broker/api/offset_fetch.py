@@ -6,11 +6,12 @@
     v10 topics by id (KIP-848)
 
 A partition without a committed offset has offset -1 and no error, whether or not the group and the
-topic exist. A partition that is requested twice is answered once. Transactions are not served yet,
-so every offset is stable. An empty group id is a group like any other, as in Kafka.
+topic exist. A partition that is requested twice is answered once. An empty group id is a group
+like any other, as in Kafka.
 
 Errors of a group: NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS (also if the answer is full: the
-client repeats the request for this group). Errors of a partition: UNKNOWN_TOPIC_ID (version 10).
+client repeats the request for this group). Errors of a partition: UNKNOWN_TOPIC_ID (version 10),
+UNSTABLE_OFFSET_COMMIT (a transaction that is open may change it, and the client wants it stable).
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ from broker.api.group_offsets import BY_ID, look_for_topics
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from coordinator.messages import CommittedOffset, TopicPartition
-from protocol.errors import CoordinatorLoadInProgress, KafkaError, UnknownTopicId
+from protocol.errors import (
+    CoordinatorLoadInProgress,
+    KafkaError,
+    UnknownTopicId,
+    UnstableOffsetCommit,
+)
 
+_STABLE_SINCE = 7
 _SEVERAL_GROUPS = 8
 _PARTITION_BYTES = 40  # of a fetched partition, without its metadata
 
@@ -40,7 +47,7 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
         topic_class = OffsetFetchResponse.OffsetFetchResponseTopic
         await look_for_topics(ctx, request.topics or ())
         try:
-            fetched = _fetched(ctx, request.group_id, request.topics)
+            fetched = _fetched(ctx, request.group_id, request.topics, _wants_stable(ctx, request))
         except KafkaError as error:
             return _refused_before_several_groups(request, error)
         return OffsetFetchResponse(
@@ -59,7 +66,7 @@ async def offset_fetch(ctx: RequestContext, request: OffsetFetchRequest) -> Offs
             answered_in_full.add(asked.group_id)
         await look_for_topics(ctx, asked.topics or ())
         try:
-            fetched = _fetched(ctx, asked.group_id, asked.topics)
+            fetched = _fetched(ctx, asked.group_id, asked.topics, _wants_stable(ctx, request))
         except KafkaError as error:
             groups.append(_refused(asked.group_id, error.code))
             continue
@@ -117,6 +124,17 @@ def _refused_before_several_groups(
     )
 
 
+class _Unstable(CommittedOffset):
+    """Stands for an offset that an open transaction may change."""
+
+    def __new__(cls) -> _Unstable:
+        return super().__new__(cls, NO_ID, -1, -1, "", 0, None)
+
+
+def _error_code(committed: CommittedOffset | None) -> int:
+    return UnstableOffsetCommit.code if isinstance(committed, _Unstable) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class _NamedTopic:
     """A topic in a request and its answer: by name or by id, as the version says."""
@@ -152,7 +170,7 @@ class _FetchedOffsets:
                         committed_offset=-1 if committed is None else committed.offset,
                         committed_leader_epoch=-1 if committed is None else committed.leader_epoch,
                         metadata="" if committed is None else committed.metadata,
-                        error_code=topic.error_code,
+                        error_code=topic.error_code or _error_code(committed),
                     )
                     for index, committed in partitions.items()
                 ],
@@ -161,8 +179,17 @@ class _FetchedOffsets:
         ]
 
 
-def _fetched(ctx: RequestContext, group_id: str, asked: Sequence[Any] | None) -> _FetchedOffsets:
-    offsets = ctx.broker.groups.coordinator_of(group_id).offsets.get(group_id)
+def _wants_stable(ctx: RequestContext, request: OffsetFetchRequest) -> bool:
+    """Whether the client waits for transactions that may change an offset (KIP-447)."""
+    return bool(ctx.version >= _STABLE_SINCE and request.require_stable)
+
+
+def _fetched(
+    ctx: RequestContext, group_id: str, asked: Sequence[Any] | None, wants_stable: bool
+) -> _FetchedOffsets:
+    coordinator = ctx.broker.groups.coordinator_of(group_id)
+    offsets = coordinator.offsets.get(group_id)
+    unstable = coordinator.pending.unstable(group_id) if wants_stable else ()
     found: defaultdict[_NamedTopic, dict[int, CommittedOffset | None]] = defaultdict(dict)
     by_id = ctx.version >= BY_ID
     if asked is None:
@@ -170,6 +197,10 @@ def _fetched(ctx: RequestContext, group_id: str, asked: Sequence[Any] | None) ->
             topic = ctx.broker.topics.get(name)
             if topic is not None and topic.topic_id == committed.topic_id:
                 found[_NamedTopic(name, topic.topic_id)][index] = committed
+        for name, index in unstable:
+            topic = ctx.broker.topics.get(name)
+            if topic is not None:
+                found[_NamedTopic(name, topic.topic_id)][index] = _Unstable()
         return _FetchedOffsets(found)
     for item in asked:
         if by_id:
@@ -179,7 +210,8 @@ def _fetched(ctx: RequestContext, group_id: str, asked: Sequence[Any] | None) ->
             topic = ctx.broker.topics.get(item.name)
             named = _NamedTopic(item.name, NO_ID)
         for index in item.partition_indexes:
-            found[named][index] = _committed(offsets, topic, index)
+            is_unstable = topic is not None and (topic.name, index) in unstable
+            found[named][index] = _Unstable() if is_unstable else _committed(offsets, topic, index)
     return _FetchedOffsets(found)
 
 

@@ -21,8 +21,10 @@ KAFKA_STORAGE_ERROR (ClickHouse). With acks=0 an error closes the connection, as
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
@@ -44,15 +46,19 @@ from protocol.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
     InvalidTimestamp,
+    InvalidTxnState,
     KafkaError,
     MessageTooLarge,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
     RecordsWithoutKey,
+    UnknownServerError,
     UnsupportedCompressionType,
     UnsupportedForMessageFormat,
 )
 from protocol.produce_body import StoredBatch, StoredTopic, produce_body
+
+log = logging.getLogger(__name__)
 
 _ACKS = frozenset({-1, 0, 1})
 _ZSTD = 4
@@ -114,7 +120,7 @@ class _Appends:
         """Check every batch and queue it. The future ends with the response."""
         for topic_data, (key, appends) in zip(self._request.topic_data, self._topics, strict=True):
             for partition_data, append in zip(topic_data.partition_data, appends, strict=True):
-                append.queue(key, partition_data, self._request.acks)
+                append.queue(key, partition_data, self._request)
         if not self._missing:  # there was none
             self._respond()
         return self._response
@@ -153,24 +159,58 @@ class _PartitionAppend:
         self._appends = appends
         self._index = index
 
-    def queue(self, key: str | UUID, data: ProducePartition, acks: int) -> None:
+    def queue(self, key: str | UUID, data: ProducePartition, request: ProduceMessage) -> None:
         """Check the batch and queue it."""
-        ctx = self._appends.ctx
+        ctx, acks = self._appends.ctx, request.acks
         try:
             if acks not in _ACKS:
                 raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {acks}")
             topic = find_topic(ctx, key)
             self._partition = self._find_log(topic, data)
-            self._header = _check_batch(data, topic, ctx.version)
+            self._header = header = _check_batch(data, topic, ctx.version)
+            may_begin = self._asked(request.transactional_id, header)
         except KafkaError as error:
             self._end(_failed(self._index, error))
             return
-        ctx.broker.refused_batches.tell(self._partition, self._header)
-        ctx.broker.appender.append(
-            PendingAppend(
-                self._partition, data.frame, self._header, self._told, ctx.sender, acks != 0
-            )
+        ctx.broker.refused_batches.tell(self._partition, header)
+        append = PendingAppend(
+            self._partition, data.frame, header, self._told, ctx.sender, acks != 0
         )
+        if may_begin is None:
+            ctx.broker.appender.append(append)
+        else:
+            may_begin.add_done_callback(partial(self._append_if_allowed, append))
+
+    def _asked(
+        self, transactional_id: str | None, header: BatchHeader
+    ) -> asyncio.Task[object] | None:
+        """The question to the coordinator, if the batch may begin a transaction here."""
+        if not header.transactional:
+            return None
+        if transactional_id is None:
+            raise InvalidTxnState("a batch of a transaction needs a transactional id")
+        if header.producer_id in self._partition.transactions.open:
+            return None
+        ctx = self._appends.ctx
+        if ctx.broker.transaction_checks is None:
+            raise InvalidRecord("transactions are not served in a cluster yet")
+        return ctx.broker.transaction_checks.may_begin(
+            self._partition, transactional_id, header, ctx.version
+        )
+
+    def _append_if_allowed(self, append: PendingAppend, asked: asyncio.Task[object]) -> None:
+        if asked.cancelled():
+            append.answer(NotLeaderOrFollower("the broker is shutting down"))
+            return
+        error = asked.exception()
+        if error is None:
+            append.verified = asked.result()
+            self._appends.ctx.broker.appender.append(append)
+        elif isinstance(error, KafkaError):
+            append.answer(error)
+        else:
+            log.error("a transaction cannot be checked: a bug", exc_info=error)
+            append.answer(UnknownServerError("see the broker's log"))
 
     def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:
         ctx = self._appends.ctx
@@ -225,8 +265,8 @@ def _check_batch(data: ProducePartition, topic: Topic, api_version: int) -> Batc
         raise UnsupportedCompressionType("zstd needs Produce version 7 or newer")
     if header.control:
         raise InvalidRecord("only the broker writes control batches")
-    if header.transactional:
-        raise InvalidRecord("transactions are not served yet")
+    if header.transactional and header.producer_id < 0:
+        raise InvalidRecord("a batch of a transaction needs a producer id")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise InvalidRecord("an idempotent batch needs a sequence and an epoch of 0 or more")
     _check_timestamps(header, topic)

@@ -120,6 +120,7 @@ class ClusterNode:
                 ShardedGroups(slots),
                 producer_ids,
                 None,
+                None,
             ),
         )
         retention = Retention(logs, logs, log_starts, wall_ms)

@@ -14,12 +14,19 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from broker.log.batch_records import BatchRecords
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
-from broker.log.producers import comes_after, find_duplicate, first_entry
+from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
 from broker.log.tail_cache import CachedBatch
-from protocol._batches import BatchHeader, stamp_batch
+from protocol._batches import BatchHeader, parse_headers, stamp_batch
 from protocol._decode_batches import BlockBuilder
 from protocol.batches import BATCH_OVERHEAD
-from protocol.errors import KafkaError, OutOfOrderSequenceNumber
+from protocol.columns import TRANSACTION_START, with_transaction_starts
+from protocol.control_batches import control_batch
+from protocol.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KafkaError,
+    OutOfOrderSequenceNumber,
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +79,20 @@ class PendingAppend:
     sender: Sender | None = None
     expects_answer: bool = True
     is_answered: bool = False
+    verified: object | None = None
+    """For the first batch of a transaction: the entry of `PartitionLog.verifying` that it had."""
     decompressed: bytes | KafkaError | None = None
 
     @property
     def size(self) -> int:
         """Bytes of the batch."""
         return self.header.end - self.header.start
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the coordinator's word on the transaction still holds: no marker came since."""
+        known = self.partition.verifying.get(self.header.producer_id)
+        return self.verified is not None and known is self.verified
 
     @property
     def is_abandoned(self) -> bool:
@@ -101,6 +116,16 @@ class PendingAppend:
 
 
 @dataclass(slots=True)
+class PendingMarker(PendingAppend):
+    """The end of a transaction on one partition. Its batch is made when its offset is known."""
+
+    commit: bool = False
+    coordinator_epoch: int = 0
+    raises_epoch: bool = False
+    """Whether the epoch is above that of the records (transaction version 2)."""
+
+
+@dataclass(slots=True)
 class PendingBlock:
     """A block before its outcome is known: its rows, and an answer for each append in it."""
 
@@ -108,6 +133,9 @@ class PendingBlock:
     staging: Staging = field(default_factory=Staging)
     answers: list[tuple[PendingAppend, Outcome]] = field(default_factory=list)
     new_batches: list[tuple[PartitionLog, CachedBatch]] = field(default_factory=list)
+    starts: list[tuple[int, int]] = field(default_factory=list)
+    """How many rows each batch has, and where its transaction began; -1 without one."""
+    columns: str = BLOCK_COLUMNS
     data: bytes = b""
     rows: int = 0
     left_over: list[PendingAppend] = field(default_factory=list)
@@ -166,6 +194,9 @@ def build_block(
     block.rows = builder.rows
     if builder.rows:
         block.data = builder.finish()
+        if any(start >= 0 for _, start in block.starts):
+            block.columns = f"{BLOCK_COLUMNS}, {TRANSACTION_START[0]}"
+            block.data = with_transaction_starts(block.data, block.starts)
     return block
 
 
@@ -182,6 +213,10 @@ def _add(
     answered_ms = -1 if append_time_ms is None else append_time_ms
     partition.forget_producers(now_ms - limits.producer_id_expiration_ms)
     entry = partition.producers.get(header.producer_id) if header.producer_id >= 0 else None
+    if isinstance(append, PendingMarker):
+        return _add_marker(append, entry, builder, block)
+    if header.producer_id >= 0:
+        _check_transaction(append, entry)
     if entry is None and header.producer_id >= 0:
         _check_first_batch(partition, header)
     duplicate_of = find_duplicate(entry, header)
@@ -213,9 +248,78 @@ def _add(
             if entry is not None
             else first_entry(header, base_offset, now_ms),
         )
+    if header.transactional:
+        partition.verifying.pop(header.producer_id, None)
+        block.staging.begin_transaction(partition, header.producer_id, base_offset)
+    start = partition.transactions.open[header.producer_id] if header.transactional else -1
+    block.starts.append((header.count, start))
     last_offset = base_offset + header.count - 1
     block.new_batches.append((partition, CachedBatch(base_offset, last_offset, data)))
     return Appended(base_offset, answered_ms)
+
+
+def _check_transaction(append: PendingAppend, entry: ProducerEntry | None) -> None:
+    """Raises `InvalidTxnState` for a batch that is not part of the transaction that is open.
+
+    The coordinator has said that a batch which begins a transaction here may do so
+    (broker/api/produce.py). If a marker came meanwhile, that is not true any more.
+    """
+    partition, header = append.partition, append.header
+    is_open = header.producer_id in partition.transactions.open
+    if header.transactional and not is_open and not append.is_verified:
+        if entry is not None and header.producer_epoch < entry.epoch:
+            return  # it is told that it is fenced
+        raise InvalidTxnState(
+            f"producer {header.producer_id} has no transaction that includes {partition}"
+        )
+    if is_open and not header.transactional:
+        raise InvalidTxnState(f"producer {header.producer_id} has an open transaction")
+
+
+def _add_marker(
+    marker: PendingMarker, entry: ProducerEntry | None, builder: BlockBuilder, block: PendingBlock
+) -> Appended:
+    """Put a marker into the block, unless it is there already. Raises `KafkaError`."""
+    partition, header, now_ms = marker.partition, marker.header, block.append_time_ms
+    producer_id, epoch = header.producer_id, header.producer_epoch
+    if entry is not None and epoch < entry.epoch:
+        raise InvalidProducerEpoch(
+            f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
+            f" epoch {entry.epoch}"
+        )
+    first_offset = partition.transactions.open.get(producer_id)
+    if entry is not None and epoch == entry.epoch and (first_offset is None or marker.raises_epoch):
+        return Appended(-1, -1)  # it was written before
+    offset = partition.next_offset
+    batch = control_batch(
+        producer_id, epoch, commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+        timestamp_ms=now_ms,
+    )  # fmt: skip
+    batch_header = parse_headers(batch)[0]
+    builder.append(
+        partition.topic.name,
+        partition.topic_id.bytes,
+        partition.partition,
+        offset,
+        partition.leader_epoch,
+        batch_header,
+        memoryview(batch)[BATCH_OVERHEAD:],
+        None,
+        False,
+    )
+    block.starts.append((1, -1 if first_offset is None else first_offset))
+    partition.verifying.pop(producer_id, None)
+    block.staging.reserve(partition, 1)
+    after = (
+        ProducerEntry(epoch, (), now_ms)
+        if entry is None or entry.epoch != epoch
+        else entry._replace(last_append_ms=now_ms)
+    )
+    block.staging.set_producer(partition, producer_id, after)
+    block.staging.end_transaction(partition, producer_id, offset, commit=marker.commit)
+    data = stamp_batch(batch, batch_header, offset, partition.leader_epoch, None)
+    block.new_batches.append((partition, CachedBatch(offset, offset, data)))
+    return Appended(offset, -1)
 
 
 class _IsLarge(Exception):

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.log.block import (
-    BLOCK_COLUMNS,
     AppendLimits,
     PendingAppend,
     PendingBlock,
@@ -301,6 +300,7 @@ class Lane:
             append.refuse(KafkaStorageError(f"cannot read the log: {error}"))
 
     def _publish(self, block: PendingBlock) -> None:
+        block.staging.publish()
         ends: dict[PartitionLog, int] = {}
         for partition, batch in block.new_batches:
             self._cache.add(partition.tail, batch)
@@ -328,7 +328,7 @@ class Lane:
             self._is_sent = True
             try:
                 await self._engine.insert_block(
-                    self._number, "messages", BLOCK_COLUMNS, block.data, token
+                    self._number, "messages", block.columns, block.data, token
                 )
                 return
             except NotSent:

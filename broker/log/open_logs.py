@@ -14,6 +14,7 @@ from broker.log.checkpoints import read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
+from broker.log.transaction_recovery import recover_transactions
 from protocol.errors import UnknownTopicOrPartition
 from storage.engine import Engine
 
@@ -102,10 +103,14 @@ class LocalLogs(OpenLogs):
         ends = await log_ends(
             self._engine, [(topic.name, topic.topic_id, number) for topic, number in partitions]
         )
+        opened = []
         for topic, number in partitions:
             start, floor = checkpoints.get((topic.topic_id, number), (0, 0))
             end = max(ends.get((topic.topic_id, number), 0), floor)
-            self.add([self._opened(topic, number, start, end)])
+            opened.append(self._opened(topic, number, start, end))
+        if opened:
+            await recover_transactions(self._engine, opened)
+        self.add(opened)
         return True
 
     def _opened(self, topic: Topic, partition: int, start: int, end: int) -> PartitionLog:

@@ -13,6 +13,7 @@ from uuid import UUID
 from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from broker.log.topic import Topic
+from broker.log.transactions import AbortedTransaction, PartitionTransactions
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
@@ -32,6 +33,7 @@ class PartitionLog:
         "first_fresh_producer_id",
         "has_forgotten",
         "high_watermark",
+        "last_stable_offset",
         "leader_epoch",
         "log_start_offset",
         "next_offset",
@@ -40,6 +42,8 @@ class PartitionLog:
         "refused",
         "tail",
         "topic",
+        "transactions",
+        "verifying",
         "waiters",
     )
 
@@ -56,7 +60,11 @@ class PartitionLog:
         self.partition = partition
         self.log_start_offset = log_start_offset
         self.high_watermark = next_offset
+        self.last_stable_offset = next_offset
         self.next_offset = next_offset
+        self.transactions = PartitionTransactions()
+        # Producers whose first batch of a transaction waits for the coordinator's word.
+        self.verifying: dict[int, object] = {}
         self.leader_epoch = leader_epoch
         self.earlier: Sequence[Engine] = ()  # engines with older rows, if its slot was moved
         self.closed: KafkaError | None = None  # why appends are refused
@@ -80,12 +88,19 @@ class PartitionLog:
         """Make everything below `high_watermark` readable and wake those who wait for it."""
         assert high_watermark >= self.high_watermark, f"{self}: high watermark went back"
         self.high_watermark = high_watermark
+        self.find_stable_offset()
         self.wake()
+
+    def find_stable_offset(self) -> None:
+        """Set `last_stable_offset`, after transactions have begun or ended."""
+        first_open = self.transactions.first_open_offset()
+        self.last_stable_offset = self.high_watermark if first_open is None else first_open
 
     def begin_at(self, offset: int) -> None:
         """Serve nothing below `offset` any more. A checkpoint with it has been stored."""
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
         self.log_start_offset = max(self.log_start_offset, offset)
+        self.transactions.forget_below(self.log_start_offset)
 
     def close(self, why: KafkaError) -> None:
         """Refuse appends from now on, and wake waiting fetches. The first reason stays."""
@@ -98,7 +113,8 @@ class PartitionLog:
 
         The client sends all batches again, from the earliest refused one on.
         """
-        self.note_refused_from(header.producer_id, header.producer_epoch, header.base_sequence)
+        if not header.control:
+            self.note_refused_from(header.producer_id, header.producer_epoch, header.base_sequence)
 
     def note_refused_from(self, producer_id: int, epoch: int, sequence: int) -> None:
         """As `note_refused`, for a batch that begins with this sequence."""
@@ -133,6 +149,8 @@ class Staging:
     def __init__(self) -> None:
         self._offsets: dict[PartitionLog, int] = {}
         self._producers: list[tuple[PartitionLog, int, ProducerEntry | None, ProducerEntry]] = []
+        self._open: list[tuple[PartitionLog, int, int | None]] = []
+        self._aborted: list[tuple[PartitionLog, AbortedTransaction]] = []
 
     def reserve(self, partition: PartitionLog, count: int) -> None:
         """Give the next `count` offsets of the partition to the block."""
@@ -144,6 +162,30 @@ class Staging:
         self._producers.append((partition, producer_id, before, entry))
         partition.producers[producer_id] = entry
 
+    def begin_transaction(self, partition: PartitionLog, producer_id: int, offset: int) -> None:
+        """Does nothing if the producer has an open one."""
+        if producer_id not in partition.transactions.open:
+            self._open.append((partition, producer_id, None))
+            partition.transactions.open[producer_id] = offset
+
+    def end_transaction(
+        self, partition: PartitionLog, producer_id: int, marker_offset: int, *, commit: bool
+    ) -> None:
+        """The producer's transaction, if one is open, ends with the marker at this offset."""
+        first_offset = partition.transactions.open.get(producer_id)
+        if first_offset is None:
+            return
+        self._open.append((partition, producer_id, first_offset))
+        del partition.transactions.open[producer_id]
+        if not commit:
+            aborted = AbortedTransaction(producer_id, first_offset, marker_offset)
+            self._aborted.append((partition, aborted))
+
+    def publish(self) -> None:
+        """The block is stored: aborted transactions are known from now on."""
+        for partition, aborted in self._aborted:
+            partition.transactions.note_aborted(aborted)
+
     @property
     def first_offsets(self) -> dict[PartitionLog, int]:
         """The first offset of the block in each of its partitions."""
@@ -152,6 +194,16 @@ class Staging:
     def take_back(self) -> None:
         """Nothing of the block is stored: restore every offset and producer state."""
         for partition, producer_id, before, entry in reversed(self._producers):
-            partition.producers[producer_id] = before or refused_first_entry(entry)
+            if before is not None:
+                partition.producers[producer_id] = before
+            elif entry.ranges:
+                partition.producers[producer_id] = refused_first_entry(entry)
+            else:  # a marker
+                del partition.producers[producer_id]
         for partition, first_offset in self._offsets.items():
             partition.next_offset = first_offset
+        for partition, producer_id, first_open in reversed(self._open):
+            if first_open is None:
+                del partition.transactions.open[producer_id]
+            else:
+                partition.transactions.open[producer_id] = first_open

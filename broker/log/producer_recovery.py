@@ -35,7 +35,7 @@ async def recover_producer(partition: PartitionLog, header: BatchHeader, engine:
     engines = (*partition.earlier, engine)
     parameters = log_parameters(partition) | {
         "producer_id": header.producer_id,
-        "kept": BATCHES_KEPT,
+        "kept": BATCHES_KEPT + 1,
     }
     rows: list[Row] = []
     for one in engines:
@@ -57,11 +57,11 @@ async def _lacks_rows(partition: PartitionLog, engines: Sequence[Engine]) -> boo
 
 
 def _recovered_entry(rows: Sequence[Row]) -> ProducerEntry:
-    newest = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)[:BATCHES_KEPT]
+    newest = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)
     epoch, last_append_ms = newest[0][0], newest[0][4]
     ranges = [
         recovered_range(first_offset, last_offset, last_sequence)
-        for row_epoch, first_offset, last_offset, last_sequence, _ in newest
-        if row_epoch == epoch
-    ]
+        for row_epoch, first_offset, last_offset, last_sequence, _, control in newest
+        if row_epoch == epoch and not control
+    ][:BATCHES_KEPT]
     return ProducerEntry(epoch, tuple(reversed(ranges)), last_append_ms, recovered=True)

@@ -1,16 +1,19 @@
 -- The newest batches of one idempotent producer in one partition, newest first. Neighbouring
 -- batches come as one range, because their rows do not say where one ended.
 --
+-- A transaction marker comes as a range of its own: it may have raised the epoch.
+--
 -- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted.
 SELECT
     producer_epoch,
     min(offset),
     max(offset) AS last,
     argMax(sequence, offset),
-    toUnixTimestamp64Milli(max(append_time))
+    toUnixTimestamp64Milli(max(append_time)),
+    control
 FROM messages
 WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
-    AND producer_id = {producer_id:Int64} AND NOT control
-GROUP BY producer_epoch, positiveModulo(offset - sequence, 2147483648)
+    AND producer_id = {producer_id:Int64}
+GROUP BY producer_epoch, control, if(control, 0, positiveModulo(offset - sequence, 2147483648))
 ORDER BY producer_epoch DESC, last DESC
 LIMIT {kept:UInt8};

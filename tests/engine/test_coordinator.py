@@ -29,6 +29,7 @@ from coordinator.messages import (
     SyncRequest,
 )
 from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -64,7 +65,9 @@ def coordinator_on(
     offsets = CommittedOffsets(engine, rows, 1, clock)
     cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
     limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
-    return GroupCoordinator(cache, offsets, limits, SoleBroker(), clock)
+    return GroupCoordinator(
+        cache, offsets, PendingOffsets(engine, rows, offsets, 1), limits, SoleBroker(), clock
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,81 @@
+"""DescribeProducers (61), version 0: the producers that partitions know (KIP-664).
+
+A producer that has not written since the broker started may be missing: it is read back from the
+rows when it writes again. One with an open transaction is never missing.
+
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResponse
+
+from broker.api.context import Api, RequestContext
+from broker.api.topic_lookup import find_topic
+from broker.log.partition import PartitionLog
+from protocol.errors import KafkaError
+
+_Topic: TypeAlias = DescribeProducersResponse.TopicResponse
+_Partition: TypeAlias = DescribeProducersResponse.TopicResponse.PartitionResponse
+_UNKNOWN = -1
+
+
+async def describe_producers(
+    ctx: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    await ctx.broker.partitions.await_open(
+        [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
+    )
+    return DescribeProducersResponse(
+        throttle_time_ms=0,
+        topics=[
+            _Topic(
+                name=topic.name,
+                partitions=[
+                    _described(ctx, topic.name, index) for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
+    try:
+        log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
+    except KafkaError as error:
+        return _Partition(
+            partition_index=index,
+            error_code=error.code,
+            error_message=error.message,
+            active_producers=[],
+        )
+    return _Partition(
+        partition_index=index, error_code=0, error_message=None, active_producers=_producers(log)
+    )
+
+
+def _producers(log: PartitionLog) -> list[object]:
+    producers, opened = dict(log.producers), dict(log.transactions.open)
+    states = []
+    for producer_id in sorted(producers.keys() | opened.keys()):
+        entry = producers.get(producer_id)
+        ranges = () if entry is None else entry.ranges
+        states.append(
+            _Partition.ProducerState(
+                producer_id=producer_id,
+                producer_epoch=_UNKNOWN if entry is None else entry.epoch,
+                last_sequence=ranges[-1].last if ranges else _UNKNOWN,
+                last_timestamp=_UNKNOWN if entry is None else entry.last_append_ms,
+                coordinator_epoch=_UNKNOWN,
+                current_txn_start_offset=opened.get(producer_id, _UNKNOWN),
+            )
+        )
+    return states
+
+
+API = Api(
+    DescribeProducersRequest, DescribeProducersResponse, versions=(0, 0), handler=describe_producers
+)

@@ -1,0 +1,73 @@
+"""DescribeTransactions (65), version 0: the current transaction of transactional ids (KIP-664).
+
+Errors of an id: TRANSACTIONAL_ID_NOT_FOUND, INVALID_REQUEST (it is empty), and
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED in a cluster.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TypeAlias
+
+from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
+
+from broker.api.context import Api, RequestContext
+from broker.api.transaction_requests import transactions_of
+from coordinator.transaction_states import Transaction
+from protocol.errors import InvalidRequest, KafkaError, TransactionalIdNotFound
+
+_State: TypeAlias = DescribeTransactionsResponse.TransactionState
+
+
+async def describe_transactions(
+    ctx: RequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        throttle_time_ms=0,
+        transaction_states=[_described(ctx, one) for one in request.transactional_ids],
+    )
+
+
+def _described(ctx: RequestContext, transactional_id: str) -> _State:
+    try:
+        if not transactional_id:
+            raise InvalidRequest("a transactional id must not be empty")
+        found = transactions_of(ctx).get(transactional_id)
+        if found is None:
+            raise TransactionalIdNotFound(f"there is no transactional id {transactional_id!r}")
+    except KafkaError as error:
+        return _State(
+            error_code=error.code,
+            transactional_id=transactional_id,
+            transaction_state="",
+            transaction_timeout_ms=0,
+            transaction_start_time_ms=0,
+            producer_id=0,
+            producer_epoch=0,
+            topics=[],
+        )
+    return _State(
+        error_code=0,
+        transactional_id=transactional_id,
+        transaction_state=found.state.value,
+        transaction_timeout_ms=found.timeout_ms,
+        transaction_start_time_ms=found.started_ms,
+        producer_id=found.producer_id,
+        producer_epoch=found.epoch,
+        topics=_topics(found),
+    )
+
+
+def _topics(transaction: Transaction) -> list[object]:
+    partitions: defaultdict[str, list[int]] = defaultdict(list)
+    for member in sorted(transaction.members):
+        partitions[member.topic].append(member.partition)
+    return [_State.TopicData(topic=topic, partitions=some) for topic, some in partitions.items()]
+
+
+API = Api(
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    versions=(0, 0),
+    handler=describe_transactions,
+)

@@ -1,0 +1,91 @@
+"""WriteTxnMarkers (27), versions 1 and 2: ends transactions on partitions that this broker leads.
+
+    v1 flexible; v2 the transaction version of the client
+
+Coordinators send it, and `kafka-transactions abort`, which ends a transaction that no coordinator
+knows any more.
+
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_PRODUCER_EPOCH,
+KAFKA_STORAGE_ERROR.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeAlias
+
+from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+
+from broker.api.context import Api, RequestContext
+from broker.api.topic_lookup import find_topic
+from broker.api.transaction_requests import transactions_of
+from broker.transaction_markers import write_marker
+from coordinator.transaction_states import Producer
+from protocol.errors import KafkaError
+
+_Marker: TypeAlias = WriteTxnMarkersRequest.WritableTxnMarker
+_Result: TypeAlias = WriteTxnMarkersResponse.WritableTxnMarkerResult
+
+
+async def write_txn_markers(
+    ctx: RequestContext, request: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
+    await ctx.broker.partitions.await_open(
+        [
+            (topic.name, index)
+            for marker in request.markers
+            for topic in marker.topics
+            for index in topic.partition_indexes
+        ]
+    )
+    return WriteTxnMarkersResponse(
+        markers=[await _written(ctx, marker) for marker in request.markers]
+    )
+
+
+async def _written(ctx: RequestContext, marker: _Marker) -> _Result:
+    topic_class = _Result.WritableTxnMarkerTopicResult
+    partition_class = topic_class.WritableTxnMarkerPartitionResult
+    return _Result(
+        producer_id=marker.producer_id,
+        topics=[
+            topic_class(
+                name=topic.name,
+                partitions=[
+                    partition_class(partition_index=index, error_code=code)
+                    for index, code in zip(
+                        topic.partition_indexes,
+                        await asyncio.gather(
+                            *(
+                                _write(ctx, marker, topic.name, index)
+                                for index in topic.partition_indexes
+                            )
+                        ),
+                        strict=True,
+                    )
+                ],
+            )
+            for topic in marker.topics
+        ],
+    )
+
+
+async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -> int:
+    try:
+        transactions_of(ctx)
+        await write_marker(
+            ctx.broker.appender,
+            ctx.broker.partitions.log_of(find_topic(ctx, topic), index),
+            Producer(marker.producer_id, marker.producer_epoch),
+            commit=marker.transaction_result,
+            coordinator_epoch=marker.coordinator_epoch,
+            raises_epoch=ctx.version >= 2 and marker.transaction_version >= 2,
+        )
+    except KafkaError as error:
+        return error.code
+    return 0
+
+
+API = Api(
+    WriteTxnMarkersRequest, WriteTxnMarkersResponse, versions=(1, 2), handler=write_txn_markers
+)

@@ -25,6 +25,7 @@ from broker.leadership import BrokerEndpoint, Leadership
 from broker.led_partitions import LedPartitions
 from broker.log.block import PendingAppend
 from broker.log.log_starts import LogStarts
+from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
@@ -33,12 +34,34 @@ from broker.response_memory import ResponseMemory
 from broker.topics import TopicCatalog
 from broker.transaction_checks import TransactionChecks
 from coordinator.coordinator import GroupCoordinator
+from coordinator.transaction_states import Producer
 from coordinator.transactions import TransactionCoordinator
 
 
 class Appending(Protocol):
     def append(self, append: PendingAppend) -> None:
         """Queue one checked batch: see `Appender.append`."""
+
+
+class WritesMarkers(Protocol):
+    async def write(
+        self,
+        log: PartitionLog,
+        producer: Producer,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        raises_epoch: bool = False,
+    ) -> None:
+        """End a transaction on a partition: see broker/transaction_markers.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """What serves transactions."""
+
+    coordinator: TransactionCoordinator
+    markers: WritesMarkers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +77,7 @@ class Parts:
     topics: TopicCatalog
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
-    transactions: TransactionCoordinator | None
+    transactions: Transactions | None
     """None in a cluster, which does not serve transactions yet."""
     data_dir: Path | None
     """The data directory, if the broker has an embedded engine."""
@@ -76,10 +99,10 @@ class Broker:
         self.partitions = LedPartitions(parts.topics)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
-        self.transactions = parts.transactions
-        self.transaction_checks = (
-            None if parts.transactions is None else TransactionChecks(parts.transactions)
-        )
+        served = parts.transactions
+        self.transactions = None if served is None else served.coordinator
+        self.marker_writer = None if served is None else served.markers
+        self.transaction_checks = None if served is None else TransactionChecks(served.coordinator)
         self.data_dir = parts.data_dir
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.encoded_topics = EncodedTopics()

@@ -31,10 +31,10 @@ from broker.log.row_sources import SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import EndlessLease
-from broker.node import Broker, Parts
+from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
-from broker.transaction_markers import LocalMarkers
+from broker.transaction_markers import LocalMarkers, MarkerWriter
 from broker.wiring import append_limits, decompressions, group_coordinator, journal_limits
 from common.clock import Clock, wall_ms
 from coordinator.coordinator import GroupCoordinator
@@ -94,12 +94,13 @@ class SingleNode:
             engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
         )
         producer_ids = ProducerIds(registry)
+        markers = MarkerWriter(self.appender, self.rows)
         self.transactions = TransactionCoordinator(
             engine,
             self.rows,
             settings.node_id,
             producer_ids,
-            LocalMarkers(self.appender, self.topics.logs, self.groups),
+            LocalMarkers(markers, self.topics.logs, self.groups),
             TransactionLimits(
                 settings.transaction_max_timeout_ms, settings.transactional_id_expiration_ms
             ),
@@ -137,7 +138,7 @@ class SingleNode:
                 self.topics,
                 self.groups,
                 producer_ids,
-                self.transactions,
+                Transactions(self.transactions, markers),
                 Path(settings.data_dir).resolve(),
             ),
         )

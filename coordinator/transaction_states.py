@@ -243,12 +243,16 @@ class Transaction:
             raise InvalidProducerIdMapping(
                 f"{self.transactional_id!r} has another producer id than {producer.producer_id}"
             )
-        if producer.epoch != self.epoch:
+        if not self._is_current(producer):
             raise ProducerFenced(
                 f"{self.transactional_id!r} is at epoch {self.epoch}, not {producer.epoch}"
             )
         if self.state in PREPARED:
             raise ConcurrentTransactions(f"{self.transactional_id!r} has a transaction that ends")
+
+    def _is_current(self, producer: Producer) -> bool:
+        """Whether its epoch is the current one; no client was given the last one."""
+        return producer.epoch == self.epoch < MAX_EPOCH
 
     # EndTxn
 
@@ -265,7 +269,7 @@ class Transaction:
             raise InvalidProducerIdMapping(
                 f"{self.transactional_id!r} has another producer id than {producer.producer_id}"
             )
-        if producer.epoch != self.epoch and not is_repeated:
+        if not is_repeated and not self._is_current(producer):
             raise ProducerFenced(
                 f"{self.transactional_id!r} is at epoch {self.epoch}, not {producer.epoch}"
             )

@@ -1,4 +1,4 @@
-"""ListTransactions (66), versions 0 and 1: the transactional ids that this broker coordinates.
+"""ListTransactions (66), versions 0 to 1: the transactional ids that this broker coordinates.
 
     v1 only transactions that have run for a time (KIP-994)
 

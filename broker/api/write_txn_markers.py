@@ -1,4 +1,4 @@
-"""WriteTxnMarkers (27), versions 1 and 2: ends transactions on partitions that this broker leads.
+"""WriteTxnMarkers (27), versions 1 to 2: ends transactions on partitions that this broker leads.
 
     v1 flexible; v2 the transaction version of the client
 
@@ -18,10 +18,9 @@ from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersRespo
 
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
-from broker.api.transaction_requests import transactions_of
-from broker.transaction_markers import write_marker
 from coordinator.transaction_states import Producer
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, KafkaStorageError, TransactionalIdAuthorizationFailed
+from storage.engine import EngineError
 
 _Marker: TypeAlias = WriteTxnMarkersRequest.WritableTxnMarker
 _Result: TypeAlias = WriteTxnMarkersResponse.WritableTxnMarkerResult
@@ -72,9 +71,9 @@ async def _written(ctx: RequestContext, marker: _Marker) -> _Result:
 
 async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -> int:
     try:
-        transactions_of(ctx)
-        await write_marker(
-            ctx.broker.appender,
+        if ctx.broker.marker_writer is None:
+            raise TransactionalIdAuthorizationFailed("a cluster does not serve transactions yet")
+        await ctx.broker.marker_writer.write(
             ctx.broker.partitions.log_of(find_topic(ctx, topic), index),
             Producer(marker.producer_id, marker.producer_epoch),
             commit=marker.transaction_result,
@@ -83,6 +82,8 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
         )
     except KafkaError as error:
         return error.code
+    except EngineError:
+        return KafkaStorageError.code
     return 0
 
 

@@ -94,13 +94,16 @@ class PartitionLog:
     def find_stable_offset(self) -> None:
         """Set `last_stable_offset`, after transactions have begun or ended."""
         first_open = self.transactions.first_open_offset()
-        self.last_stable_offset = self.high_watermark if first_open is None else first_open
+        self.last_stable_offset = (
+            self.high_watermark if first_open is None else max(first_open, self.log_start_offset)
+        )
 
     def begin_at(self, offset: int) -> None:
         """Serve nothing below `offset` any more. A checkpoint with it has been stored."""
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
         self.log_start_offset = max(self.log_start_offset, offset)
         self.transactions.forget_below(self.log_start_offset)
+        self.find_stable_offset()
 
     def close(self, why: KafkaError) -> None:
         """Refuse appends from now on, and wake waiting fetches. The first reason stays."""

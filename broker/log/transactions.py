@@ -26,12 +26,13 @@ class AbortedTransaction(NamedTuple):
 class PartitionTransactions:
     """`open`: the first offset of each producer's transaction, in the order in which they began."""
 
-    __slots__ = ("_aborted", "_ends", "open")
+    __slots__ = ("_aborted", "_ends", "_last_aborted", "open")
 
     def __init__(self) -> None:
         self.open: dict[int, int] = {}
         self._aborted: list[AbortedTransaction] = []
         self._ends: list[int] = []
+        self._last_aborted: dict[int, AbortedTransaction] = {}
 
     def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
@@ -41,15 +42,23 @@ class PartitionTransactions:
         """One more, behind all that are known."""
         self._aborted.append(aborted)
         self._ends.append(aborted.last_offset)
+        self._last_aborted[aborted.producer_id] = aborted
 
     def aborted_between(self, first: int, end: int) -> list[AbortedTransaction]:
         """Those with records in first <= offset < end, in the order of their ends."""
         found = self._aborted[bisect_left(self._ends, first) :]
         return [one for one in found if one.first_offset < end]
 
+    def last_aborted(self, producer_id: int) -> AbortedTransaction | None:
+        """The last transaction of this producer that was aborted."""
+        return self._last_aborted.get(producer_id)
+
     def forget_below(self, offset: int) -> None:
         """The log begins here now."""
         gone = bisect_left(self._ends, offset)
         if gone:
+            for one in self._aborted[:gone]:
+                if self._last_aborted.get(one.producer_id) is one:
+                    del self._last_aborted[one.producer_id]
             del self._aborted[:gone]
             del self._ends[:gone]

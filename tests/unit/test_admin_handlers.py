@@ -66,6 +66,7 @@ def broker() -> Broker:
         node_id=1,
         leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
         encoded_topics=EncodedTopics(),
+        transactions=None,
     )
     return cast(Broker, known)
 

@@ -77,6 +77,10 @@ class Coordinator:
     def offsets(self) -> Any:
         return SimpleNamespace(get=lambda group_id: self.committed.get(group_id, {}))
 
+    @property
+    def pending(self) -> Any:
+        return SimpleNamespace(unstable=lambda group_id: ())
+
     def _asked(self, *what: Any) -> Any:
         self.asked.append(what)
         if self.refusal is not None:

@@ -71,7 +71,7 @@ def test_every_version_says_what_is_wrong(wire: Wire, key: ApiKey, version: int)
 def _error_codes(value: Any) -> Iterator[int]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            if name == "error_code":
+            if name.endswith("error_code"):  # also partition_error_code
                 yield inner
             else:
                 yield from _error_codes(inner)

@@ -30,6 +30,7 @@ BROKER_TYPE = 4
 OFFSETS_GROUP = "samples-offsets"
 MEMBERS_GROUP = "samples-members"
 STATIC_MEMBER = "samples-static"
+NO_TRANSACTIONAL_ID = "samples-nobody"
 ALL_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
 GROUP_OPERATIONS = {3, 6, 8, 10, 11}
 NOT_ASKED = None  # what the client's decoder returns for the field's default

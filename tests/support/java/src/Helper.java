@@ -39,6 +39,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  */
 public final class Helper {
     private static final ObjectMapper JSON = new ObjectMapper();
+    private static final Transactions TRANSACTIONS = new Transactions();
     private static Load load;
 
     public static void main(String[] arguments) throws IOException {
@@ -58,6 +59,7 @@ public final class Helper {
     }
 
     private static JsonNode answer(JsonNode request) throws Exception {
+        if (request.get("verb").asText().startsWith("transactions_")) return TRANSACTIONS.answer(request);
         return switch (request.get("verb").asText()) {
             case "create_topic" -> createTopic(request);
             case "produce" -> produce(request);

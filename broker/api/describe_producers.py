@@ -66,7 +66,11 @@ def _producers(log: PartitionLog) -> list[object]:
         states.append(
             _Partition.ProducerState(
                 producer_id=producer_id,
-                producer_epoch=_UNKNOWN if entry is None else entry.epoch,
+                producer_epoch=(
+                    log.transactions.recovered_epochs.get(producer_id, _UNKNOWN)
+                    if entry is None
+                    else entry.epoch
+                ),
                 last_sequence=ranges[-1].last if ranges else _UNKNOWN,
                 last_timestamp=_UNKNOWN if entry is None else entry.last_append_ms,
                 coordinator_epoch=_UNKNOWN,

@@ -26,10 +26,12 @@ class AbortedTransaction(NamedTuple):
 class PartitionTransactions:
     """`open`: the first offset of each producer's transaction, in the order in which they began."""
 
-    __slots__ = ("_aborted", "_ends", "_last_aborted", "open")
+    __slots__ = ("_aborted", "_ends", "_last_aborted", "open", "recovered_epochs")
 
     def __init__(self) -> None:
         self.open: dict[int, int] = {}
+        self.recovered_epochs: dict[int, int] = {}
+        """Of producers whose transactions were open when the log was opened."""
         self._aborted: list[AbortedTransaction] = []
         self._ends: list[int] = []
         self._last_aborted: dict[int, AbortedTransaction] = {}

@@ -19,6 +19,7 @@ from tests.support.command_line import output
 from tests.support.group_consumer import consuming
 from tests.support.helper_process import HelperProcess
 from tests.support.records import Record, rows
+from tests.support.transactional import ConfluentProducer
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
@@ -32,6 +33,7 @@ GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 API_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
 CLUSTER = "org.apache.kafka.tools.ClusterTool"
+TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 LIMIT_S = 60.0
 
 
@@ -57,7 +59,11 @@ class Tools:
         return errors
 
     def _run(self, main_class: str, *arguments: str) -> tuple[str, str]:
-        ended = self._jvm.ask("run", tool=main_class, arguments=self._to_the_broker(arguments))
+        if main_class == TRANSACTIONS:  # it has subcommands, and wants the broker before them
+            to_the_broker = ["--bootstrap-server", self._broker.kafka, *arguments]
+        else:
+            to_the_broker = self._to_the_broker(arguments)
+        ended = self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
         assert ended["code"] == 0, ended
         return ended["stdout"], ended["stderr"]
 
@@ -454,3 +460,52 @@ def test_consumer_groups_deletes_offsets_and_groups(
     assert "GroupIdNotFoundException" in deleted
     assert f"deleted successfully: '{stopped}'" in deleted
     assert committed(broker, stopped) == []
+
+
+@pytest.mark.one_broker("a cluster does not serve transactions yet")
+def test_kafka_transactions_finds_and_aborts_what_hangs(
+    broker: BrokerProcess, run: Tools, topic: str
+) -> None:
+    run(TOPICS, "--create", "--topic", topic)
+    transactional_id = f"{topic}-id"
+    producer = ConfluentProducer(broker.kafka, transactional_id)
+    producer.begin()
+    producer.send(topic, "hangs")
+    producer.flush()
+
+    listed = cells(run(TRANSACTIONS, "list"))
+    ours = next(row for row in listed if row[0] == transactional_id)
+    producer_id, state = ours[-2], ours[-1]
+    assert state == "Ongoing"
+    described = run(TRANSACTIONS, "describe", "--transactional-id", transactional_id)
+    assert "Ongoing" in described
+    assert f"{topic}-0" in described
+    at = ("--topic", topic, "--partition", "0")
+    (active,) = cells(run(TRANSACTIONS, "describe-producers", *at))[1:]
+    assert (active[0], active[-1]) == (producer_id, "0"), "its transaction begins at offset 0"
+
+    run(TRANSACTIONS, "abort", *at, "--start-offset", "0")
+
+    (active,) = cells(run(TRANSACTIONS, "describe-producers", *at))[1:]
+    assert active[-1] == "None"
+    committed_view = "SELECT count() AS n FROM messages_committed WHERE topic = {topic:String}"
+    assert broker.sql(committed_view, {"topic": topic}) == [{"n": 0}]
+    producer.close()
+
+
+@pytest.mark.one_broker("a cluster does not serve transactions yet")
+def test_kafka_producer_perf_test_writes_transactions(
+    broker: BrokerProcess, run: Tools, topic: str
+) -> None:
+    run(TOPICS, "--create", "--topic", topic)
+    printed = run(
+        PRODUCER_PERFORMANCE, "--topic", topic, "--num-records", "2000", "--record-size", "100",
+        "--throughput", "-1", "--transactional-id", f"{topic}-id",
+        "--transaction-duration-ms", "20",
+    )  # fmt: skip
+    assert "2000 records sent" in printed
+    query = (
+        "SELECT countIf(NOT control) AS records, countIf(control) > 0 AS markers FROM messages"
+        " WHERE topic = {topic:String}"
+    )
+    assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.log.aborted_table import AbortedSweep
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts, SingleCheckpointLane
 from broker.log.reclaim import Reclaim
@@ -119,6 +120,7 @@ class SingleNode:
             retention.round,
             self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
+            AbortedSweep(engine.patient, wall_ms).round,
         )
         self._reclaim = Reclaim(
             engine.embedded,

@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[str, Part]] = {
     "cold": ("Consume what the broker has not in memory", parts.consume_cold),
     "partitions": ("Java producer with its defaults, 100 B, by partitions", parts.many_partitions),
     "producers": ("Many producers of one small record each", parts.many_producers),
+    "transactions": ("Transactions, librdkafka, one after the other", parts.transactions),
     "visible": ("From send to row in SQL", visible),
     "dashboards": ("SQL beside 20,000 records/s of 100 B", dashboards),
     "idle": ("Idle", parts.idle),

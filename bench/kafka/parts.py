@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from bench.kafka.figures import Figure
+from bench.kafka.figures import Figure, percentile
 from bench.kafka.loads import (
     WARM_UP_SHARE,
     Plan,
@@ -19,6 +19,7 @@ from bench.kafka.loads import (
 )
 from bench.kafka.servers import Server, cores, create_topic, settle
 from bench.kafka.small_requests import Asked, ask_many
+from bench.kafka.transactions import commit_many
 from bench.machine import LARGE_BATCHES, LARGE_FETCHES
 
 SIZES = (("1 KB", 1000), ("100 B", 100))
@@ -157,6 +158,19 @@ def many_producers(server: Server, plan: Plan) -> Iterator[Figure]:
         yield Figure(case, "p50 ms", answers.p50_ms)
         yield Figure(case, "p99 ms", answers.p99_ms)
         yield from replace(used, clients_s=answers.cpu_s).per_million(case, answers.records)
+
+
+def transactions(server: Server, plan: Plan) -> Iterator[Figure]:
+    """One librdkafka producer commits transactions of 100 records of 100 B, one partition."""
+    create_topic(server, "transactions")
+    settle(server, plan.quiet_s)
+    load = partial(commit_many, server.kafka, "transactions", plan.seconds)
+    result, used = watched(server, plan, load)
+    case = "100 records"
+    yield Figure(case, "transactions/s", result.per_s)
+    yield Figure(case, "p50 ms", percentile(result.taken_ms, 50))
+    yield Figure(case, "p99 ms", percentile(result.taken_ms, 99))
+    yield Figure(case, "broker's CPU s per million", used.settled_s / result.records * 1e6)
 
 
 def idle(server: Server, plan: Plan) -> Iterator[Figure]:

@@ -3,7 +3,7 @@
 A batch of a transaction is accepted only if the coordinator knows that the partition is part of it:
 otherwise no marker would ever end it there. A client of transaction version 2 leaves it to the
 broker to add the partition; an older one has added it, and that is verified. A marker that is
-written while the coordinator is asked makes its word void (`PartitionLog.verifying`).
+written before the batch makes the coordinator's word void (`PartitionLog.verifying`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class TransactionChecks:
         header: BatchHeader,
         produce_version: int,
     ) -> object:
-        word = partition.verifying.setdefault(header.producer_id, object())
         producer = Producer(header.producer_id, header.producer_epoch)
         member = Member(partition.topic.name, partition.topic_id, partition.partition)
         adds = produce_version >= _ADDS_BY_PRODUCING
@@ -88,7 +87,10 @@ class TransactionChecks:
                 self._coordinator.verify(transactional_id, producer, member)
         except KafkaError as error:
             raise _for_producers(error, knows_newer_errors=adds) from error
-        return word
+        # Not earlier: the marker of the transaction before may have been written meanwhile. One of
+        # this transaction that is written from now on makes the word void, and one that is in the
+        # queue already has raised the epoch.
+        return partition.verifying.setdefault(header.producer_id, object())
 
 
 def _for_producers(error: KafkaError, *, knows_newer_errors: bool) -> KafkaError:

@@ -62,19 +62,18 @@ def _producers(log: PartitionLog) -> list[object]:
     states = []
     for producer_id in sorted(producers.keys() | opened.keys()):
         entry = producers.get(producer_id)
+        begun = opened.get(producer_id)
         ranges = () if entry is None else entry.ranges
         states.append(
             _Partition.ProducerState(
                 producer_id=producer_id,
                 producer_epoch=(
-                    log.transactions.recovered_epochs.get(producer_id, _UNKNOWN)
-                    if entry is None
-                    else entry.epoch
+                    entry.epoch if entry is not None else _UNKNOWN if begun is None else begun.epoch
                 ),
                 last_sequence=ranges[-1].last if ranges else _UNKNOWN,
                 last_timestamp=_UNKNOWN if entry is None else entry.last_append_ms,
                 coordinator_epoch=_UNKNOWN,
-                current_txn_start_offset=opened.get(producer_id, _UNKNOWN),
+                current_txn_start_offset=_UNKNOWN if begun is None else begun.first_offset,
             )
         )
     return states

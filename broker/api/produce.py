@@ -189,7 +189,7 @@ class _PartitionAppend:
             return None
         if transactional_id is None:
             raise InvalidTxnState("a batch of a transaction needs a transactional id")
-        if header.producer_id in self._partition.transactions.open:
+        if self._partition.transactions.has_open(header.producer_id, header.producer_epoch):
             return None
         ctx = self._appends.ctx
         if ctx.broker.transaction_checks is None:

@@ -16,6 +16,7 @@ from broker.log.batch_records import BatchRecords
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
 from broker.log.tail_cache import CachedBatch
+from broker.log.transactions import OpenTransaction
 from protocol._batches import BatchHeader, parse_headers, stamp_batch
 from protocol._decode_batches import BlockBuilder
 from protocol.batches import BATCH_OVERHEAD
@@ -250,8 +251,11 @@ def _add(
         )
     if header.transactional:
         partition.verifying.pop(header.producer_id, None)
-        block.staging.begin_transaction(partition, header.producer_id, base_offset)
-    start = partition.transactions.open[header.producer_id] if header.transactional else -1
+        begun = OpenTransaction(base_offset, header.producer_epoch)
+        block.staging.begin_transaction(partition, header.producer_id, begun)
+        start = partition.transactions.open[header.producer_id].first_offset
+    else:
+        start = -1
     block.starts.append((header.count, start))
     last_offset = base_offset + header.count - 1
     block.new_batches.append((partition, CachedBatch(base_offset, last_offset, data)))
@@ -266,9 +270,13 @@ def _check_transaction(append: PendingAppend, entry: ProducerEntry | None) -> No
     """
     partition, header = append.partition, append.header
     is_open = header.producer_id in partition.transactions.open
-    if header.transactional and not is_open and not append.is_verified:
-        if entry is not None and header.producer_epoch < entry.epoch:
-            return  # it is told that it is fenced
+    if entry is not None and header.producer_epoch < entry.epoch:
+        return  # it is told that it is fenced
+    if (
+        header.transactional
+        and not partition.transactions.has_open(header.producer_id, header.producer_epoch)
+        and (is_open or not append.is_verified)
+    ):
         raise InvalidTxnState(
             f"producer {header.producer_id} has no transaction that includes {partition}"
         )
@@ -287,7 +295,8 @@ def _add_marker(
             f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
             f" epoch {entry.epoch}"
         )
-    first_offset = partition.transactions.open.get(producer_id)
+    ended = partition.transactions.open.get(producer_id)
+    first_offset = None if ended is None else ended.first_offset
     if entry is not None and epoch == entry.epoch and (first_offset is None or marker.raises_epoch):
         return Appended(-1, -1)  # it was written before
     offset = partition.next_offset

@@ -13,7 +13,11 @@ from uuid import UUID
 from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from broker.log.topic import Topic
-from broker.log.transactions import AbortedTransaction, PartitionTransactions
+from broker.log.transactions import (
+    AbortedTransaction,
+    OpenTransaction,
+    PartitionTransactions,
+)
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
@@ -152,7 +156,7 @@ class Staging:
     def __init__(self) -> None:
         self._offsets: dict[PartitionLog, int] = {}
         self._producers: list[tuple[PartitionLog, int, ProducerEntry | None, ProducerEntry]] = []
-        self._open: list[tuple[PartitionLog, int, int | None]] = []
+        self._open: list[tuple[PartitionLog, int, OpenTransaction | None]] = []
         self._aborted: list[tuple[PartitionLog, AbortedTransaction]] = []
 
     def reserve(self, partition: PartitionLog, count: int) -> None:
@@ -165,23 +169,25 @@ class Staging:
         self._producers.append((partition, producer_id, before, entry))
         partition.producers[producer_id] = entry
 
-    def begin_transaction(self, partition: PartitionLog, producer_id: int, offset: int) -> None:
+    def begin_transaction(
+        self, partition: PartitionLog, producer_id: int, begun: OpenTransaction
+    ) -> None:
         """Does nothing if the producer has an open one."""
         if producer_id not in partition.transactions.open:
             self._open.append((partition, producer_id, None))
-            partition.transactions.open[producer_id] = offset
+            partition.transactions.open[producer_id] = begun
 
     def end_transaction(
         self, partition: PartitionLog, producer_id: int, marker_offset: int, *, commit: bool
     ) -> None:
         """The producer's transaction, if one is open, ends with the marker at this offset."""
-        first_offset = partition.transactions.open.get(producer_id)
-        if first_offset is None:
+        ended = partition.transactions.open.get(producer_id)
+        if ended is None:
             return
-        self._open.append((partition, producer_id, first_offset))
+        self._open.append((partition, producer_id, ended))
         del partition.transactions.open[producer_id]
         if not commit:
-            aborted = AbortedTransaction(producer_id, first_offset, marker_offset)
+            aborted = AbortedTransaction(producer_id, ended.first_offset, marker_offset)
             self._aborted.append((partition, aborted))
 
     def publish(self) -> None:
@@ -205,8 +211,8 @@ class Staging:
                 del partition.producers[producer_id]
         for partition, first_offset in self._offsets.items():
             partition.next_offset = first_offset
-        for partition, producer_id, first_open in reversed(self._open):
-            if first_open is None:
+        for partition, producer_id, open_before in reversed(self._open):
+            if open_before is None:
                 del partition.transactions.open[producer_id]
             else:
-                partition.transactions.open[producer_id] = first_open
+                partition.transactions.open[producer_id] = open_before

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from uuid import UUID
 
 from broker.log.partition import PartitionLog
-from broker.log.transactions import AbortedTransaction
+from broker.log.transactions import AbortedTransaction, OpenTransaction
 from storage.engine import Engine
 
 _OPEN = """
@@ -32,8 +32,7 @@ async def recover_transactions(engine: Engine, logs: Collection[PartitionLog]) -
     for topic_id, number, producer_id, first, epoch in await engine.rows(_OPEN):
         log = by_key.get((UUID(topic_id), number))
         if log is not None and first >= log.log_start_offset:
-            log.transactions.open[producer_id] = first
-            log.transactions.recovered_epochs[producer_id] = epoch
+            log.transactions.open[producer_id] = OpenTransaction(first, epoch)
             log.find_stable_offset()
     for topic_id, number, producer_id, first, last in await engine.rows(_ABORTED):
         log = by_key.get((UUID(topic_id), number))

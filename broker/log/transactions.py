@@ -15,6 +15,11 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 
+class OpenTransaction(NamedTuple):
+    first_offset: int
+    epoch: int
+
+
 class AbortedTransaction(NamedTuple):
     """`last_offset` is that of the marker."""
 
@@ -24,21 +29,26 @@ class AbortedTransaction(NamedTuple):
 
 
 class PartitionTransactions:
-    """`open`: the first offset of each producer's transaction, in the order in which they began."""
+    """`open`: by producer id."""
 
-    __slots__ = ("_aborted", "_ends", "_last_aborted", "open", "recovered_epochs")
+    __slots__ = ("_aborted", "_ends", "_last_aborted", "open")
 
     def __init__(self) -> None:
-        self.open: dict[int, int] = {}
-        self.recovered_epochs: dict[int, int] = {}
-        """Of producers whose transactions were open when the log was opened."""
+        self.open: dict[int, OpenTransaction] = {}
         self._aborted: list[AbortedTransaction] = []
         self._ends: list[int] = []
         self._last_aborted: dict[int, AbortedTransaction] = {}
 
     def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
-        return min(self.open.values(), default=None)
+        return min((one.first_offset for one in self.open.values()), default=None)
+
+    def has_open(self, producer_id: int, epoch: int) -> bool:
+        """Whether a producer of this epoch has begun one. With version 2 of the protocol the epoch
+        before may still have one: its marker is on its way.
+        """
+        found = self.open.get(producer_id)
+        return found is not None and found.epoch == epoch
 
     def note_aborted(self, aborted: AbortedTransaction) -> None:
         """One more, behind all that are known."""

@@ -1,0 +1,160 @@
+"""Transactions byte by byte: what a client of version 2 sends that does not wait for anything."""
+
+from __future__ import annotations
+
+import pytest
+from kafka.protocol.producer import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
+
+from coordinator.transaction_states import Producer
+from protocol import errors
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
+from tests.support.record_batches import Record, batch_of
+from tests.support.waiting import until
+from tests.support.wire import Wire
+
+pytestmark = pytest.mark.one_broker("a cluster does not serve transactions yet")
+
+TRANSACTIONAL = 0x10
+NEWEST, BY_NAME = 5, 12
+
+
+class Client:
+    """A transactional id on a connection. `version` is that of the flow: 1 or 2."""
+
+    def __init__(self, wire: Wire, transactional_id: str, version: int = 2) -> None:
+        self._wire = wire
+        self._id = transactional_id
+        self._version = version
+        self.sequence = 0
+        self.producer = self.initialised()
+
+    def initialised(self, timeout_ms: int = 60_000) -> Producer:
+        request = InitProducerIdRequest(
+            transactional_id=self._id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        answer = self._wire.ask(request, NEWEST)
+        assert answer.error_code == 0
+        return Producer(answer.producer_id, answer.producer_epoch)
+
+    def produce(self, target: Target, *, count: int = 1, transactional: bool = True) -> int:
+        """The error code; `sequence` goes on if there is none."""
+        batch = batch_of(
+            *(Record(value=b"v") for _ in range(count)),
+            producer_id=self.producer.producer_id,
+            producer_epoch=self.producer.epoch,
+            base_sequence=self.sequence,
+            attributes=TRANSACTIONAL if transactional else 0,
+        )
+        request = messages.produce(target, batch.data)
+        request.transactional_id = self._id
+        answer = self._wire.ask(request, BY_NAME if self._version == 2 else BY_NAME - 1)
+        code = int(answer.responses[0].partition_responses[0].error_code)
+        if not code:
+            self.sequence += count
+        return code
+
+    def add(self, target: Target) -> int:
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._id,
+            v3_and_below_producer_id=self.producer.producer_id,
+            v3_and_below_producer_epoch=self.producer.epoch,
+            v3_and_below_topics=[topic(name=target.name, partitions=[0])],
+        )
+        answer = self._wire.ask(request, 3)
+        results = answer.results_by_topic_v3_and_below[0].results_by_partition
+        return int(results[0].partition_error_code)
+
+    def end(self, *, commit: bool = True) -> int:
+        request = EndTxnRequest(
+            transactional_id=self._id,
+            producer_id=self.producer.producer_id,
+            producer_epoch=self.producer.epoch,
+            committed=commit,
+        )
+        answer = self._wire.ask(request, NEWEST if self._version == 2 else NEWEST - 1)
+        if not answer.error_code and self._version == 2:
+            self.producer = Producer(answer.producer_id, answer.producer_epoch)
+            self.sequence = 0
+        return int(answer.error_code)
+
+
+def committed(broker: BrokerProcess, target: Target) -> int:
+    rows = broker.sql(
+        "SELECT count() AS n FROM messages_committed WHERE topic = {topic:String}",
+        {"topic": target.name},
+    )
+    return int(rows[0]["n"])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_one_transaction_follows_the_other_at_once(
+    wire: Wire, target: Target, version: int
+) -> None:
+    client = Client(wire, f"{target.name} {version}", version)
+    for _ in range(100):
+        if version == 1:
+            assert client.add(target) == 0
+        assert client.produce(target) == 0
+        assert client.end() == 0
+
+
+def test_a_batch_that_nobody_announced_is_refused_in_the_older_flow(
+    wire: Wire, target: Target
+) -> None:
+    client = Client(wire, target.name, 1)
+    assert client.produce(target) == errors.InvalidTxnState.code
+    assert client.add(target) == 0
+    assert client.produce(target) == 0
+    assert client.produce(target, transactional=False) == errors.InvalidTxnState.code
+    assert client.end(commit=False) == 0
+
+
+def test_what_comes_after_the_end_is_refused(
+    broker: BrokerProcess, wire: Wire, target: Target
+) -> None:
+    client = Client(wire, target.name)
+    before = client.producer
+    assert client.produce(target) == 0
+    assert client.end() == 0
+    until(lambda: committed(broker, target) == 1)  # until then it would be part of it
+    after, client.producer, client.sequence = client.producer, before, 1
+    assert client.produce(target) == errors.InvalidProducerEpoch.code
+    assert client.end() == 0, "it is told again what it was told"
+    assert client.producer == after
+    client.producer = before
+    assert client.end(commit=False) == errors.InvalidTxnState.code
+    assert committed(broker, target) == 1
+
+
+def test_a_producer_that_was_fenced_changes_nothing_any_more(
+    broker: BrokerProcess, wire: Wire, target: Target
+) -> None:
+    zombie = Client(wire, target.name)
+    assert zombie.produce(target) == 0
+    successor = Client(wire, target.name)
+    assert zombie.produce(target) == errors.InvalidProducerEpoch.code
+    assert zombie.end() == errors.ProducerFenced.code
+    assert successor.produce(target) == 0
+    assert successor.end() == 0
+    assert committed(broker, target) == 1
+
+
+def test_time_outs_beyond_the_limit_are_refused(wire: Wire) -> None:
+    for timeout_ms in (0, -1, 900_001):
+        request = InitProducerIdRequest(
+            transactional_id="id",
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        assert wire.ask(request, NEWEST).error_code == errors.InvalidTransactionTimeout.code

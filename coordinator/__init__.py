@@ -1,4 +1,4 @@
-"""Consumer groups and their committed offsets.
+"""Consumer groups and their committed offsets; transactions.
 
 * Requests: coordinator.py answers them; messages.py has the values; admission.py: who may join.
 * One group, without IO: groups.py, driven by the table in group_states.py; rebalance.py;
@@ -7,5 +7,7 @@
 * membership.py: the cache of the groups of all brokers; cache_worker.py keeps it up to date.
 * Stored: tables.py (columns), group_rows.py (groups and members), heartbeats.py, offsets.py,
   offset_expiry.py.
+* Transactions: transaction_states.py (one transactional id, without IO), transactions.py drives
+  them, transaction_rows.py (stored), pending_offsets.py (offsets that were sent to transactions).
 * duties.py: what a broker may do for the groups of one shard.
 """

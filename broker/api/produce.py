@@ -84,16 +84,13 @@ def produce(
         ]
     )
     appends = _Appends(ctx, request)
-    if opening is not None:
-        return _append_later(opening, appends)
-    return appends.queue()
-
-
-async def _append_later(
-    opening: asyncio.Task[None], appends: _Appends
-) -> ProduceResponse | bytes | None:
-    await opening
-    return await appends.queue()
+    if opening is None:
+        appends.queue()
+    else:
+        # No coroutine that awaits it: one that begins when its task is done already does not wait,
+        # and would overtake an earlier one that is about to be woken.
+        opening.add_done_callback(appends.queue_after)
+    return appends.response
 
 
 _Answer: TypeAlias = StoredBatch | _PartitionResponse
@@ -103,7 +100,7 @@ _TopicAnswers: TypeAlias = tuple[str | UUID, Sequence[_Answer]]
 class _Appends:
     """The batches of one request; when the last of them has its answer, the request is answered."""
 
-    __slots__ = ("_missing", "_request", "_response", "_topics", "ctx")
+    __slots__ = ("_missing", "_request", "_topics", "ctx", "response")
 
     def __init__(self, ctx: RequestContext, request: ProduceMessage) -> None:
         self.ctx = ctx
@@ -113,17 +110,30 @@ class _Appends:
             for topic in request.topic_data
         ]
         self._missing = sum(len(appends) for _, appends in self._topics)
-        self._response: asyncio.Future[ProduceResponse | bytes | None]
-        self._response = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[ProduceResponse | bytes | None]
+        self.response = asyncio.get_running_loop().create_future()
 
-    def queue(self) -> asyncio.Future[ProduceResponse | bytes | None]:
-        """Check every batch and queue it. The future ends with the response."""
+    def queue_after(self, opening: asyncio.Task[None]) -> None:
+        """The logs are open, or cannot be opened."""
+        if opening.cancelled():
+            self.response.cancel()
+        elif (error := opening.exception()) is not None:
+            if not self.response.done():
+                self.response.set_exception(error)
+        else:
+            try:
+                self.queue()
+            except Exception as failure:
+                if not self.response.done():
+                    self.response.set_exception(failure)
+
+    def queue(self) -> None:
+        """Check every batch and queue it. Then `response` ends with the response."""
         for topic_data, (key, appends) in zip(self._request.topic_data, self._topics, strict=True):
             for partition_data, append in zip(topic_data.partition_data, appends, strict=True):
                 append.queue(key, partition_data, self._request)
         if not self._missing:  # there was none
             self._respond()
-        return self._response
 
     def answered(self) -> None:
         """One more of the batches has its answer."""
@@ -132,18 +142,18 @@ class _Appends:
             self._respond()
 
     def _respond(self) -> None:
-        if self._response.done():
+        if self.response.done():
             return  # its client has left
         answers = [(key, [one.answer for one in appends]) for key, appends in self._topics]
         self._topics.clear()  # else only a garbage collection would free them
         try:
             if self._request.acks == 0:
                 _close_if_failed(answers)
-                self._response.set_result(None)
+                self.response.set_result(None)
             else:
-                self._response.set_result(_response(self.ctx.version, answers))
+                self.response.set_result(_response(self.ctx.version, answers))
         except Exception as error:
-            self._response.set_exception(error)
+            self.response.set_exception(error)
 
 
 class _PartitionAppend:
@@ -235,6 +245,8 @@ class _PartitionAppend:
             record_errors = _record_errors(partition, outcome)
         elif isinstance(outcome, OutOfOrderSequenceNumber):
             before = refused.before(partition.topic_id, self._index, self._header)
+            if before is None:
+                refused.log_gap(partition, self._header, outcome)
             outcome = before or outcome
         self._end(_failed(self._index, outcome, record_errors))
 

@@ -15,6 +15,7 @@ A log that does not know the producer sees no gap, and would accept a later batc
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from broker.log.partition import PartitionLog
 from broker.log.producers import comes_after
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
+
+log = logging.getLogger(__name__)
 
 KEPT = 100_000
 _SENT_AGAIN_S = 60.0
@@ -59,6 +62,7 @@ class RefusedBatches:
 
     def __init__(self) -> None:
         self._first: OrderedDict[_Key, _RefusedBatch] = OrderedDict()
+        self._logged_s = 0.0
 
     def note(self, topic_id: UUID, partition: int, header: BatchHeader, error: KafkaError) -> None:
         """Note that this batch was refused."""
@@ -83,6 +87,21 @@ class RefusedBatches:
             f"sequence {first.sequence} of producer {header.producer_id} must be sent before"
             f" {header.base_sequence}, and was refused: {first.error.message}"
         )
+
+    def log_gap(self, partition: PartitionLog, header: BatchHeader, error: KafkaError) -> None:
+        """A producer is told that its batch is out of order, which ends many: say why.
+
+        At most one line a second.
+        """
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= 1.0:
+            self._logged_s = now_s
+            known = partition.producers.get(header.producer_id)
+            log.info(
+                "%s, epoch %d: %s; known: %s, refused: %s",
+                partition, partition.leader_epoch, error, known,
+                partition.refused.get(header.producer_id),
+            )  # fmt: skip
 
     def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
         """Tell a newly opened log which batch of this producer was refused before."""

@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS ${messages}
     sequence       Int32                   COMMENT 'of the record within its producer; -1: not idempotent' CODEC(Delta, ZSTD(1)),
     transactional  Bool                    COMMENT 'written inside a transaction',
     control        Bool                    COMMENT 'a transaction marker, not a record of a client',
+    transaction_start Int64 DEFAULT -1     COMMENT 'where its transaction began in this partition; -1: not part of one' CODEC(Delta, ZSTD(1)),
     leader_epoch   Int32                   COMMENT 'epoch of the owner that wrote it',
     append_time    DateTime64(3, 'UTC')    COMMENT 'when the broker took it' CODEC(Delta, ZSTD(1)),
 

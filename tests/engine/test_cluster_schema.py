@@ -388,4 +388,5 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
         "consumer_group_versions", "group_member_versions", "group_heartbeats",
         "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
             "compaction_removals", "compaction_applied",
+        "transaction_versions", "transaction_offsets", "aborted_transactions",
     }  # fmt: skip

@@ -39,6 +39,7 @@ PORT = 9000
 """Nothing listens there: to the engine, a server with its own port is the engine itself."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
 ORDERS, PAYMENTS = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+INVOICES = "00000000-0000-0000-0000-0000000000ff"
 
 
 TWICE = f"""<clickhouse>
@@ -159,6 +160,22 @@ class Rows:
             shard,
         )
 
+    async def open_transaction(self, shard: str, transactional_id: str) -> None:
+        """With one record, in a topic that nobody else names."""
+        await self.put(
+            "transaction_versions (transactional_id, version, producer_id, state, partitions,"
+            " start_time)",
+            f"SELECT '{transactional_id}', 1, 7, 'Ongoing', [('invoices', '{INVOICES}', 0)],"
+            " now64(3)",
+            shard,
+        )
+        await self.put(
+            "messages (topic, topic_id, partition, offset, timestamp_type, producer_id,"
+            " transactional, transaction_start, append_time)",
+            f"SELECT 'invoices', '{INVOICES}', 0, 0, 'CreateTime', 7, true, 0, now64(3)",
+            shard,
+        )
+
     async def compacted(self, shard: str, batch: int, noted: str | None) -> None:
         """A batch of three records, and what the broker stores beside it."""
         batch_id = f"00000000-0000-0000-0000-00000000000{batch}"
@@ -204,6 +221,7 @@ async def rows(engine: EmbeddedEngine) -> Rows:
     await rows.commit(SECOND, "shipping", "payments", 0, 2)
     await rows.commit(SECOND, "shipping", "orders", 0, 11)
     await rows.put("partition_checkpoints", f"SELECT '{ORDERS}', 1, toInt64(2), toInt64(0)", SECOND)
+    await rows.open_transaction(SECOND, "id")
     return rows
 
 
@@ -228,6 +246,8 @@ SAME = {
     "consumer_lag": "SELECT * EXCEPT (lag_seconds, commit_time) FROM consumer_lag",
     "compaction_batches": "SELECT topic, partition, records, state, removed, refused"
     " FROM compaction_batches",
+    "transactions": "SELECT * EXCEPT (start_time, update_time) FROM transactions",
+    "open_transactions": "SELECT * FROM open_transactions",
 }
 
 
@@ -244,6 +264,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
         "partition_checkpoints", "consumer_group_versions", "group_member_versions",
         "group_heartbeats", "consumer_offsets", "partition_minutes",
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
+        "transaction_versions", "transaction_offsets", "aborted_transactions",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

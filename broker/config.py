@@ -195,6 +195,9 @@ class Settings(BaseSettings):
     transaction_max_timeout_ms: int = _ms(
         900_000, "Longest transaction.timeout.ms that a producer may ask for", ge=1000
     )
+    transactional_ids_max: int = _count(
+        100_000, "ids", "Transactional ids that are kept at most; new ones are refused then"
+    )
     transactional_id_expiration_ms: int = _ms(
         604_800_000, "A transactional id that is not used for this long is forgotten", ge=1000
     )

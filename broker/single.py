@@ -103,7 +103,9 @@ class SingleNode:
             producer_ids,
             LocalMarkers(markers, self.topics.logs, self.groups),
             TransactionLimits(
-                settings.transaction_max_timeout_ms, settings.transactional_id_expiration_ms
+                settings.transaction_max_timeout_ms,
+                settings.transactional_ids_max,
+                settings.transactional_id_expiration_ms,
             ),
             Clock(),
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.clock import Clock
-from common.tasks import Backoff, Periodic
+from common.tasks import Backoff, Outage, Periodic
 from coordinator.transaction_rows import read_transactions, transaction_row
 from coordinator.transaction_states import (
     ENDED,
@@ -32,6 +32,7 @@ from protocol.errors import (
     InvalidRequest,
     InvalidTransactionTimeout,
     KafkaError,
+    PolicyViolation,
 )
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
@@ -63,6 +64,7 @@ class Markers(Protocol):
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
     max_timeout_ms: int
+    max_ids: int
     expiration_ms: int
     """After which an id that nobody uses is forgotten."""
 
@@ -98,6 +100,9 @@ class TransactionCoordinator:
         self._limits = limits
         self._clock = clock
         self._hosted: dict[str, _Hosted] = {}
+        self._full = Outage(
+            log, "new transactional ids are refused", "there is room for transactional ids again"
+        )
         self._periodic = Periodic("transactions", _LOOK_EVERY_S, self._look)
 
     async def load(self) -> None:
@@ -143,6 +148,10 @@ class TransactionCoordinator:
             )
         hosted = self._hosted.get(transactional_id)
         if hosted is None:
+            if len(self._hosted) >= self._limits.max_ids:
+                self._full.failed(PolicyViolation(f"there are {len(self._hosted)} already"))
+                raise PolicyViolation("there are too many transactional ids")
+            self._full.worked()
             fresh = Transaction(transactional_id, await self._next_id(), timeout_ms)
             hosted = self._hosted.setdefault(transactional_id, _Hosted(fresh))
         async with hosted.lock:

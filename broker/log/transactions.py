@@ -12,6 +12,7 @@ partition (`transaction_start`): that is the name of the transaction there, for 
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -31,13 +32,14 @@ class AbortedTransaction(NamedTuple):
 class PartitionTransactions:
     """`open`: by producer id."""
 
-    __slots__ = ("_aborted", "_ends", "_last_aborted", "open")
+    __slots__ = ("_aborted", "_ends", "_last_aborted", "_longest", "open")
 
     def __init__(self) -> None:
         self.open: dict[int, OpenTransaction] = {}
         self._aborted: list[AbortedTransaction] = []
         self._ends: list[int] = []
         self._last_aborted: dict[int, AbortedTransaction] = {}
+        self._longest = 0
 
     def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
@@ -55,11 +57,17 @@ class PartitionTransactions:
         self._aborted.append(aborted)
         self._ends.append(aborted.last_offset)
         self._last_aborted[aborted.producer_id] = aborted
+        self._longest = max(self._longest, aborted.last_offset - aborted.first_offset)
 
     def aborted_between(self, first: int, end: int) -> list[AbortedTransaction]:
         """Those with records in first <= offset < end, in the order of their ends."""
-        found = self._aborted[bisect_left(self._ends, first) :]
-        return [one for one in found if one.first_offset < end]
+        found = []
+        for one in islice(self._aborted, bisect_left(self._ends, first), None):
+            if one.last_offset >= end + self._longest:
+                break  # this one and all later ones began behind it
+            if one.first_offset < end:
+                found.append(one)
+        return found
 
     def last_aborted(self, producer_id: int) -> AbortedTransaction | None:
         """The last transaction of this producer that was aborted."""

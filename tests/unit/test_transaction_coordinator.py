@@ -18,13 +18,19 @@ import pytest
 from common.clock import Clock
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
-from protocol.errors import ConcurrentTransactions, CoordinatorNotAvailable, KafkaError
+from protocol.errors import (
+    ConcurrentTransactions,
+    CoordinatorNotAvailable,
+    KafkaError,
+    PolicyViolation,
+)
 from storage.engine import Engine, EngineError, Parameter, Row
 from storage.row_lane import RowLane, TableRows
 
 ID = "id"
 MEMBERS = [Member("events", UUID(int=1), partition) for partition in range(3)]
 TIMEOUT_MS = 1_000
+MAX_IDS = 3
 
 
 class Crash(BaseException):
@@ -61,6 +67,9 @@ class Machine:
         return self.now_ms
 
     # RowLane
+
+    async def store(self, *writes: TableRows) -> None:
+        await self._store(*writes)
 
     def put(self, *writes: TableRows) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._store(*writes))
@@ -114,7 +123,7 @@ def coordinator(machine: Machine) -> TransactionCoordinator:
         1,
         machine,
         machine,
-        TransactionLimits(60_000, 10**12),
+        TransactionLimits(60_000, MAX_IDS, 10**12),
         cast(Clock, machine),
     )
 
@@ -251,6 +260,24 @@ async def test_time_is_up_while_the_client_is_away() -> None:
     assert marker.epoch > producer.epoch
     with pytest.raises(KafkaError):
         await one.end(ID, producer, commit=True, version=2)
+    await one.close()
+
+
+async def test_ids_beyond_the_limit_are_refused_until_others_expire() -> None:
+    machine = Machine(1)
+    machine.random = cast(Any, _Calm())
+    one = coordinator(machine)
+    await one.load()
+    for number in range(MAX_IDS):
+        await one.begin_producer(f"id-{number}", TIMEOUT_MS, None)
+    with pytest.raises(PolicyViolation):
+        await one.begin_producer("one more", TIMEOUT_MS, None)
+    await one.begin_producer("id-0", TIMEOUT_MS, None)
+    machine.now_ms += 10**12
+    await one._look()
+    assert one.all() == []
+    assert all(row[-2] for row in machine.rows.values()), "they are not there after a start"
+    await one.begin_producer("one more", TIMEOUT_MS, None)
     await one.close()
 
 

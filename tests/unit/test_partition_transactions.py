@@ -1,0 +1,48 @@
+"""Which transactions of a partition were aborted, in any range of offsets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.log.transactions import AbortedTransaction, OpenTransaction, PartitionTransactions
+
+
+@st.composite
+def aborted(draw: st.DrawFn) -> list[AbortedTransaction]:
+    ends = sorted(draw(st.sets(st.integers(1, 100), max_size=20)))
+    return [
+        AbortedTransaction(draw(st.integers(0, 3)), draw(st.integers(0, end - 1)), end)
+        for end in ends
+    ]
+
+
+@given(aborted(), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_a_range_has_those_that_overlap_it(
+    known: list[AbortedTransaction], first: int, size: int, log_start: int
+) -> None:
+    transactions = PartitionTransactions()
+    for one in known:
+        transactions.note_aborted(one)
+    end = first + size
+    expected = [one for one in known if one.first_offset < end and one.last_offset >= first]
+    assert transactions.aborted_between(first, end) == expected
+    transactions.forget_below(log_start)
+    left = [one for one in expected if one.last_offset >= log_start]
+    assert transactions.aborted_between(first, end) == left
+    for producer_id in range(4):
+        of_producer = [
+            one for one in known if one.producer_id == producer_id and one.last_offset >= log_start
+        ]
+        last = of_producer[-1] if of_producer else None
+        assert transactions.last_aborted(producer_id) == last
+
+
+def test_the_oldest_open_one_counts_and_an_epoch_has_its_own() -> None:
+    transactions = PartitionTransactions()
+    assert transactions.first_open_offset() is None
+    transactions.open[7] = OpenTransaction(30, 1)
+    transactions.open[8] = OpenTransaction(10, 0)
+    assert transactions.first_open_offset() == 10
+    assert transactions.has_open(7, 1)
+    assert not transactions.has_open(7, 2), "the marker of the one before is on its way"

@@ -17,7 +17,7 @@ from tests.support.helper_process import HelperError, HelperProcess
 from tests.support.transactional import (
     AiokafkaProducer,
     ConfluentProducer,
-    JavaProducer,
+    HelpedProducer,
     KafkaPythonProducer,
     TransactionalProducer,
 )
@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.one_broker("a cluster does not serve transactions yet")
 
-CLIENTS = ("java", "confluent-kafka", "aiokafka", "kafka-python")
+CLIENTS = ("java", "confluent-kafka", "aiokafka", "kafka-python", "kafkajs")
 LIMIT_S = 20.0
 Opened = Callable[..., TransactionalProducer]
 
@@ -38,8 +38,16 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
     helper.close()
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
+    log = Path(tmp_path_factory.mktemp("node"), "node.log")
+    helper = HelperProcess(tools.node_command(), log)
+    yield helper
+    helper.close()
+
+
 @pytest.fixture
-def opened(java: HelperProcess) -> Iterator[Opened]:
+def opened(java: HelperProcess, node: HelperProcess) -> Iterator[Opened]:
     """`opened(name, address, transactional_id)`: a producer of the client with this name."""
     with ExitStack() as closed:
 
@@ -47,8 +55,9 @@ def opened(java: HelperProcess) -> Iterator[Opened]:
             name: str, address: str, transactional_id: str, **options: int
         ) -> TransactionalProducer:
             made: TransactionalProducer
-            if name == "java":
-                made = JavaProducer(java, address, transactional_id, **options)
+            if name in ("java", "kafkajs"):
+                helper = java if name == "java" else node
+                made = HelpedProducer(helper, address, transactional_id, **options)
             else:
                 makers: dict[str, Opened] = {
                     "confluent-kafka": ConfluentProducer,

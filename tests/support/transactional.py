@@ -187,8 +187,12 @@ class AiokafkaProducer(TransactionalProducer):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-class JavaProducer(TransactionalProducer):
-    """Kafka's own client, which uses transaction version 2 where the broker has it."""
+class HelpedProducer(TransactionalProducer):
+    """A client of another language, driven through its helper process.
+
+    Java, Kafka's own, uses transaction version 2 where the broker has it. kafkajs initialises its
+    producer when a transaction begins.
+    """
 
     _opened = 0
 
@@ -199,8 +203,8 @@ class JavaProducer(TransactionalProducer):
         transactional_id: str,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        JavaProducer._opened += 1
-        self._name = f"{transactional_id} {JavaProducer._opened}"
+        HelpedProducer._opened += 1
+        self._name = f"{transactional_id} {HelpedProducer._opened}"
         self._helper = helper
         self._ask(
             "open", bootstrap=address, transactional_id=transactional_id, timeout_ms=timeout_ms

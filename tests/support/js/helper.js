@@ -174,7 +174,44 @@ const messageToJson = message => ({
   ),
 })
 
+// Transactional producers that stay open between requests, by the name that a test gives them.
+const producers = {}
+
+const transactions = {
+  async open({ producer, bootstrap, transactional_id: transactionalId, timeout_ms: transactionTimeout }) {
+    const made = client({ kafka: bootstrap }).producer({
+      transactionalId,
+      transactionTimeout,
+      idempotent: true,
+      maxInFlightRequests: 1,
+      createPartitioner: Partitioners.DefaultPartitioner,
+    })
+    await made.connect()
+    producers[producer] = { made, running: null }
+  },
+  async begin({ producer }) {
+    producers[producer].running = await producers[producer].made.transaction()
+  },
+  send: ({ producer, topic, partition, value }) =>
+    producers[producer].running.send({ topic, messages: [{ value, partition }] }),
+  flush: async () => {}, // what is sent is awaited
+  offsets: ({ producer, group, topic, partition, offset }) =>
+    producers[producer].running.sendOffsets({
+      consumerGroupId: group,
+      topics: [{ topic, partitions: [{ partition, offset: String(offset) }] }],
+    }),
+  commit: ({ producer }) => producers[producer].running.commit(),
+  abort: ({ producer }) => producers[producer].running.abort(),
+  close: ({ producer }) => producers[producer].made.disconnect(),
+}
+
 const VERBS = { create_topic: createTopic, produce, read, commit, committed }
+for (const [name, work] of Object.entries(transactions)) {
+  VERBS[`transactions_${name}`] = async request => {
+    await work(request)
+    return null
+  }
+}
 
 async function main() {
   for await (const line of readline.createInterface({ input: process.stdin })) {

@@ -4,6 +4,7 @@ The classes are those that Kafka's shell scripts start: kafka-topics.sh is Topic
 """
 
 import re
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.group_consumer import consuming
 from tests.support.helper_process import HelperProcess
 from tests.support.records import Record, rows
 from tests.support.transactional import ConfluentProducer
+from tests.support.waiting import until
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
@@ -34,6 +36,7 @@ LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 API_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
 CLUSTER = "org.apache.kafka.tools.ClusterTool"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
+MESSAGE_COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
 LIMIT_S = 60.0
 
 
@@ -509,3 +512,44 @@ def test_kafka_producer_perf_test_writes_transactions(
         " WHERE topic = {topic:String}"
     )
     assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]
+
+
+@pytest.mark.one_broker("a cluster does not serve transactions yet")
+def test_kafkas_message_copier_copies_each_record_once_though_it_is_killed(
+    broker: BrokerProcess, run: Tools, topic: str
+) -> None:
+    """Consume, transform, produce: offsets are part of transactions, some of which it aborts."""
+    copy, count = f"{topic}-copy", 6000
+    for name in (topic, copy):
+        run(TOPICS, "--create", "--topic", name)
+    ConfluentKafka().produce(broker.kafka, topic, [Record(b"%d" % n, b"") for n in range(count)])
+    command = [
+        *tools.java_command(), MESSAGE_COPIER, "--broker-list", broker.kafka,
+        "--input-topic", topic, "--input-partition", "0", "--output-topic", copy,
+        "--consumer-group", f"{topic}-group", "--transactional-id", f"{topic}-id",
+        "--transaction-size", "100", "--enable-random-aborts", "--max-messages",
+    ]  # fmt: skip
+
+    def copied() -> int:
+        rows = broker.sql(
+            "SELECT count() AS n FROM messages_committed WHERE topic = {topic:String}",
+            {"topic": copy},
+        )
+        return int(rows[0]["n"])
+
+    def copy_until(enough: int) -> None:
+        copier = subprocess.Popen(
+            [*command, str(count)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until(lambda: copied() >= enough)
+        copier.kill()
+        copier.wait(LIMIT_S)
+
+    copy_until(count // 4)
+    copy_until(count // 2)
+    left = count - committed(broker, f"{topic}-group")[0]
+    tools.run([*command, str(left)], limit_s=LIMIT_S)
+
+    values = "SELECT key FROM messages_committed WHERE topic = {topic:String} ORDER BY offset"
+    keys = [row["key"] for row in broker.sql(values, {"topic": copy})]
+    assert keys == [str(n) for n in range(count)]

@@ -122,6 +122,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
         "sequence": 2**31 - 1,
         "transactional": True,
         "control": False,
+        "transaction_start": -1,  # a block has the column if it has rows of transactions
         "leader_epoch": 3,
         "append_time": "2023-11-14 22:13:20.123",
     }

@@ -73,13 +73,19 @@ class LocalMarkers:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
         producer = Producer(transaction.producer_id, transaction.epoch)
         logs = [self._logs.find(one.topic_id, one.partition) for one in transaction.members]
-        await asyncio.gather(
+        ended = await asyncio.gather(
             *(self._end_in(log, producer, transaction) for log in logs if log is not None),
             *(
-                self._groups.pending.end(group_id, producer, commit=transaction.commits)
+                self._groups.pending.end(
+                    group_id, transaction.producer_id, commit=transaction.commits
+                )
                 for group_id in transaction.groups
             ),
+            return_exceptions=True,  # all have ended when it is tried again
         )
+        for failure in ended:
+            if failure is not None:
+                raise failure
 
     async def _end_in(
         self, log: PartitionLog, producer: Producer, transaction: Transaction

@@ -68,7 +68,7 @@ def group_coordinator(
     return GroupCoordinator(
         SharedCache(engine, rows, settings.node_id, duties, clock),
         offsets,
-        PendingOffsets(engine, rows, offsets, settings.node_id),
+        PendingOffsets(engine, rows, offsets, settings.node_id, clock),
         CoordinatorLimits(
             limits, settings.groups_max_bytes, settings.offsets_retention_minutes * MINUTE_MS
         ),

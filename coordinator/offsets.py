@@ -87,7 +87,7 @@ class CommittedOffsets:
                 self._apply(group_id, partition, version, offset)
         if orphans:
             log.info("deleting %d offsets of topics that were deleted", len(orphans))
-            version = self._next_version()
+            version = self.next_version()
             rows = [self._tombstone(*each, version) for each in orphans]
             try:
                 await self._rows.store(TableRows(OFFSETS, rows))
@@ -136,8 +136,7 @@ class CommittedOffsets:
         """
         if not commits:
             return
-        new_version, now_ms = self.next_version()
-        version = new_version if version is None else version
+        version, now_ms = version or self.next_version(), self._clock.wall_ms()
         latest = {(commit.topic, commit.partition): commit for commit in commits}
         member_id, generation = committer.member_id, committer.generation
         client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
@@ -155,10 +154,6 @@ class CommittedOffsets:
         stored = self._rows.put(TableRows(OFFSETS, rows))
         stored.add_done_callback(partial(self._committed, group_id, version, now_ms))
         await asyncio.shield(stored)
-
-    def next_version(self) -> tuple[int, int]:
-        """A version for a commit that will be stored later, and the time of it."""
-        return self._next_version(), self._clock.wall_ms()
 
     async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
         """Delete offsets, also those that are being committed now; None: all of the group.
@@ -257,7 +252,8 @@ class CommittedOffsets:
             self._apply(group_id, partition, version, None if row[-1] else offset)
         self._seen_ms = now_ms
 
-    def _next_version(self) -> int:
+    def next_version(self) -> int:
+        """A version for a commit: higher than all before."""
         self._version = max(self._version + 1, self._clock.wall_ms() * 1000)
         return self._version
 
@@ -272,7 +268,7 @@ class CommittedOffsets:
         return known
 
     async def _remove(self, offsets: Iterable[tuple[str, TopicPartition, UUID]]) -> None:
-        version = self._next_version()
+        version = self.next_version()
         removed = [(group_id, partition, topic_id) for group_id, partition, topic_id in offsets]
         if not removed:
             return

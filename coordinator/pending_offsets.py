@@ -12,18 +12,17 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 from uuid import UUID
 
+from common.clock import Clock
 from coordinator.messages import Client, Committer, OffsetCommit, TopicPartition
 from coordinator.offsets import CommittedOffsets
 from coordinator.tables import TRANSACTION_OFFSETS
 from coordinator.transaction_states import Producer
-from protocol.errors import InvalidProducerEpoch
 from storage.engine import Engine
 from storage.row_lane import RowLane, TableRows
 
-_ENDED_KEPT = 10_000
 _READ = """
 SELECT
     group_id, producer_id, producer_epoch, topic, toString(topic_id), partition, offset,
@@ -46,22 +45,23 @@ class _Sent:
     time_ms: int
 
 
-_Key: TypeAlias = tuple[str, int]
-"""Group and producer id."""
-
-
 class PendingOffsets:
     """What open transactions have sent to the groups of this broker."""
 
     def __init__(
-        self, engine: Engine, rows: RowLane, offsets: CommittedOffsets, node_id: int
+        self,
+        engine: Engine,
+        rows: RowLane,
+        offsets: CommittedOffsets,
+        node_id: int,
+        clock: Clock,
     ) -> None:
         self._engine = engine
         self._rows = rows
         self._offsets = offsets
         self._node_id = node_id
+        self._clock = clock
         self._sent: defaultdict[str, dict[int, list[_Sent]]] = defaultdict(dict)
-        self._ended: dict[_Key, int] = {}
 
     async def load(self) -> None:
         """Read what had not ended. Raises `EngineError`."""
@@ -84,35 +84,30 @@ class PendingOffsets:
         producer: Producer,
         commits: Sequence[OffsetCommit],
     ) -> None:
-        """Store offsets of a transaction. Raises `EngineError`, `InvalidProducerEpoch`."""
+        """Store offsets of a transaction, which goes on meanwhile. Raises `EngineError`."""
         if not commits:
             return
         producer_id, epoch = producer
-        if epoch < self._ended.get((group_id, producer_id), -1):
-            raise InvalidProducerEpoch(f"the transaction of producer {producer_id} has ended")
         latest = {(commit.topic, commit.partition): commit for commit in commits}
-        version, now_ms = self._offsets.next_version()
-        sent = _Sent(epoch, committer, tuple(latest.values()), version, now_ms)
-        # Known before it is stored: a transaction that ends meanwhile ends it, too.
-        all_sent = self._sent[group_id].setdefault(producer_id, [])
-        all_sent.append(sent)
-        try:
-            await asyncio.shield(
-                self._rows.put(self._row(group_id, producer_id, sent, ended=False))
-            )
-        except BaseException:
-            if sent in all_sent:
-                all_sent.remove(sent)
-            self._drop_if_empty(group_id, producer_id)
-            raise
+        sent = _Sent(
+            epoch,
+            committer,
+            tuple(latest.values()),
+            self._offsets.next_version(),
+            self._clock.wall_ms(),
+        )
+        # Known before it is stored, and also if the client leaves: it ends with its transaction.
+        self._sent[group_id].setdefault(producer_id, []).append(sent)
+        stored = self._rows.put(self._row(group_id, producer_id, sent, ended=False))
+        stored.add_done_callback(partial(self._stored, group_id, producer_id, sent))
+        await asyncio.shield(stored)
 
-    async def end(self, group_id: str, producer: Producer, *, commit: bool) -> None:
+    async def end(self, group_id: str, producer_id: int, *, commit: bool) -> None:
         """The producer's transaction ends: show what it sent, or drop it. Raises `EngineError`.
 
         May be called again.
         """
-        producer_id, epoch = producer
-        sent = list(self._sent.get(group_id, {}).get(producer_id, ()))
+        sent = tuple(self._sent.get(group_id, {}).get(producer_id, ()))
         if commit:
             for one in sent:
                 await self._offsets.commit(
@@ -120,14 +115,7 @@ class PendingOffsets:
                 )
         for one in sent:
             await self._rows.store(self._row(group_id, producer_id, one, ended=True))
-        if sent:
-            left = self._sent[group_id][producer_id]
-            left[:] = [one for one in left if one not in sent]
-            self._drop_if_empty(group_id, producer_id)
-        self._ended.pop((group_id, producer_id), None)
-        self._ended[group_id, producer_id] = epoch
-        if len(self._ended) > _ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
+            self._drop(group_id, producer_id, one)
 
     def unstable(self, group_id: str) -> Collection[TopicPartition]:
         """Partitions whose offset may change when a transaction ends."""
@@ -141,12 +129,21 @@ class PendingOffsets:
             for commit in sent.commits
         }
 
-    def _drop_if_empty(self, group_id: str, producer_id: int) -> None:
-        group = self._sent.get(group_id)
-        if group is not None and not group.get(producer_id):
-            group.pop(producer_id, None)
-            if not group:
-                del self._sent[group_id]
+    def _stored(
+        self, group_id: str, producer_id: int, sent: _Sent, stored: asyncio.Future[None]
+    ) -> None:
+        if stored.cancelled() or stored.exception() is not None:
+            self._drop(group_id, producer_id, sent)
+
+    def _drop(self, group_id: str, producer_id: int, sent: _Sent) -> None:
+        by_producer = self._sent.get(group_id, {})
+        left = by_producer.get(producer_id, [])
+        if sent in left:
+            left.remove(sent)
+        if not left:
+            by_producer.pop(producer_id, None)
+        if not by_producer:
+            self._sent.pop(group_id, None)
 
     def _row(self, group_id: str, producer_id: int, sent: _Sent, *, ended: bool) -> TableRows:
         client = sent.committer.client

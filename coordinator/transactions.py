@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from common.clock import Clock
 from common.tasks import Backoff, Outage, Periodic
@@ -39,9 +40,12 @@ from storage.row_lane import RowLane
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _END_WAIT_S = 1.0
 """How long a request waits for the end of the transaction before; then the client asks again."""
 _LOOK_EVERY_S = 1.0
+_LOOKS_AT_ONCE = 1000
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
 
@@ -100,6 +104,7 @@ class TransactionCoordinator:
         self._limits = limits
         self._clock = clock
         self._hosted: dict[str, _Hosted] = {}
+        self._requests: set[asyncio.Task[Any]] = set()
         self._full = Outage(
             log, "new transactional ids are refused", "there is room for transactional ids again"
         )
@@ -122,6 +127,7 @@ class TransactionCoordinator:
     async def close(self) -> None:
         """What is prepared is ended by the next start."""
         await self._periodic.close()
+        await asyncio.gather(*self._requests, return_exceptions=True)
         ending = [one.ending for one in self._hosted.values() if one.ending is not None]
         for task in ending:
             task.cancel()
@@ -146,6 +152,11 @@ class TransactionCoordinator:
             raise InvalidTransactionTimeout(
                 f"transaction.timeout.ms must be from 1 to {self._limits.max_timeout_ms}"
             )
+        return await self._to_its_end(self._begin_producer(transactional_id, timeout_ms, expected))
+
+    async def _begin_producer(
+        self, transactional_id: str, timeout_ms: int, expected: Producer | None
+    ) -> Producer:
         hosted = self._hosted.get(transactional_id)
         if hosted is None:
             if len(self._hosted) >= self._limits.max_ids:
@@ -184,6 +195,16 @@ class TransactionCoordinator:
             now_ms = self._clock.wall_ms()
             if transaction.with_added(producer, members, groups, version, now_ms) is transaction:
                 return
+        await self._to_its_end(self._add(hosted, producer, members, groups, version))
+
+    async def _add(
+        self,
+        hosted: _Hosted,
+        producer: Producer,
+        members: Collection[Member],
+        groups: Collection[str],
+        version: int,
+    ) -> None:
         async with hosted.lock:
             await self._end_of_the_one_before(hosted)
             added = hosted.transaction.with_added(
@@ -196,9 +217,18 @@ class TransactionCoordinator:
         """Whether a partition is part of the producer's transaction: see `Transaction.verify`."""
         self._known(transactional_id).transaction.verify(producer, member)
 
-    def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
-        """The same for the offsets of a group."""
-        self._known(transactional_id).transaction.verify_group(producer, group_id)
+    @asynccontextmanager
+    async def going_on(
+        self, transactional_id: str, producer: Producer, group_id: str
+    ) -> AsyncIterator[None]:
+        """The producer's transaction includes the offsets of this group, and does not end inside.
+
+        Raises as `Transaction.verify_group`.
+        """
+        hosted = self._known(transactional_id)
+        async with hosted.lock:
+            hosted.transaction.verify_group(producer, group_id)
+            yield
 
     async def end(
         self, transactional_id: str, producer: Producer, *, commit: bool, version: int
@@ -208,6 +238,11 @@ class TransactionCoordinator:
         The producer with which the client goes on.
         """
         hosted = self._known(transactional_id)
+        return await self._to_its_end(self._end(hosted, producer, commit, version))
+
+    async def _end(
+        self, hosted: _Hosted, producer: Producer, commit: bool, version: int
+    ) -> Producer:
         async with hosted.lock:
             await self._end_of_the_one_before(hosted)
             is_last = version >= 2 and hosted.transaction.is_exhausted
@@ -222,6 +257,13 @@ class TransactionCoordinator:
         if ended.state in PREPARED and ended.next_producer_id >= 0:
             return Producer(ended.next_producer_id, 0)
         return Producer(ended.producer_id, ended.epoch)
+
+    async def _to_its_end(self, request: Coroutine[Any, Any, T]) -> T:
+        """A client that leaves stops no request halfway: what is stored has to be acted on."""
+        task = asyncio.create_task(request)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+        return await asyncio.shield(task)
 
     def _known(self, transactional_id: str) -> _Hosted:
         hosted = self._hosted.get(transactional_id)
@@ -264,19 +306,20 @@ class TransactionCoordinator:
         if self._hosted.get(changed.transactional_id) is not hosted:
             raise CoordinatorNotAvailable(f"{changed.transactional_id!r} has just expired")
         version = max(hosted.version + 1, self._clock.wall_ms() * 1000)
-        stored = self._rows.put(transaction_row(changed, version, self._node_id))
-        # The client may leave meanwhile: what is stored counts all the same.
         try:
-            await asyncio.shield(asyncio.ensure_future(_applied(stored, hosted, changed, version)))
+            await self._rows.store(transaction_row(changed, version, self._node_id))
         except EngineError as error:
             raise CoordinatorNotAvailable(f"the transaction cannot be stored: {error}") from error
+        hosted.transaction, hosted.version = changed, version
 
     # Time
 
     async def _look(self) -> None:
         """Abort transactions past their time-out, and forget ids that nobody uses."""
         now_ms = self._clock.wall_ms()
-        for transactional_id, hosted in tuple(self._hosted.items()):
+        for number, (transactional_id, hosted) in enumerate(tuple(self._hosted.items())):
+            if number % _LOOKS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # there may be a hundred thousand
             if hosted.lock.locked():
                 continue
             transaction = hosted.transaction
@@ -307,13 +350,6 @@ class TransactionCoordinator:
             )
             if self._hosted.get(transactional_id) is hosted:
                 del self._hosted[transactional_id]
-
-
-async def _applied(
-    stored: asyncio.Future[None], hosted: _Hosted, changed: Transaction, version: int
-) -> None:
-    await stored
-    hosted.transaction, hosted.version = changed, version
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -102,28 +102,22 @@ async def _commit(
         await transactions.add(
             request.transactional_id, producer, groups=(request.group_id,), version=2
         )
-    else:
-        transactions.verify_group(request.transactional_id, producer, request.group_id)
     is_member = ctx.version >= 3
-    groups = ctx.broker.groups.coordinator_of(request.group_id)
-    await groups.commit(
-        request.group_id,
-        Committer(
-            member_id=request.member_id if is_member else "",
-            group_instance_id=request.group_instance_id if is_member else None,
-            generation=request.generation_id if is_member else -1,
-            client=ctx.client,
-        ),
-        commits,
-        group_must_exist_error=IllegalGeneration,
-        producer=producer,
+    committer = Committer(
+        member_id=request.member_id if is_member else "",
+        group_instance_id=request.group_instance_id if is_member else None,
+        generation=request.generation_id if is_member else -1,
+        client=ctx.client,
     )
-    try:
-        transactions.verify_group(request.transactional_id, producer, request.group_id)
-    except KafkaError:
-        # It has ended meanwhile, so nothing else would take these away.
-        await groups.pending.end(request.group_id, producer, commit=False)
-        raise
+    # If it could end meanwhile, nothing would take away what is sent after that.
+    async with transactions.going_on(request.transactional_id, producer, request.group_id):
+        await ctx.broker.groups.coordinator_of(request.group_id).commit(
+            request.group_id,
+            committer,
+            commits,
+            group_must_exist_error=IllegalGeneration,
+            producer=producer,
+        )
 
 
 API = Api(

@@ -66,7 +66,7 @@ def coordinator_on(
     cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
     limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
     return GroupCoordinator(
-        cache, offsets, PendingOffsets(engine, rows, offsets, 1), limits, SoleBroker(), clock
+        cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, SoleBroker(), clock
     )
 
 

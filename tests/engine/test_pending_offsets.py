@@ -1,0 +1,93 @@
+"""Offsets of transactions: shown when they are committed, also if their client or broker ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID, uuid4
+
+from common.clock import Clock
+from coordinator.messages import Client, Committer, OffsetCommit
+from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
+from coordinator.transaction_states import Producer
+from storage.embedded import EmbeddedEngine
+from storage.row_lane import RowLane
+from tests.support.log_parts import LANES
+
+GROUP, TOPIC, TOPIC_ID = "group", "events", UUID(int=1)
+PRODUCER = Producer(7, 0)
+COMMITTER = Committer("", None, -1, Client("client", "/127.0.0.1"))
+
+
+def offset_of(partition: int, offset: int) -> OffsetCommit:
+    return OffsetCommit(TOPIC, TOPIC_ID, partition, offset, -1, "", None)
+
+
+@asynccontextmanager
+async def started(engine: EmbeddedEngine) -> AsyncIterator[tuple[PendingOffsets, CommittedOffsets]]:
+    """As after a start of the broker."""
+    clock = Clock()
+    rows = RowLane(engine, LANES - 1, uuid4())
+    rows.start()
+    offsets = CommittedOffsets(engine, rows, 1, clock)
+    await offsets.load({TOPIC: TOPIC_ID})
+    pending = PendingOffsets(engine, rows, offsets, 1, clock)
+    await pending.load()
+    yield pending, offsets
+    await rows.close()
+
+
+def shown(offsets: CommittedOffsets) -> dict[int, int]:
+    return {partition: one.offset for (_, partition), one in offsets.get(GROUP).items()}
+
+
+async def test_what_was_sent_is_unstable_until_it_is_committed(engine: EmbeddedEngine) -> None:
+    async with started(engine) as (pending, offsets):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5), offset_of(1, 6)])
+        assert (shown(offsets), set(pending.unstable(GROUP))) == ({}, {(TOPIC, 0), (TOPIC, 1)})
+    async with started(engine) as (pending, offsets):
+        assert set(pending.unstable(GROUP)) == {(TOPIC, 0), (TOPIC, 1)}, "after a start, too"
+        for _ in range(2):
+            await pending.end(GROUP, PRODUCER.producer_id, commit=True)
+            assert (shown(offsets), list(pending.unstable(GROUP))) == ({0: 5, 1: 6}, [])
+    async with started(engine) as (pending, offsets):
+        assert (shown(offsets), list(pending.unstable(GROUP))) == ({0: 5, 1: 6}, [])
+
+
+async def test_what_was_sent_to_an_aborted_transaction_never_comes_back(
+    engine: EmbeddedEngine,
+) -> None:
+    async with started(engine) as (pending, offsets):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
+        await pending.end(GROUP, PRODUCER.producer_id, commit=False)
+    async with started(engine) as (pending, offsets):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(1, 6)])
+        await pending.end(GROUP, PRODUCER.producer_id, commit=True)
+        assert shown(offsets) == {1: 6}
+
+
+async def test_a_client_that_leaves_while_it_sends_leaves_nothing_behind_its_transaction(
+    engine: EmbeddedEngine,
+) -> None:
+    async with started(engine) as (pending, offsets):
+        sending = asyncio.create_task(pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)]))
+        await asyncio.sleep(0)  # it waits for its row
+        sending.cancel()
+        await asyncio.wait([sending])
+        await pending.end(GROUP, PRODUCER.producer_id, commit=False)
+    async with started(engine) as (pending, offsets):
+        assert list(pending.unstable(GROUP)) == []
+        await pending.end(GROUP, PRODUCER.producer_id, commit=True)
+        assert shown(offsets) == {}
+
+
+async def test_an_older_offset_hides_no_newer_commit(engine: EmbeddedEngine) -> None:
+    async with started(engine) as (pending, offsets):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
+        await offsets.commit(GROUP, COMMITTER, [offset_of(0, 9)])
+        await pending.end(GROUP, PRODUCER.producer_id, commit=True)
+        assert shown(offsets) == {0: 9}
+    async with started(engine) as (_, offsets):
+        assert shown(offsets) == {0: 9}

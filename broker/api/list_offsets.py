@@ -114,9 +114,8 @@ async def _find(
     """(timestamp, offset), both -1 if no record matches."""
     if ctx.version < _SINCE_VERSION.get(timestamp, 0):
         raise UnsupportedVersion(f"timestamp {timestamp} needs a newer version of ListOffsets")
-    end = partition.last_stable_offset if isolation_level else partition.high_watermark
     if timestamp == _LATEST:
-        return -1, end
+        return -1, partition.last_stable_offset if isolation_level else partition.high_watermark
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         return -1, partition.log_start_offset
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
@@ -126,7 +125,8 @@ async def _find(
     found = await ask(
         ctx, partition, "offset_of_timestamp", best=_lowest_offset, timestamp=timestamp
     )
-    return found if found[1] < end else UNKNOWN
+    is_unstable = isolation_level and found[1] >= partition.last_stable_offset
+    return UNKNOWN if is_unstable else found
 
 
 def _lowest_offset(found: list[tuple[int, int]]) -> tuple[int, int]:

@@ -295,6 +295,7 @@ def _add_marker(
             f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
             f" epoch {entry.epoch}"
         )
+    partition.verifying.pop(producer_id, None)  # also if it was written: what it ends is over
     ended = partition.transactions.open.get(producer_id)
     first_offset = None if ended is None else ended.first_offset
     if entry is not None and epoch == entry.epoch and (first_offset is None or marker.raises_epoch):
@@ -317,7 +318,6 @@ def _add_marker(
         False,
     )
     block.starts.append((1, -1 if first_offset is None else first_offset))
-    partition.verifying.pop(producer_id, None)
     block.staging.reserve(partition, 1)
     after = (
         ProducerEntry(epoch, (), now_ms)

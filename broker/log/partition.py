@@ -96,7 +96,7 @@ class PartitionLog:
         self.wake()
 
     def find_stable_offset(self) -> None:
-        """Set `last_stable_offset`, after transactions have begun or ended."""
+        """Set `last_stable_offset`, when a block is stored and no other is being built."""
         first_open = self.transactions.first_open_offset()
         self.last_stable_offset = (
             self.high_watermark if first_open is None else max(first_open, self.log_start_offset)
@@ -107,7 +107,8 @@ class PartitionLog:
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
         self.log_start_offset = max(self.log_start_offset, offset)
         self.transactions.forget_below(self.log_start_offset)
-        self.find_stable_offset()
+        # Not `find_stable_offset`: a block may be on its way that has changed what is open.
+        self.last_stable_offset = max(self.last_stable_offset, self.log_start_offset)
 
     def close(self, why: KafkaError) -> None:
         """Refuse appends from now on, and wake waiting fetches. The first reason stays."""

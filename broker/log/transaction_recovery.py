@@ -10,7 +10,7 @@ from broker.log.transactions import AbortedTransaction, OpenTransaction
 from storage.engine import Engine
 
 _OPEN = """
-SELECT topic_id, partition, producer_id, transaction_start, max(producer_epoch)
+SELECT topic_id, partition, producer_id, transaction_start, max(producer_epoch), max(offset)
 FROM messages
 WHERE transactional AND NOT control AND (topic_id, partition, transaction_start) NOT IN (
     SELECT topic_id, partition, transaction_start FROM messages WHERE control
@@ -29,9 +29,9 @@ ORDER BY offset
 async def recover_transactions(engine: Engine, logs: Collection[PartitionLog]) -> None:
     """Find what is open and what was aborted in these logs. Raises `EngineError`."""
     by_key = {(one.topic_id, one.partition): one for one in logs}
-    for topic_id, number, producer_id, first, epoch in await engine.rows(_OPEN):
+    for topic_id, number, producer_id, first, epoch, last in await engine.rows(_OPEN):
         log = by_key.get((UUID(topic_id), number))
-        if log is not None and first >= log.log_start_offset:
+        if log is not None and last >= log.log_start_offset:
             log.transactions.open[producer_id] = OpenTransaction(first, epoch)
             log.find_stable_offset()
     for topic_id, number, producer_id, first, last in await engine.rows(_ABORTED):

@@ -23,9 +23,8 @@ from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
 from broker.led_partitions import LedPartitions
-from broker.log.block import PendingAppend
+from broker.log.block import Appending
 from broker.log.log_starts import LogStarts
-from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
@@ -33,27 +32,9 @@ from broker.producer_ids import ProducerIds
 from broker.response_memory import ResponseMemory
 from broker.topics import TopicCatalog
 from broker.transaction_checks import TransactionChecks
+from broker.transaction_markers import MarkerWriter
 from coordinator.coordinator import GroupCoordinator
-from coordinator.transaction_states import Producer
 from coordinator.transactions import TransactionCoordinator
-
-
-class Appending(Protocol):
-    def append(self, append: PendingAppend) -> None:
-        """Queue one checked batch: see `Appender.append`."""
-
-
-class WritesMarkers(Protocol):
-    async def write(
-        self,
-        log: PartitionLog,
-        producer: Producer,
-        *,
-        commit: bool,
-        coordinator_epoch: int = 0,
-        raises_epoch: bool = False,
-    ) -> None:
-        """End a transaction on a partition: see broker/transaction_markers.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +42,7 @@ class Transactions:
     """What serves transactions."""
 
     coordinator: TransactionCoordinator
-    markers: WritesMarkers
+    markers: MarkerWriter
 
 
 @dataclass(frozen=True, slots=True)

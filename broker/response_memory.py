@@ -21,7 +21,7 @@ _PIECE_BYTES = 64
 """For each batch of a response: entries of lists, the head of the object, the buffer's entry."""
 _SHARED_BATCH_BYTES = 16 << 10
 """Smaller batches are charged in full: to count who holds them would cost more than it saves."""
-SMALL_RESPONSE_BYTES = 64 << 10
+_SMALL_RESPONSE_BYTES = 64 << 10
 _TRUSTED_BYTES = 1 << 20
 """More than the socket's buffers take for a client that reads nothing."""
 _FIRST_ESTIMATE_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class ResponseMemory:
         return self.room_for(trusted=False)
 
     def room_for(self, *, trusted: bool) -> int:
-        return max((self._limit(trusted) - self.used) // 4, SMALL_RESPONSE_BYTES)
+        return max((self._limit(trusted) - self.used) // 4, _SMALL_RESPONSE_BYTES)
 
     def estimate(self, api_key: int) -> int:
         """How large the response of an API may become: about as large as the last ones."""
@@ -91,12 +91,12 @@ class ResponseMemory:
     def _fits(self, size: int, trusted: bool) -> bool:
         # One that is larger than half of the budget may exceed it: a batch is never cut (KIP-74).
         needed = min(size, self.max_bytes // 2)
-        return self.used + needed <= self._limit(trusted or size <= SMALL_RESPONSE_BYTES)
+        return self.used + needed <= self._limit(trusted or size <= _SMALL_RESPONSE_BYTES)
 
     def _may_have(self, size: int, trusted: bool) -> bool:
         if not self._fits(size, trusted):
             return False
-        return size <= SMALL_RESPONSE_BYTES or not (
+        return size <= _SMALL_RESPONSE_BYTES or not (
             self._waiting[0] or (not trusted and self._waiting[1])
         )
 

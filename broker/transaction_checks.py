@@ -9,10 +9,10 @@ written before the batch makes the coordinator's word void (`PartitionLog.verify
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from broker.log.partition import PartitionLog
 from coordinator.transaction_states import Member, Producer
+from coordinator.transactions import TransactionCoordinator
 from protocol._batches import BatchHeader
 from protocol.errors import (
     ConcurrentTransactions,
@@ -29,26 +29,10 @@ _ADDS_BY_PRODUCING = 12
 """The version of Produce from which the broker adds the partition."""
 
 
-class Coordinator(Protocol):
-    """The part of the transaction coordinator that is asked."""
-
-    async def add(
-        self,
-        transactional_id: str,
-        producer: Producer,
-        members: tuple[Member, ...],
-        groups: tuple[str, ...] = (),
-        *,
-        version: int = 0,
-    ) -> None: ...
-
-    def verify(self, transactional_id: str, producer: Producer, member: Member) -> None: ...
-
-
 class TransactionChecks:
     """The questions that are under way, one for each producer and partition."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
         self._coordinator = coordinator
         self._asked: dict[tuple[PartitionLog, int, int], asyncio.Task[object]] = {}
 

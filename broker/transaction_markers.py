@@ -6,10 +6,9 @@ import asyncio
 from contextlib import suppress
 
 from broker.log.aborted_table import aborted_row
-from broker.log.block import Appended, Outcome, PendingMarker
+from broker.log.block import Appended, Appending, Outcome, PendingMarker
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
-from broker.node import Appending
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.transaction_states import Producer, Transaction

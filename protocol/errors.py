@@ -184,10 +184,6 @@ class ConcurrentTransactions(KafkaError):
     code = 51  # CONCURRENT_TRANSACTIONS
 
 
-class TransactionCoordinatorFenced(KafkaError):
-    code = 52  # TRANSACTION_COORDINATOR_FENCED
-
-
 class OperationNotAttempted(KafkaError):
     code = 55  # OPERATION_NOT_ATTEMPTED
 

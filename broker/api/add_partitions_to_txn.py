@@ -12,17 +12,18 @@ INVALID_TXN_STATE (it is not part of the transaction), COORDINATOR_NOT_AVAILABLE
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from kafka.protocol.producer import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.transaction_requests import as_known, member_of, transactions_of
 from coordinator.transaction_states import Member, Producer
+from coordinator.transactions import TransactionCoordinator
 from protocol.errors import InvalidTxnState, KafkaError, OperationNotAttempted, TransactionAbortable
 
 _FENCED_SINCE, _BATCHED_SINCE, _ABORTABLE_SINCE = 2, 4, 5
-_Codes = Mapping[tuple[str, int], int]
+_Codes: TypeAlias = Mapping[tuple[str, int], int]
 
 
 async def add_partitions_to_txn(
@@ -83,7 +84,7 @@ async def _add(
         transactions = transactions_of(ctx)
         if verify_only:
             return {
-                key: _verified(ctx, transactional_id, producer, member)
+                key: _verified(ctx, transactions, transactional_id, producer, member)
                 for key, member in members.items()
             }
         await transactions.add(transactional_id, producer, tuple(members.values()))
@@ -93,10 +94,14 @@ async def _add(
 
 
 def _verified(
-    ctx: RequestContext, transactional_id: str, producer: Producer, member: Member
+    ctx: RequestContext,
+    transactions: TransactionCoordinator,
+    transactional_id: str,
+    producer: Producer,
+    member: Member,
 ) -> int:
     try:
-        transactions_of(ctx).verify(transactional_id, producer, member)
+        transactions.verify(transactional_id, producer, member)
     except KafkaError as error:
         return _known(ctx, error).code
     return 0

@@ -64,12 +64,11 @@ def _producers(log: PartitionLog) -> list[object]:
         entry = producers.get(producer_id)
         begun = opened.get(producer_id)
         ranges = () if entry is None else entry.ranges
+        known = entry or begun
         states.append(
             _Partition.ProducerState(
                 producer_id=producer_id,
-                producer_epoch=(
-                    entry.epoch if entry is not None else _UNKNOWN if begun is None else begun.epoch
-                ),
+                producer_epoch=_UNKNOWN if known is None else known.epoch,
                 last_sequence=ranges[-1].last if ranges else _UNKNOWN,
                 last_timestamp=_UNKNOWN if entry is None else entry.last_append_ms,
                 coordinator_epoch=_UNKNOWN,

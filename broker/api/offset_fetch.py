@@ -124,15 +124,12 @@ def _refused_before_several_groups(
     )
 
 
-class _Unstable(CommittedOffset):
-    """Stands for an offset that an open transaction may change."""
-
-    def __new__(cls) -> _Unstable:
-        return super().__new__(cls, NO_ID, -1, -1, "", 0, None)
+_UNSTABLE = CommittedOffset(NO_ID, -1, -1, "", 0, None)
+"""Stands for an offset that an open transaction may change."""
 
 
 def _error_code(committed: CommittedOffset | None) -> int:
-    return UnstableOffsetCommit.code if isinstance(committed, _Unstable) else 0
+    return UnstableOffsetCommit.code if committed is _UNSTABLE else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +197,7 @@ def _fetched(
         for name, index in unstable:
             topic = ctx.broker.topics.get(name)
             if topic is not None:
-                found[_NamedTopic(name, topic.topic_id)][index] = _Unstable()
+                found[_NamedTopic(name, topic.topic_id)][index] = _UNSTABLE
         return _FetchedOffsets(found)
     for item in asked:
         if by_id:
@@ -211,7 +208,7 @@ def _fetched(
             named = _NamedTopic(item.name, NO_ID)
         for index in item.partition_indexes:
             is_unstable = topic is not None and (topic.name, index) in unstable
-            found[named][index] = _Unstable() if is_unstable else _committed(offsets, topic, index)
+            found[named][index] = _UNSTABLE if is_unstable else _committed(offsets, topic, index)
     return _FetchedOffsets(found)
 
 

@@ -119,8 +119,8 @@ class ClusterNode:
                 self._topics,
                 ShardedGroups(slots),
                 producer_ids,
-                None,
-                None,
+                transactions=None,
+                data_dir=None,
             ),
         )
         retention = Retention(logs, logs, log_starts, wall_ms)

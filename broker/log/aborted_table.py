@@ -42,18 +42,18 @@ WHERE (topic_id, partition, transaction_start) NOT IN (
 
 
 class AbortedSweep:
-    """Removes rows whose transactions have no record any more, once a day."""
+    """Removes rows whose transactions have no record any more, at the start and once a day."""
 
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         """`engine` has both tables as they are: what waits in its journal is put there first."""
         self._engine = engine
         self._clock_ms = clock_ms
-        self._swept_ms = clock_ms()
+        self._swept_ms: int | None = None
 
     async def round(self) -> None:
         """Does nothing if the last one was less than a day ago. Raises `EngineError`."""
         now_ms = self._clock_ms()
-        if now_ms - self._swept_ms < DAY_MS:
+        if self._swept_ms is not None and now_ms - self._swept_ms < DAY_MS:
             return
         if await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
             await self._engine.execute(_REMOVE_UNUSED)

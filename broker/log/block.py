@@ -116,6 +116,11 @@ class PendingAppend:
         self.answer(error)
 
 
+class Appending(Protocol):
+    def append(self, append: PendingAppend) -> None:
+        """Queue one checked batch: see `Appender.append`."""
+
+
 @dataclass(slots=True)
 class PendingMarker(PendingAppend):
     """The end of a transaction on one partition. Its batch is made when its offset is known."""

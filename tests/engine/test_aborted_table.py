@@ -8,14 +8,14 @@ from storage.embedded import EmbeddedEngine
 from tests.support.waiting import until_async
 
 TOPIC_ID = "00000000-0000-0000-0000-000000000001"
+ABORTED = (
+    f"INSERT INTO aborted_transactions VALUES ('events', '{TOPIC_ID}', 0, 1, {{0}}, {{0}} + 5)"
+)
 
 
 async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> None:
     for start in (0, 10):
-        await engine.execute(
-            "INSERT INTO aborted_transactions VALUES"
-            f" ('events', '{TOPIC_ID}', 0, 1, {start}, {start + 5})"
-        )
+        await engine.execute(ABORTED.format(start))
     await engine.execute(
         "INSERT INTO messages (topic, topic_id, partition, offset, timestamp_type, transactional,"
         " control, transaction_start, append_time) VALUES"
@@ -25,12 +25,15 @@ async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> 
     now_ms = 0
     sweep = AbortedSweep(engine, lambda: now_ms)
     starts = "SELECT transaction_start FROM aborted_transactions ORDER BY transaction_start"
-    await sweep.round()
-    assert await engine.rows(starts) == [[0], [10]], "not before a day is over"
-    now_ms = DAY_MS
-    await sweep.round()
 
     async def one_is_left() -> bool:
         return await engine.rows(starts) == [[10]]
 
+    await sweep.round()
+    await until_async(one_is_left)
+    await engine.execute(ABORTED.format(20))
+    await sweep.round()
+    assert await engine.rows(starts) == [[10], [20]], "not before a day is over"
+    now_ms = DAY_MS
+    await sweep.round()
     await until_async(one_is_left)

@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.cimpl import TopicPartition
 
-from tests.support import tools
+from tests.support import messages, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperError, HelperProcess
 from tests.support.transactional import (
@@ -22,6 +22,7 @@ from tests.support.transactional import (
     TransactionalProducer,
 )
 from tests.support.waiting import until
+from tests.support.wire import Wire
 
 pytestmark = pytest.mark.one_broker("a cluster does not serve transactions yet")
 
@@ -86,12 +87,8 @@ def events(broker: BrokerProcess) -> str:
 
 
 def with_partitions(broker: BrokerProcess, name: str, partitions: int) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
-    admin = AdminClient({"bootstrap.servers": broker.kafka, "log_level": 0})
-    for made in admin.create_topics([NewTopic(name, partitions, 1)]).values():
-        made.result(LIMIT_S)
+    with Wire(broker) as wire:
+        messages.create_topic(wire, name, partitions)
 
 
 def read(broker: BrokerProcess, topic: str, isolation: str, partition: int = 0) -> list[str]:

@@ -59,6 +59,11 @@ class Full:
         while self.send(self.kept if sent % 8 == 0 else self.doomed) == 0:
             sent += 1
 
+    def send_some(self, count: int) -> None:
+        """Records that have space, an eighth of them in `kept`."""
+        for n in range(count):
+            assert self.send(self.kept if n % 8 == 0 else self.doomed) == 0
+
     def wait_until_nothing_is_written(self) -> None:
         self.broker.sql("SELECT count() FROM messages")  # nothing waits in the journal then
         until(lambda: self.broker.sql("SELECT count() AS n FROM system.merges") == [{"n": 0}])
@@ -147,8 +152,7 @@ def test_deleting_works_when_another_program_took_the_last_byte(
     tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
 ) -> None:
     with disk_with_records(tmp_path, 500 * MIB, retention_check_interval_ms="2000") as full:
-        for n in range(700):
-            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.send_some(700)
         full.lose_all_space()
         assert not full.takes_records()
         delete(full)
@@ -168,11 +172,9 @@ def test_deleting_works_when_records_in_the_journal_have_no_space_in_the_table(
     tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
 ) -> None:
     with disk_with_records(tmp_path, 500 * MIB, journal_insert_ms="600000") as full:
-        for n in range(600):
-            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.send_some(600)
         full.wait_until_nothing_is_written()
-        for n in range(40):  # 10 MB: fewer than what is put into the table at once
-            assert full.send(full.kept if n % 8 == 0 else full.doomed) == 0
+        full.send_some(40)  # 10 MB: fewer than what is put into the table at once
         full.disk.fill()
         assert not full.takes_records()
         delete(full)

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
-
 from protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
@@ -84,12 +82,7 @@ class Producer(threading.Thread):
             self.failure = failure
 
     def _one_instance(self, wire: Wire) -> None:
-        request = InitProducerIdRequest(
-            transactional_id=self._id,
-            transaction_timeout_ms=60_000,
-            producer_id=-1,
-            producer_epoch=-1,
-        )
+        request = messages.init_producer(self._id)
         answer = self._answered(partial(wire.ask, request, 5), lambda one: int(one.error_code))
         producer_id, epoch = answer.producer_id, answer.producer_epoch
         while not self._stopped.is_set():
@@ -115,12 +108,7 @@ class Producer(threading.Thread):
                     lambda one: int(one.responses[0].partition_responses[0].error_code),
                 )
             commit = self._random.random() < 0.7
-            end = EndTxnRequest(
-                transactional_id=self._id,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                committed=commit,
-            )
+            end = messages.end_transaction(self._id, producer_id, epoch, commit=commit)
             answer = self._answered(partial(wire.ask, end, 5), lambda one: int(one.error_code))
             producer_id, epoch = answer.producer_id, answer.producer_epoch
             self.history.unknown.remove(values)
@@ -184,13 +172,7 @@ def test_transactions_are_whole_whatever_happens_to_the_broker(
 def end_what_is_open(broker: BrokerProcess, producers: list[Producer]) -> None:
     with Wire(broker) as wire:
         for number in range(len(producers)):
-            request = InitProducerIdRequest(
-                transactional_id=f"id-{number}",
-                transaction_timeout_ms=60_000,
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-            assert wire.ask(request, 5).error_code == 0
+            assert wire.ask(messages.init_producer(f"id-{number}"), 5).error_code == 0
 
 
 def check(broker: BrokerProcess, target: Target, partition: int, histories: list[History]) -> None:

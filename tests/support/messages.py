@@ -23,7 +23,7 @@ from kafka.protocol.consumer import (
     OffsetFetchRequest,
     SyncGroupRequest,
 )
-from kafka.protocol.producer import ProduceRequest
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
 from tests.support.record_batches import Record, batch_of
 from tests.support.wire import Wire
@@ -136,6 +136,27 @@ def fetch(
         ],
         forgotten_topics_data=[],
         rack_id="rack",
+    )
+
+
+def init_producer(transactional_id: str, timeout_ms: int = 60_000) -> InitProducerIdRequest:
+    """A new instance of a transactional producer."""
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+    )
+
+
+def end_transaction(
+    transactional_id: str, producer_id: int, epoch: int, *, commit: bool
+) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        committed=commit,
     )
 
 

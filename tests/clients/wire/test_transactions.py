@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kafka.protocol.producer import (
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-)
+from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from coordinator.transaction_states import Producer
 from protocol import errors
@@ -34,14 +30,8 @@ class Client:
         self.sequence = 0
         self.producer = self.initialised()
 
-    def initialised(self, timeout_ms: int = 60_000) -> Producer:
-        request = InitProducerIdRequest(
-            transactional_id=self._id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-        )
-        answer = self._wire.ask(request, NEWEST)
+    def initialised(self) -> Producer:
+        answer = self._wire.ask(messages.init_producer(self._id), NEWEST)
         assert answer.error_code == 0
         return Producer(answer.producer_id, answer.producer_epoch)
 
@@ -75,12 +65,7 @@ class Client:
         return int(results[0].partition_error_code)
 
     def end(self, *, commit: bool = True) -> int:
-        request = EndTxnRequest(
-            transactional_id=self._id,
-            producer_id=self.producer.producer_id,
-            producer_epoch=self.producer.epoch,
-            committed=commit,
-        )
+        request = messages.end_transaction(self._id, *self.producer, commit=commit)
         answer = self._wire.ask(request, NEWEST if self._version == 2 else NEWEST - 1)
         if not answer.error_code and self._version == 2:
             self.producer = Producer(answer.producer_id, answer.producer_epoch)
@@ -151,10 +136,5 @@ def test_a_producer_that_was_fenced_changes_nothing_any_more(
 
 def test_time_outs_beyond_the_limit_are_refused(wire: Wire) -> None:
     for timeout_ms in (0, -1, 900_001):
-        request = InitProducerIdRequest(
-            transactional_id="id",
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-        )
+        request = messages.init_producer("id", timeout_ms)
         assert wire.ask(request, NEWEST).error_code == errors.InvalidTransactionTimeout.code

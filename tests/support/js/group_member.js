@@ -70,6 +70,7 @@ async function join(member, command) {
   await consumer.subscribe({ topics, fromBeginning: true })
   await consumer.run({
     autoCommit: command.commit === 'auto',
+    eachBatchAutoResolve: false,
     eachBatch: payload => work(member, command, payload),
   })
 }
@@ -77,6 +78,9 @@ async function join(member, command) {
 async function work(member, command, { batch, resolveOffset, commitOffsetsIfNecessary, isRunning, isStale }) {
   if (!isRunning() || isStale()) return
   const { topic, partition } = batch
+  // When the broker ends while kafkajs joins again, it goes on fetching what it was assigned before, until a heartbeat
+  // tells it that the group rebalances.
+  if (!member.owned.some(([name, number]) => name === topic && number === partition)) return
   const end = Number(batch.lastOffset()) + 1
   const processed = () =>
     report(member, 'processed', { offsets: [[topic, partition, batch.messages.map(({ offset }) => Number(offset))]] })

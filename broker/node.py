@@ -17,6 +17,7 @@ from aiohttp import web
 
 from broker.auto_creation import AutoCreation
 from broker.cluster.groups import ShardedGroups
+from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
@@ -31,7 +32,7 @@ from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
 from broker.response_memory import ResponseMemory
 from broker.topics import TopicCatalog
-from broker.transaction_checks import TransactionChecks
+from broker.transaction_checks import CoordinatorCalls, TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from coordinator.coordinator import GroupCoordinator
 from coordinator.transactions import TransactionCoordinator
@@ -41,8 +42,10 @@ from coordinator.transactions import TransactionCoordinator
 class Transactions:
     """What serves transactions."""
 
-    coordinator: TransactionCoordinator
+    coordinator: TransactionCoordinator | ShardedTransactions
     markers: MarkerWriter
+    coordinators: CoordinatorCalls
+    """Those of any transactional id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,7 @@ class Parts:
     topics: TopicCatalog
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
-    transactions: Transactions | None
-    """None in a cluster, which does not serve transactions yet."""
+    transactions: Transactions
     data_dir: Path | None
     """The data directory, if the broker has an embedded engine."""
 
@@ -80,10 +82,9 @@ class Broker:
         self.partitions = LedPartitions(parts.topics)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
-        served = parts.transactions
-        self.transactions = None if served is None else served.coordinator
-        self.marker_writer = None if served is None else served.markers
-        self.transaction_checks = None if served is None else TransactionChecks(served.coordinator)
+        self.transactions = parts.transactions.coordinator
+        self.marker_writer = parts.transactions.markers
+        self.transaction_checks = TransactionChecks(parts.transactions.coordinators)
         self.data_dir = parts.data_dir
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.encoded_topics = EncodedTopics()

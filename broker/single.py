@@ -21,9 +21,8 @@ from uuid import UUID, uuid4
 
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
-from broker.log.aborted_table import AbortedSweep
 from broker.log.appender import Appender
-from broker.log.log_starts import LogStarts, SingleCheckpointLane
+from broker.log.log_starts import LogStarts, SingleRowLane
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
@@ -31,16 +30,24 @@ from broker.log.rollup import Rollup
 from broker.log.row_sources import SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
+from broker.log.transaction_tables import TransactionSweep
 from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.topics import LocalCatalog
+from broker.transaction_checks import LocalCoordinator
 from broker.transaction_markers import LocalMarkers, MarkerWriter
-from broker.wiring import append_limits, decompressions, group_coordinator, journal_limits
+from broker.wiring import (
+    append_limits,
+    decompressions,
+    group_coordinator,
+    journal_limits,
+    transaction_coordinator,
+)
 from common.clock import Clock, wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
-from coordinator.transactions import TransactionCoordinator, TransactionLimits
+from coordinator.hosted_transactions import HostedTransactions, SoleOwner
 from sql.http.interface import make_app
 from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
@@ -95,21 +102,17 @@ class SingleNode:
             engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
         )
         producer_ids = ProducerIds(registry)
-        markers = MarkerWriter(self.appender, self.rows)
-        self.transactions = TransactionCoordinator(
+        markers = MarkerWriter(self.appender, SingleRowLane(self.rows))
+        hosted = HostedTransactions(
             engine,
             self.rows,
             settings.node_id,
-            producer_ids,
+            SoleOwner(),
             LocalMarkers(markers, self.topics.logs, self.groups),
-            TransactionLimits(
-                settings.transaction_max_timeout_ms,
-                settings.transactional_ids_max,
-                settings.transactional_id_expiration_ms,
-            ),
             Clock(),
         )
-        log_starts = LogStarts(SingleCheckpointLane(self.rows, engine.embedded.reserve))
+        self.transactions = transaction_coordinator(settings, hosted, producer_ids)
+        log_starts = LogStarts(SingleRowLane(self.rows, engine.embedded.reserve))
         retention = Retention(
             self.topics.logs,
             SingleRowSource(engine.embedded),
@@ -122,7 +125,7 @@ class SingleNode:
             retention.round,
             self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
-            AbortedSweep(engine.patient, wall_ms).round,
+            TransactionSweep(engine.patient, wall_ms).round,
         )
         self._reclaim = Reclaim(
             engine.embedded,
@@ -142,7 +145,7 @@ class SingleNode:
                 self.topics,
                 self.groups,
                 producer_ids,
-                Transactions(self.transactions, markers),
+                Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
                 Path(settings.data_dir).resolve(),
             ),
         )

@@ -1,39 +1,89 @@
-"""Asks the coordinator whether a batch may begin a transaction on its partition (KIP-890).
+"""Asks the coordinator whether a batch or an offset may be part of a transaction (KIP-890).
 
-A batch of a transaction is accepted only if the coordinator knows that the partition is part of it:
-otherwise no marker would ever end it there. A client of transaction version 2 leaves it to the
-broker to add the partition; an older one has added it, and that is verified. A marker that is
-written before the batch makes the coordinator's word void (`PartitionLog.verifying`).
+It is accepted only if the coordinator knows that its partition, or its group, is part of the
+transaction: otherwise no marker would ever end it there. A client of transaction version 2 leaves
+it to the broker to add the partition; an older one has added it, and that is verified.
+
+The coordinator's word is an object that is put where the marker will come by before the question is
+asked. A marker takes it away; then it is asked again, because the marker may have been that of the
+transaction before.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
+from typing import Protocol, TypeVar
 
 from broker.log.partition import PartitionLog
+from coordinator.pending_offsets import PendingOffsets
 from coordinator.transaction_states import Member, Producer
 from coordinator.transactions import TransactionCoordinator
 from protocol._batches import BatchHeader
 from protocol.errors import (
     ConcurrentTransactions,
+    CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     InvalidTxnState,
     KafkaError,
+    NotCoordinator,
     NotEnoughReplicas,
     ProducerFenced,
+    RequestTimedOut,
     TransactionAbortable,
 )
 
 _ADDS_BY_PRODUCING = 12
 """The version of Produce from which the broker adds the partition."""
+_ASKED_AGAIN = 3
+_ELSEWHERE = (CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator, RequestTimedOut)
+"""The coordinator of the transaction could not be asked; the client asks this broker again."""
+
+KeyT = TypeVar("KeyT")
+
+
+class CoordinatorCalls(Protocol):
+    """The coordinator of a transactional id. Methods raise as those of `TransactionCoordinator`."""
+
+    async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        """Make the partition part of the producer's transaction of version 2."""
+
+    async def verify(self, transactional_id: str, producer: Producer, member: Member) -> None: ...
+
+    async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        """Make the offsets of the group part of it."""
+
+    async def verify_group(
+        self, transactional_id: str, producer: Producer, group_id: str
+    ) -> None: ...
+
+
+class LocalCoordinator:
+    """`CoordinatorCalls` of a broker that runs alone."""
+
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
+        self._coordinator = coordinator
+
+    async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        await self._coordinator.add(transactional_id, producer, (member,), version=2)
+
+    async def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        self._coordinator.verify(transactional_id, producer, member)
+
+    async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        await self._coordinator.add(transactional_id, producer, groups=(group_id,), version=2)
+
+    async def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        self._coordinator.verify_group(transactional_id, producer, group_id)
 
 
 class TransactionChecks:
     """The questions that are under way, one for each producer and partition."""
 
-    def __init__(self, coordinator: TransactionCoordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinators: CoordinatorCalls) -> None:
+        self._coordinators = coordinators
         self._asked: dict[tuple[PartitionLog, int, int], asyncio.Task[object]] = {}
 
     def may_begin(
@@ -64,24 +114,61 @@ class TransactionChecks:
         producer = Producer(header.producer_id, header.producer_epoch)
         member = Member(partition.topic.name, partition.topic_id, partition.partition)
         adds = produce_version >= _ADDS_BY_PRODUCING
+        ask = self._coordinators.add if adds else self._coordinators.verify
         try:
-            if adds:
-                await self._coordinator.add(transactional_id, producer, (member,), version=2)
-            else:
-                self._coordinator.verify(transactional_id, producer, member)
+            return await _word(
+                partition.verifying,
+                producer.producer_id,
+                partial(ask, transactional_id, producer, member),
+            )
         except KafkaError as error:
             raise _for_producers(error, knows_newer_errors=adds) from error
-        # Not earlier: the marker of the transaction before may have been written meanwhile. One of
-        # this transaction that is written from now on makes the word void, and one that is in the
-        # queue already has raised the epoch.
-        return partition.verifying.setdefault(header.producer_id, object())
+
+    async def may_send_offsets(
+        self,
+        pending: PendingOffsets,
+        transactional_id: str,
+        producer: Producer,
+        group_id: str,
+        *,
+        adds: bool,
+    ) -> None:
+        """Returns when the offsets of the group are part of the producer's transaction.
+
+        True until the caller awaits something: a marker of it comes later.
+        """
+        ask = self._coordinators.add_group if adds else self._coordinators.verify_group
+        key = group_id, producer.producer_id
+        try:
+            await _word(pending.verifying, key, partial(ask, transactional_id, producer, group_id))
+        except _ELSEWHERE as error:
+            raise CoordinatorNotAvailable(error.message) from error
+        finally:
+            pending.verifying.pop(key, None)
+
+
+async def _word(
+    words: MutableMapping[KeyT, object], key: KeyT, ask: Callable[[], Awaitable[None]]
+) -> object:
+    """What stands for the coordinator's word: no marker came since the question was asked."""
+    for _ in range(_ASKED_AGAIN):
+        word = words.setdefault(key, object())
+        try:
+            await ask()
+        except BaseException:
+            if words.get(key) is word:
+                del words[key]
+            raise
+        if words.get(key) is word:
+            return word
+    raise ConcurrentTransactions("transactions of the producer end faster than one can begin")
 
 
 def _for_producers(error: KafkaError, *, knows_newer_errors: bool) -> KafkaError:
     """The error as a response to Produce may have it."""
     if isinstance(error, ProducerFenced):
         return InvalidProducerEpoch(error.message)
-    if isinstance(error, CoordinatorNotAvailable):
+    if isinstance(error, _ELSEWHERE):
         return NotEnoughReplicas(error.message)
     if knows_newer_errors:
         return error

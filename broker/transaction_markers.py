@@ -4,36 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 
-from broker.log.aborted_table import aborted_row
 from broker.log.block import Appended, Appending, Outcome, PendingMarker
+from broker.log.log_starts import RowLanes
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
+from broker.log.transaction_tables import ended_rows
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.transaction_states import Producer, Transaction
 from protocol._batches import parse_headers
 from protocol.control_batches import control_batch
 from protocol.errors import InvalidProducerEpoch, UnknownTopicOrPartition
-from storage.row_lane import RowLane
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Ends the transaction of a producer."""
+
+    producer: Producer
+    commit: bool
+    coordinator_epoch: int = 0
+    raises_epoch: bool = False
+    """Whether its epoch is above that of the records (transaction version 2)."""
 
 
 class MarkerWriter:
     """Ends the transaction of a producer on a partition that this broker leads."""
 
-    def __init__(self, appender: Appending, rows: RowLane) -> None:
+    def __init__(self, appender: Appending, rows: RowLanes) -> None:
         self._appender = appender
         self._rows = rows
 
-    async def write(
-        self,
-        log: PartitionLog,
-        producer: Producer,
-        *,
-        commit: bool,
-        coordinator_epoch: int = 0,
-        raises_epoch: bool = False,
-    ) -> None:
+    async def write(self, log: PartitionLog, marker: Marker) -> None:
         """Returns when the marker is stored, or was before. Raises `KafkaError`, `EngineError`."""
         told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -43,21 +47,25 @@ class MarkerWriter:
 
         # The lane makes the batch again, when it knows the offset.
         batch = control_batch(
-            *producer, commit=commit, coordinator_epoch=coordinator_epoch, timestamp_ms=wall_ms()
-        )
+            *marker.producer, commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+            timestamp_ms=wall_ms(),
+        )  # fmt: skip
         self._appender.append(
             PendingMarker(
                 log, batch, parse_headers(batch)[0], tell,
-                commit=commit, coordinator_epoch=coordinator_epoch, raises_epoch=raises_epoch,
+                commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+                raises_epoch=marker.raises_epoch,
             )
         )  # fmt: skip
         outcome = await told
         if not isinstance(outcome, Appended):
             raise outcome
-        # Also for a marker that was written before: the broker may have ended right after it.
-        aborted = None if commit else log.transactions.last_aborted(producer.producer_id)
-        if aborted is not None:
-            await self._rows.store(aborted_row(log, aborted))
+        # Also for a marker that was written before: these rows may not have been stored then.
+        producer_id = marker.producer.producer_id
+        if producer_id not in log.transactions.open:
+            aborted = None if marker.commit else log.transactions.last_aborted(producer_id)
+            ended = ended_rows(log, *marker.producer, () if aborted is None else (aborted,))
+            await asyncio.gather(*(lane.store(*ended) for lane in self._rows.lanes(log)))
 
 
 class LocalMarkers:
@@ -70,13 +78,20 @@ class LocalMarkers:
 
     async def write(self, transaction: Transaction) -> None:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
-        producer = Producer(transaction.producer_id, transaction.epoch)
+        marker = Marker(
+            Producer(transaction.producer_id, transaction.epoch),
+            commit=transaction.commits,
+            raises_epoch=transaction.version >= 2,
+        )
         logs = [self._logs.find(one.topic_id, one.partition) for one in transaction.members]
         ended = await asyncio.gather(
-            *(self._end_in(log, producer, transaction) for log in logs if log is not None),
+            *(self._end_in(log, marker) for log in logs if log is not None),
             *(
                 self._groups.pending.end(
-                    group_id, transaction.producer_id, commit=transaction.commits
+                    group_id,
+                    marker.producer,
+                    commit=marker.commit,
+                    raises_epoch=marker.raises_epoch,
                 )
                 for group_id in transaction.groups
             ),
@@ -86,14 +101,7 @@ class LocalMarkers:
             if failure is not None:
                 raise failure
 
-    async def _end_in(
-        self, log: PartitionLog, producer: Producer, transaction: Transaction
-    ) -> None:
+    async def _end_in(self, log: PartitionLog, marker: Marker) -> None:
         # Otherwise a later marker has ended it, or the topic is deleted.
         with suppress(InvalidProducerEpoch, UnknownTopicOrPartition):
-            await self._writer.write(
-                log,
-                producer,
-                commit=transaction.commits,
-                raises_epoch=transaction.version >= 2,
-            )
+            await self._writer.write(log, marker)

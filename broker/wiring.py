@@ -16,9 +16,11 @@ from common.clock import MINUTE_MS, Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
 from coordinator.duties import Duties
+from coordinator.hosted_transactions import HostedTransactions
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
+from coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
 from storage.engine import Engine
 from storage.journal import JournalLimits
 from storage.journal_drain import DrainLimits
@@ -51,6 +53,17 @@ def journal_limits(settings: Settings) -> JournalLimits:
     )
     small_tables = replace(drain, max_age_ms=_SMALL_TABLES_WAIT * drain.max_age_ms)
     return JournalLimits(settings.journal_max_bytes, drain, small_tables)
+
+
+def transaction_coordinator(
+    settings: Settings, hosted: HostedTransactions, producer_ids: FreshIds
+) -> TransactionCoordinator:
+    limits = TransactionLimits(
+        settings.transaction_max_timeout_ms,
+        settings.transactional_ids_max,
+        settings.transactional_id_expiration_ms,
+    )
+    return TransactionCoordinator(hosted, producer_ids, limits, Clock())
 
 
 def group_coordinator(

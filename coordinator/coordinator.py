@@ -93,7 +93,7 @@ class GroupCoordinator:
         """Coordinate every group that is stored, and start. Raises `EngineError`."""
         await self.cache.load()
         await self.offsets.load(live_topic_ids)
-        await self.pending.load()
+        await self.pending.load(lambda _: True)
         self._host_stored(lambda _: True)
         self.start()
 
@@ -106,6 +106,7 @@ class GroupCoordinator:
         """Coordinate these groups from now on, from what is stored. Raises `EngineError`."""
         await self.cache.load(chosen)
         await self.offsets.load_groups(chosen)
+        await self.pending.load(chosen)
         self._host_stored(chosen)
 
     async def unload_groups(self, chosen: Callable[[str], bool]) -> None:
@@ -113,10 +114,12 @@ class GroupCoordinator:
         unloaded = self._hosted_groups.unload(chosen)
         await asyncio.gather(*(one.saver for one in unloaded if one.saver is not None))
         await self.offsets.settled()
+        self.pending.unload(chosen)
 
     def abandon(self) -> None:
         """Stop coordinating every group at once: the session of this broker is over."""
         self._hosted_groups.unload(lambda _: True)
+        self.pending.unload(lambda _: True)
 
     def coordinator_of(self, _group_id: str) -> GroupCoordinator:
         """This coordinator: a broker that runs alone coordinates every group."""

@@ -12,6 +12,8 @@ from uuid import UUID
 
 from protocol.errors import KafkaError, MemberIdRequired
 
+OFFSETS_TOPIC = "__consumer_offsets"
+"""Kafka's own topic with the offsets of groups; here only a name that brokers use."""
 UNKNOWN_MEMBER_ID = ""
 UNKNOWN_GENERATION = -1
 

@@ -4,13 +4,16 @@ They are rows before they are answered. When the transaction is committed they b
 the group, with the versions that they were given when they arrived: an older one never hides a
 newer commit, and doing it twice changes nothing. Meanwhile their partitions are unstable: whoever
 asks for stable offsets has to wait (KIP-447).
+
+Between the coordinator's word that the group is part of a transaction and the row, the word is in
+`verifying`. What ends the transaction takes it away (broker/transaction_checks.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -62,20 +65,37 @@ class PendingOffsets:
         self._node_id = node_id
         self._clock = clock
         self._sent: defaultdict[str, dict[int, list[_Sent]]] = defaultdict(dict)
+        self.verifying: dict[tuple[str, int], object] = {}
+        """By group and producer id."""
 
-    async def load(self) -> None:
-        """Read what had not ended. Raises `EngineError`."""
+    async def load(self, chosen: Callable[[str], bool]) -> None:
+        """Read what has not ended in these groups. Raises `EngineError`."""
+        self.unload(chosen)
         for row in await self._engine.rows(_READ):
             (
                 group_id, producer_id, epoch, topic, topic_id, partition, offset, leader_epoch,
                 metadata, member_id, client_id, host, generation, time_ms, version,
             ) = row  # fmt: skip
+            if not chosen(group_id):
+                continue
             committer = Committer(member_id, None, generation, Client(client_id, host))
             commit = OffsetCommit(
                 topic, UUID(topic_id), partition, offset, leader_epoch, metadata, None
             )
             sent = _Sent(epoch, committer, (commit,), version, time_ms)
             self._sent[group_id].setdefault(producer_id, []).append(sent)
+
+    def unload(self, chosen: Callable[[str], bool]) -> None:
+        """Another broker coordinates these groups from now on."""
+        for group_id in [one for one in self._sent if chosen(one)]:
+            del self._sent[group_id]
+
+    def groups_with(self, producer_id: int) -> Collection[str]:
+        """The groups to which this producer has sent, or may send now, what has not ended."""
+        verifying = {group_id for group_id, producer in self.verifying if producer == producer_id}
+        return verifying.union(
+            group_id for group_id, by_producer in self._sent.items() if producer_id in by_producer
+        )
 
     async def add(
         self,
@@ -102,12 +122,21 @@ class PendingOffsets:
         stored.add_done_callback(partial(self._stored, group_id, producer_id, sent))
         await asyncio.shield(stored)
 
-    async def end(self, group_id: str, producer_id: int, *, commit: bool) -> None:
+    async def end(
+        self, group_id: str, producer: Producer, *, commit: bool, raises_epoch: bool
+    ) -> None:
         """The producer's transaction ends: show what it sent, or drop it. Raises `EngineError`.
 
-        May be called again.
+        `raises_epoch`: the epoch is above that of what was sent, and what has this epoch already is
+        part of the next transaction. May be called again.
         """
-        sent = tuple(self._sent.get(group_id, {}).get(producer_id, ()))
+        producer_id = producer.producer_id
+        self.verifying.pop((group_id, producer_id), None)
+        sent = [
+            one
+            for one in self._sent.get(group_id, {}).get(producer_id, ())
+            if one.epoch < producer.epoch + (not raises_epoch)
+        ]
         if commit:
             for one in sent:
                 await self._offsets.commit(

@@ -30,6 +30,7 @@ from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from coordinator.messages import OFFSETS_TOPIC
 from protocol.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
@@ -68,6 +69,11 @@ class Member(NamedTuple):
     topic: str
     topic_id: UUID
     partition: int
+
+
+def offsets_member(slot: int) -> Member:
+    """Stands for the offsets of the groups in a slot: a partition of `__consumer_offsets`."""
+    return Member(OFFSETS_TOPIC, UUID(int=0), slot)
 
 
 class Producer(NamedTuple):

@@ -4,21 +4,21 @@ Every change of an id is a row before anybody is told or acts on it. `EndTxn` is
 decision is stored; the markers are written behind it, and requests for the next transaction wait
 for them for a moment. A start reads what is stored, and ends what was prepared.
 
-transaction_states.py decides; this module stores, waits and keeps the time.
+transaction_states.py decides, hosted_transactions.py stores and ends; this module checks requests
+and keeps the time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from common.clock import Clock
-from common.tasks import Backoff, Outage, Periodic
-from coordinator.transaction_rows import read_transactions, transaction_row
+from common.tasks import Outage, Periodic
+from coordinator.hosted_transactions import HostedTransaction, HostedTransactions
 from coordinator.transaction_states import (
     ENDED,
     PREPARED,
@@ -35,34 +35,19 @@ from protocol.errors import (
     KafkaError,
     PolicyViolation,
 )
-from storage.engine import Engine, EngineError
-from storage.row_lane import RowLane
+from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_END_WAIT_S = 1.0
-"""How long a request waits for the end of the transaction before; then the client asks again."""
 _LOOK_EVERY_S = 1.0
 _LOOKS_AT_ONCE = 1000
-_RETRY_FIRST_S = 0.05
-_RETRY_MAX_S = 5.0
 
 
 class FreshIds(Protocol):
     async def next(self) -> int:
         """A producer id that was never assigned before. Raises `EngineError`."""
-
-
-class Markers(Protocol):
-    """Ends transactions in the partitions and groups that are part of them."""
-
-    async def write(self, transaction: Transaction) -> None:
-        """Returns when each of them has ended a prepared transaction. May be called again.
-
-        Raises `EngineError` if that is not known.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,37 +58,20 @@ class TransactionLimits:
     """After which an id that nobody uses is forgotten."""
 
 
-@dataclass(slots=True, eq=False)
-class _Hosted:
-    """A transactional id; `lock` is held while a request changes it."""
-
-    transaction: Transaction
-    version: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ending: asyncio.Task[None] | None = None
-
-
 class TransactionCoordinator:
     """The transactional ids of this broker. Methods raise the `KafkaError` that the client gets."""
 
     def __init__(
         self,
-        engine: Engine,
-        rows: RowLane,
-        node_id: int,
+        hosted: HostedTransactions,
         producer_ids: FreshIds,
-        markers: Markers,
         limits: TransactionLimits,
         clock: Clock,
     ) -> None:
-        self._engine = engine
-        self._rows = rows
-        self._node_id = node_id
+        self.hosted = hosted
         self._producer_ids = producer_ids
-        self._markers = markers
         self._limits = limits
         self._clock = clock
-        self._hosted: dict[str, _Hosted] = {}
         self._requests: set[asyncio.Task[Any]] = set()
         self._full = Outage(
             log, "new transactional ids are refused", "there is room for transactional ids again"
@@ -111,13 +79,17 @@ class TransactionCoordinator:
         self._periodic = Periodic("transactions", _LOOK_EVERY_S, self._look)
 
     async def load(self) -> None:
-        """Read what is stored, and end what was prepared. Raises `EngineError`."""
-        for transaction, version in await read_transactions(self._engine):
-            hosted = _Hosted(transaction, version)
-            self._hosted[transaction.transactional_id] = hosted
-            if transaction.state in PREPARED:
-                self._begin_to_end(hosted)
+        """Coordinate every id that is stored, and start. Raises `EngineError`."""
+        await self.hosted.load(lambda _: True)
+        self.start()
+
+    def start(self) -> None:
+        """Start what runs in the background."""
         self._periodic.start()
+
+    def coordinator_of(self, _transactional_id: str) -> TransactionCoordinator:
+        """This coordinator: a broker that runs alone coordinates every id."""
+        return self
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
@@ -128,16 +100,13 @@ class TransactionCoordinator:
         """What is prepared is ended by the next start."""
         await self._periodic.close()
         await asyncio.gather(*self._requests, return_exceptions=True)
-        ending = [one.ending for one in self._hosted.values() if one.ending is not None]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self.hosted.close()
 
     def all(self) -> list[Transaction]:
-        return [hosted.transaction for hosted in self._hosted.values()]
+        return [hosted.transaction for hosted in self.hosted]
 
     def get(self, transactional_id: str) -> Transaction | None:
-        hosted = self._hosted.get(transactional_id)
+        hosted = self.hosted.get(transactional_id)
         return None if hosted is None else hosted.transaction
 
     # Requests
@@ -157,26 +126,26 @@ class TransactionCoordinator:
     async def _begin_producer(
         self, transactional_id: str, timeout_ms: int, expected: Producer | None
     ) -> Producer:
-        hosted = self._hosted.get(transactional_id)
+        hosted = self.hosted.get(transactional_id)
         if hosted is None:
-            if len(self._hosted) >= self._limits.max_ids:
-                self._full.failed(PolicyViolation(f"there are {len(self._hosted)} already"))
+            if len(self.hosted) >= self._limits.max_ids:
+                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} already"))
                 raise PolicyViolation("there are too many transactional ids")
             self._full.worked()
             fresh = Transaction(transactional_id, await self._next_id(), timeout_ms)
-            hosted = self._hosted.setdefault(transactional_id, _Hosted(fresh))
+            hosted = self.hosted.add(fresh)
         async with hosted.lock:
-            await self._end_of_the_one_before(hosted)
+            await self.hosted.end_of_the_one_before(hosted)
             now_ms = self._clock.wall_ms()
             if hosted.transaction.state is TransactionState.ONGOING and (
                 expected is None or expected.producer_id == hosted.transaction.producer_id
             ):
-                await self._store(hosted, hosted.transaction.fenced(now_ms))
-                self._begin_to_end(hosted)
-                await self._end_of_the_one_before(hosted)
+                await self.hosted.store(hosted, hosted.transaction.fenced(now_ms))
+                self.hosted.begin_to_end(hosted)
+                await self.hosted.end_of_the_one_before(hosted)
             fresh_id = await self._next_id() if hosted.transaction.is_exhausted else -1
             begun = hosted.transaction.initialised(timeout_ms, expected, fresh_id, now_ms)
-            await self._store(hosted, begun)
+            await self.hosted.store(hosted, begun)
         return Producer(begun.producer_id, begun.epoch)
 
     async def add(
@@ -199,36 +168,27 @@ class TransactionCoordinator:
 
     async def _add(
         self,
-        hosted: _Hosted,
+        hosted: HostedTransaction,
         producer: Producer,
         members: Collection[Member],
         groups: Collection[str],
         version: int,
     ) -> None:
         async with hosted.lock:
-            await self._end_of_the_one_before(hosted)
+            await self.hosted.end_of_the_one_before(hosted)
             added = hosted.transaction.with_added(
                 producer, members, groups, version, self._clock.wall_ms()
             )
             if added is not hosted.transaction:
-                await self._store(hosted, added)
+                await self.hosted.store(hosted, added)
 
     def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
         """Whether a partition is part of the producer's transaction: see `Transaction.verify`."""
         self._known(transactional_id).transaction.verify(producer, member)
 
-    @asynccontextmanager
-    async def going_on(
-        self, transactional_id: str, producer: Producer, group_id: str
-    ) -> AsyncIterator[None]:
-        """The producer's transaction includes the offsets of this group, and does not end inside.
-
-        Raises as `Transaction.verify_group`.
-        """
-        hosted = self._known(transactional_id)
-        async with hosted.lock:
-            hosted.transaction.verify_group(producer, group_id)
-            yield
+    def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        """The same for the offsets of a group: see `Transaction.verify_group`."""
+        self._known(transactional_id).transaction.verify_group(producer, group_id)
 
     async def end(
         self, transactional_id: str, producer: Producer, *, commit: bool, version: int
@@ -241,10 +201,10 @@ class TransactionCoordinator:
         return await self._to_its_end(self._end(hosted, producer, commit, version))
 
     async def _end(
-        self, hosted: _Hosted, producer: Producer, commit: bool, version: int
+        self, hosted: HostedTransaction, producer: Producer, commit: bool, version: int
     ) -> Producer:
         async with hosted.lock:
-            await self._end_of_the_one_before(hosted)
+            await self.hosted.end_of_the_one_before(hosted)
             is_last = version >= 2 and hosted.transaction.is_exhausted
             fresh_id = await self._next_id() if is_last else -1
             ended = hosted.transaction.ended(
@@ -252,8 +212,8 @@ class TransactionCoordinator:
                 now_ms=self._clock.wall_ms(),
             )  # fmt: skip
             if ended is not hosted.transaction:
-                await self._store(hosted, ended)
-                self._begin_to_end(hosted)
+                await self.hosted.store(hosted, ended)
+                self.hosted.begin_to_end(hosted)
         if ended.state in PREPARED and ended.next_producer_id >= 0:
             return Producer(ended.next_producer_id, 0)
         return Producer(ended.producer_id, ended.epoch)
@@ -265,8 +225,8 @@ class TransactionCoordinator:
         task.add_done_callback(self._requests.discard)
         return await asyncio.shield(task)
 
-    def _known(self, transactional_id: str) -> _Hosted:
-        hosted = self._hosted.get(transactional_id)
+    def _known(self, transactional_id: str) -> HostedTransaction:
+        hosted = self.hosted.get(transactional_id)
         if hosted is None:
             raise InvalidProducerIdMapping(f"there is no transactional id {transactional_id!r}")
         return hosted
@@ -277,47 +237,12 @@ class TransactionCoordinator:
         except EngineError as error:
             raise CoordinatorNotAvailable(f"no producer id can be reserved: {error}") from error
 
-    # Ending
-
-    async def _end_of_the_one_before(self, hosted: _Hosted) -> None:
-        if hosted.ending is not None and hosted.transaction.state in PREPARED:
-            await asyncio.wait({hosted.ending}, timeout=_END_WAIT_S)
-
-    def _begin_to_end(self, hosted: _Hosted) -> None:
-        name = f"end-{hosted.transaction.transactional_id}"
-        hosted.ending = asyncio.create_task(self._end_prepared(hosted), name=name)
-        hosted.ending.add_done_callback(_log_failure)
-
-    async def _end_prepared(self, hosted: _Hosted) -> None:
-        """Write the markers, then note that they are written; again until both have worked."""
-        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
-        while True:
-            prepared = hosted.transaction
-            try:
-                await self._markers.write(prepared)
-                await self._store(hosted, prepared.completed(self._clock.wall_ms()))
-                return
-            except (EngineError, KafkaError) as error:
-                what = f"{prepared.transactional_id!r} cannot be ended yet"
-                await asyncio.sleep(backoff.after(error, log, what))
-
-    async def _store(self, hosted: _Hosted, changed: Transaction) -> None:
-        """Raises `CoordinatorNotAvailable` if it is not stored."""
-        if self._hosted.get(changed.transactional_id) is not hosted:
-            raise CoordinatorNotAvailable(f"{changed.transactional_id!r} has just expired")
-        version = max(hosted.version + 1, self._clock.wall_ms() * 1000)
-        try:
-            await self._rows.store(transaction_row(changed, version, self._node_id))
-        except EngineError as error:
-            raise CoordinatorNotAvailable(f"the transaction cannot be stored: {error}") from error
-        hosted.transaction, hosted.version = changed, version
-
     # Time
 
     async def _look(self) -> None:
         """Abort transactions past their time-out, and forget ids that nobody uses."""
         now_ms = self._clock.wall_ms()
-        for number, (transactional_id, hosted) in enumerate(tuple(self._hosted.items())):
+        for number, hosted in enumerate(self.hosted):
             if number % _LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be a hundred thousand
             if hosted.lock.locked():
@@ -330,28 +255,14 @@ class TransactionCoordinator:
                     transaction.state in ENDED
                     and now_ms - transaction.updated_ms >= self._limits.expiration_ms
                 ):
-                    await self._forget(transactional_id, hosted)
+                    await self.hosted.forget(hosted)
             except (EngineError, KafkaError) as error:
-                log.warning("%r: %s; retrying", transactional_id, error)
+                log.warning("%r: %s; retrying", transaction.transactional_id, error)
 
-    async def _abort_timed_out(self, hosted: _Hosted) -> None:
+    async def _abort_timed_out(self, hosted: HostedTransaction) -> None:
         async with hosted.lock:
             now_ms = self._clock.wall_ms()
             if hosted.transaction.has_timed_out(now_ms):
                 log.info("%r: its time is up: aborting", hosted.transaction.transactional_id)
-                await self._store(hosted, hosted.transaction.fenced(now_ms))
-                self._begin_to_end(hosted)
-
-    async def _forget(self, transactional_id: str, hosted: _Hosted) -> None:
-        async with hosted.lock:
-            version = max(hosted.version + 1, self._clock.wall_ms() * 1000)
-            await self._rows.store(
-                transaction_row(hosted.transaction, version, self._node_id, removed=True)
-            )
-            if self._hosted.get(transactional_id) is hosted:
-                del self._hosted[transactional_id]
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("a transaction cannot be ended: a bug", exc_info=task.exception())
+                await self.hosted.store(hosted, hosted.transaction.fenced(now_ms))
+                self.hosted.begin_to_end(hosted)

@@ -9,6 +9,8 @@ where the broker raises an error, search for its class: `git grep NotLeaderOrFol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import ClassVar
 
 
@@ -286,10 +288,6 @@ class FetchSessionTopicIdError(KafkaError):
     code = 106  # FETCH_SESSION_TOPIC_ID_ERROR
 
 
-class TransactionalIdAuthorizationFailed(KafkaError):
-    code = 53  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-
-
 class UnsupportedEndpointType(KafkaError):
     code = 115  # UNSUPPORTED_ENDPOINT_TYPE
 
@@ -302,3 +300,13 @@ class TransactionAbortable(KafkaError):
     """The transaction cannot be committed; the client aborts it and goes on (KIP-890)."""
 
     code = 120  # TRANSACTION_ABORTABLE
+
+
+def error_with_code(code: int, message: str) -> KafkaError:
+    """The error that another broker answered with. `UnknownServerError` for a code not listed."""
+    return _by_code().get(code, UnknownServerError)(message)
+
+
+@cache
+def _by_code() -> Mapping[int, type[KafkaError]]:
+    return {one.code: one for one in KafkaError.__subclasses__()}

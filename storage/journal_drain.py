@@ -31,7 +31,7 @@ from storage.journal_files import JournalBlock
 
 log = logging.getLogger(__name__)
 
-_FIRST = ("group_member_versions",)
+_FIRST = ("group_member_versions", "aborted_transactions")
 """Tables that get their rows first."""
 _LARGE = 4
 """A round is large from this part of what goes into one: several MB, also by its age alone."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kafka.protocol.producer import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known, transactions_of
+from broker.api.transaction_requests import as_known
 from coordinator.transaction_states import Producer
 from protocol.errors import InvalidGroupId, KafkaError
 
@@ -26,9 +26,8 @@ async def add_offsets_to_txn(
     try:
         if not request.group_id:
             raise InvalidGroupId("a group id is needed")
-        await transactions_of(ctx).add(
-            request.transactional_id, producer, groups=(request.group_id,)
-        )
+        coordinator = ctx.broker.transactions.coordinator_of(request.transactional_id)
+        await coordinator.add(request.transactional_id, producer, groups=(request.group_id,))
     except KafkaError as error:
         error_code = as_known(error, knows_fenced=ctx.version >= _FENCED_SINCE).code
     return AddOffsetsToTxnResponse(throttle_time_ms=0, error_code=error_code)

@@ -1,7 +1,8 @@
 """AddPartitionsToTxn (24), versions 0 to 5: makes partitions part of a transaction.
 
     v2 PRODUCER_FENCED replaces INVALID_PRODUCER_EPOCH; v3 flexible
-    v4 several transactions, and only to verify: between brokers (KIP-890)
+    v4 several transactions, and only to verify: between brokers (KIP-890). The offsets of groups
+       are partitions of `__consumer_offsets`, which are slots
     v5 TRANSACTION_ABORTABLE
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, and OPERATION_NOT_ATTEMPTED for the others then;
@@ -17,9 +18,8 @@ from typing import Any, TypeAlias
 from kafka.protocol.producer import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known, member_of, transactions_of
+from broker.api.transaction_requests import as_known, member_of
 from coordinator.transaction_states import Member, Producer
-from coordinator.transactions import TransactionCoordinator
 from protocol.errors import InvalidTxnState, KafkaError, OperationNotAttempted, TransactionAbortable
 
 _FENCED_SINCE, _BATCHED_SINCE, _ABORTABLE_SINCE = 2, 4, 5
@@ -81,13 +81,14 @@ async def _add(
     if codes:
         return codes | dict.fromkeys(members, OperationNotAttempted.code)
     try:
-        transactions = transactions_of(ctx)
+        coordinator = ctx.broker.transactions.coordinator_of(transactional_id)
         if verify_only:
             return {
-                key: _verified(ctx, transactions, transactional_id, producer, member)
+                key: _verified(ctx, transactional_id, producer, member)
                 for key, member in members.items()
             }
-        await transactions.add(transactional_id, producer, tuple(members.values()))
+        version = 2 if ctx.version >= _BATCHED_SINCE else 0
+        await coordinator.add(transactional_id, producer, tuple(members.values()), version=version)
     except KafkaError as error:
         return dict.fromkeys(members, _known(ctx, error).code)
     return dict.fromkeys(members, 0)
@@ -95,13 +96,12 @@ async def _add(
 
 def _verified(
     ctx: RequestContext,
-    transactions: TransactionCoordinator,
     transactional_id: str,
     producer: Producer,
     member: Member,
 ) -> int:
     try:
-        transactions.verify(transactional_id, producer, member)
+        ctx.broker.transactions.verify(transactional_id, producer, member)
     except KafkaError as error:
         return _known(ctx, error).code
     return 0

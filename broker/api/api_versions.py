@@ -5,7 +5,7 @@
 
 A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the list, so
 that the client can retry (KIP-511). The feature `transaction.version` says that clients may use
-transactions as in KIP-890; a cluster does not serve transactions yet, and lists no feature.
+transactions as in KIP-890.
 
 Errors: INVALID_REQUEST (the name or version of the client software has characters that are not
 allowed), UNSUPPORTED_VERSION.
@@ -32,20 +32,19 @@ async def api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> ApiV
     if ctx.version >= 3 and not (named and versioned):
         return _answer(InvalidRequest.code, ())
     answer = _answer(0, ctx.apis.values())
-    if ctx.broker.transactions is not None:
-        answer.supported_features = [
-            ApiVersionsResponse.SupportedFeatureKey(
-                name=_TRANSACTIONS, min_version=0, max_version=_TRANSACTION_VERSION
-            )
-        ]
-        answer.finalized_features = [
-            ApiVersionsResponse.FinalizedFeatureKey(
-                name=_TRANSACTIONS,
-                max_version_level=_TRANSACTION_VERSION,
-                min_version_level=_TRANSACTION_VERSION,
-            )
-        ]
-        answer.finalized_features_epoch = 0
+    answer.supported_features = [
+        ApiVersionsResponse.SupportedFeatureKey(
+            name=_TRANSACTIONS, min_version=0, max_version=_TRANSACTION_VERSION
+        )
+    ]
+    answer.finalized_features = [
+        ApiVersionsResponse.FinalizedFeatureKey(
+            name=_TRANSACTIONS,
+            max_version_level=_TRANSACTION_VERSION,
+            min_version_level=_TRANSACTION_VERSION,
+        )
+    ]
+    answer.finalized_features_epoch = 0
     return answer
 
 

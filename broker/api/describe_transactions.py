@@ -1,7 +1,7 @@
 """DescribeTransactions (65), version 0: the current transaction of transactional ids (KIP-664).
 
-Errors of an id: TRANSACTIONAL_ID_NOT_FOUND, INVALID_REQUEST (it is empty), and
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED in a cluster.
+Errors of an id: TRANSACTIONAL_ID_NOT_FOUND, INVALID_REQUEST (it is empty), NOT_COORDINATOR,
+COORDINATOR_LOAD_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TypeAlias
 from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import transactions_of
 from coordinator.transaction_states import Transaction
 from protocol.errors import InvalidRequest, KafkaError, TransactionalIdNotFound
 
@@ -32,7 +31,7 @@ def _described(ctx: RequestContext, transactional_id: str) -> _State:
     try:
         if not transactional_id:
             raise InvalidRequest("a transactional id must not be empty")
-        found = transactions_of(ctx).get(transactional_id)
+        found = ctx.broker.transactions.coordinator_of(transactional_id).get(transactional_id)
         if found is None:
             raise TransactionalIdNotFound(f"there is no transactional id {transactional_id!r}")
     except KafkaError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known, transactions_of
+from broker.api.transaction_requests import as_known
 from coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
 from protocol.errors import KafkaError
 
@@ -25,7 +25,8 @@ async def end_txn(ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse
     producer = Producer(request.producer_id, request.producer_epoch)
     error_code, following = 0, Producer(NO_PRODUCER_ID, NO_EPOCH)
     try:
-        following = await transactions_of(ctx).end(
+        coordinator = ctx.broker.transactions.coordinator_of(request.transactional_id)
+        following = await coordinator.end(
             request.transactional_id,
             producer,
             commit=request.committed,

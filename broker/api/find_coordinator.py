@@ -1,14 +1,13 @@
-"""FindCoordinator (10), versions 0 to 6: says which broker coordinates a group.
+"""FindCoordinator (10), versions 0 to 6: says who coordinates a group or a transactional id.
 
     v1 key type, throttle time, error message; v3 flexible; v4 several keys (KIP-699);
     v6 share groups (KIP-932)
 
-A group belongs to a slot, and the owner of the slot coordinates the group. While the slot has no
-owner, the client must retry. A single broker coordinates every group.
+A group belongs to a slot, as a transactional id does, and the owner of the slot coordinates it.
+While the slot has no owner, the client must retry. A single broker coordinates all of them.
 
 Errors of a key: COORDINATOR_NOT_AVAILABLE (retry), INVALID_REQUEST (a key type that is not
-served), TRANSACTIONAL_ID_AUTHORIZATION_FAILED (transactions are not served; this error ends a
-producer at once, not after a minute of retries).
+served).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from protocol.errors import (
     CoordinatorNotAvailable,
     InvalidRequest,
     KafkaError,
-    TransactionalIdAuthorizationFailed,
 )
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)
@@ -41,7 +39,7 @@ class KeyType(IntEnum):
 async def find_coordinator(
     ctx: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    refusal = _refusal(ctx, KeyType.GROUP if ctx.version == 0 else request.key_type)
+    refusal = _refusal(KeyType.GROUP if ctx.version == 0 else request.key_type)
     if ctx.version < 4:
         found = _find(ctx, request.key, refusal)
         return FindCoordinatorResponse(
@@ -93,14 +91,10 @@ def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Coordin
     return _CoordinatorFound(node)
 
 
-def _refusal(ctx: RequestContext, key_type: int) -> KafkaError | None:
+def _refusal(key_type: int) -> KafkaError | None:
     match key_type:
-        case KeyType.GROUP:
+        case KeyType.GROUP | KeyType.TRANSACTION:
             return None
-        case KeyType.TRANSACTION:
-            if ctx.broker.transactions is not None:
-                return None
-            return TransactionalIdAuthorizationFailed("A cluster does not serve transactions yet.")
     return InvalidRequest(f"This broker does not coordinate key type {key_type}.")
 
 

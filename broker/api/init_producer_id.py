@@ -19,7 +19,7 @@ from __future__ import annotations
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known, transactions_of
+from broker.api.transaction_requests import as_known
 from coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
 from protocol.errors import KafkaError, KafkaStorageError
 from storage.engine import EngineError
@@ -35,8 +35,10 @@ async def init_producer_id(
         if request.transactional_id is None:
             producer = Producer(await _fresh_id(ctx), 0)
         else:
-            producer = await transactions_of(ctx).begin_producer(
-                request.transactional_id, request.transaction_timeout_ms, _expected(ctx, request)
+            transactional_id = request.transactional_id
+            coordinator = ctx.broker.transactions.coordinator_of(transactional_id)
+            producer = await coordinator.begin_producer(
+                transactional_id, request.transaction_timeout_ms, _expected(ctx, request)
             )
     except KafkaError as error:
         error_code = as_known(error, knows_fenced=ctx.version >= _FENCED_SINCE).code

@@ -20,7 +20,6 @@ _STATES = frozenset(state.value for state in TransactionState)
 async def list_transactions(
     ctx: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
-    transactions = ctx.broker.transactions
     longer_than_ms = request.duration_filter if ctx.version >= 1 else -1
     now_ms = wall_ms()
 
@@ -44,7 +43,7 @@ async def list_transactions(
                 producer_id=one.producer_id,
                 transaction_state=one.state.value,
             )
-            for one in (() if transactions is None else transactions.all())
+            for one in ctx.broker.transactions.all()
             if is_wanted(one)
         ],
     )

@@ -202,8 +202,6 @@ class _PartitionAppend:
         if self._partition.transactions.has_open(header.producer_id, header.producer_epoch):
             return None
         ctx = self._appends.ctx
-        if ctx.broker.transaction_checks is None:
-            raise InvalidRecord("transactions are not served in a cluster yet")
         return ctx.broker.transaction_checks.may_begin(
             self._partition, transactional_id, header, ctx.version
         )

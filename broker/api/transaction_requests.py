@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from broker.api.context import RequestContext
-from coordinator.transaction_states import Member
-from coordinator.transactions import TransactionCoordinator
+from coordinator.messages import OFFSETS_TOPIC
+from coordinator.transaction_states import Member, offsets_member
 from protocol.errors import (
     InvalidProducerEpoch,
     KafkaError,
     ProducerFenced,
-    TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartition,
 )
 
-
-def transactions_of(ctx: RequestContext) -> TransactionCoordinator:
-    """The transaction coordinator. Raises `KafkaError` in a cluster, which has none yet."""
-    found = ctx.broker.transactions
-    if found is None:
-        raise TransactionalIdAuthorizationFailed("a cluster does not serve transactions yet")
-    return found
+_BETWEEN_BROKERS = 4
+"""The version of AddPartitionsToTxn from which only brokers send it."""
 
 
 def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
-    """Raises `UnknownTopicOrPartition`."""
+    """Raises `UnknownTopicOrPartition`. Brokers ask for the offsets of groups, too."""
+    if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
+        return offsets_member(partition)
     found = ctx.broker.topics.get(topic)
     if found is None or not 0 <= partition < found.partitions:
         raise UnknownTopicOrPartition(f"there is no partition {partition} of {topic}")

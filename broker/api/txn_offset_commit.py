@@ -17,7 +17,7 @@ from kafka.protocol.producer import TxnOffsetCommitRequest, TxnOffsetCommitRespo
 
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic, has_partition
-from broker.api.transaction_requests import as_known, transactions_of
+from broker.api.transaction_requests import as_known
 from coordinator.messages import Committer, OffsetCommit
 from coordinator.transaction_states import Producer
 from protocol.errors import (
@@ -96,12 +96,7 @@ def _collect(
 async def _commit(
     ctx: RequestContext, request: TxnOffsetCommitRequest, commits: list[OffsetCommit]
 ) -> None:
-    transactions = transactions_of(ctx)
     producer = Producer(request.producer_id, request.producer_epoch)
-    if ctx.version >= _ADDS_SINCE:
-        await transactions.add(
-            request.transactional_id, producer, groups=(request.group_id,), version=2
-        )
     is_member = ctx.version >= 3
     committer = Committer(
         member_id=request.member_id if is_member else "",
@@ -109,15 +104,20 @@ async def _commit(
         generation=request.generation_id if is_member else -1,
         client=ctx.client,
     )
-    # If it could end meanwhile, nothing would take away what is sent after that.
-    async with transactions.going_on(request.transactional_id, producer, request.group_id):
-        await ctx.broker.groups.coordinator_of(request.group_id).commit(
-            request.group_id,
-            committer,
-            commits,
-            group_must_exist_error=IllegalGeneration,
-            producer=producer,
-        )
+    await ctx.broker.transaction_checks.may_send_offsets(
+        ctx.broker.groups.coordinator_of(request.group_id).pending,
+        request.transactional_id,
+        producer,
+        request.group_id,
+        adds=ctx.version >= _ADDS_SINCE,
+    )
+    await ctx.broker.groups.coordinator_of(request.group_id).commit(
+        request.group_id,
+        committer,
+        commits,
+        group_must_exist_error=IllegalGeneration,
+        producer=producer,
+    )
 
 
 API = Api(

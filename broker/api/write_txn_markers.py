@@ -2,11 +2,12 @@
 
     v1 flexible; v2 the transaction version of the client
 
-Coordinators send it, and `kafka-transactions abort`, which ends a transaction that no coordinator
-knows any more.
+A partition of `__consumer_offsets` is a slot of a cluster: it stands for the offsets of the groups
+in it. Coordinators send this request, and `kafka-transactions abort`, which ends a transaction that
+no coordinator knows any more.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_PRODUCER_EPOCH,
-KAFKA_STORAGE_ERROR.
+NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, KAFKA_STORAGE_ERROR.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersRespo
 
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
+from broker.cluster.groups import ShardedGroups
+from broker.transaction_markers import Marker
+from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Producer
-from protocol.errors import KafkaError, KafkaStorageError, TransactionalIdAuthorizationFailed
+from protocol.errors import KafkaError, KafkaStorageError, UnknownTopicOrPartition
 from storage.engine import EngineError
 
 _Marker: TypeAlias = WriteTxnMarkersRequest.WritableTxnMarker
@@ -35,6 +39,7 @@ async def write_txn_markers(
             for marker in request.markers
             for topic in marker.topics
             for index in topic.partition_indexes
+            if topic.name != OFFSETS_TOPIC
         ]
     )
     return WriteTxnMarkersResponse(
@@ -71,15 +76,21 @@ async def _written(ctx: RequestContext, marker: _Marker) -> _Result:
 
 async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -> int:
     try:
-        if ctx.broker.marker_writer is None:
-            raise TransactionalIdAuthorizationFailed("a cluster does not serve transactions yet")
-        await ctx.broker.marker_writer.write(
-            ctx.broker.partitions.log_of(find_topic(ctx, topic), index),
+        one = Marker(
             Producer(marker.producer_id, marker.producer_epoch),
             commit=marker.transaction_result,
             coordinator_epoch=marker.coordinator_epoch,
             raises_epoch=ctx.version >= 2 and marker.transaction_version >= 2,
         )
+        if topic == OFFSETS_TOPIC:
+            if not isinstance(ctx.broker.groups, ShardedGroups):
+                raise UnknownTopicOrPartition("a broker that runs alone has no slots")
+            await ctx.broker.groups.end_transaction(
+                index, one.producer, commit=one.commit, raises_epoch=one.raises_epoch
+            )
+        else:
+            log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
+            await ctx.broker.marker_writer.write(log, one)
     except KafkaError as error:
         return error.code
     except EngineError:

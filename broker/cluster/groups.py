@@ -8,19 +8,23 @@ coordinator may answer raises `NotCoordinator` where another broker owns the slo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import GroupRecord
+from coordinator.transaction_states import Producer
 from protocol.errors import KafkaError
 
 
 class GroupOwner(Protocol):
-    """Knows which group this broker coordinates, and on which shard: broker/cluster/slots.py."""
+    """Knows which group this broker coordinates, and on which shard: coordinator_hosts.py."""
 
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
+
+    def groups_in(self, slot: int) -> tuple[GroupCoordinator, Callable[[str], bool]]:
+        """The coordinator of a slot's groups, and which groups those are. Raises the same."""
 
     def coordinators(self) -> Iterable[GroupCoordinator]:
         """The coordinators of all shards."""
@@ -35,6 +39,17 @@ class ShardedGroups:
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
         return self._owner.coordinator_of(group_id)
+
+    async def end_transaction(
+        self, slot: int, producer: Producer, *, commit: bool, raises_epoch: bool
+    ) -> None:
+        """End a transaction in the groups of a slot. Raises as `coordinator_of`, `EngineError`."""
+        coordinator, is_there = self._owner.groups_in(slot)
+        for group_id in coordinator.pending.groups_with(producer.producer_id):
+            if is_there(group_id):
+                await coordinator.pending.end(
+                    group_id, producer, commit=commit, raises_epoch=raises_epoch
+                )
 
     async def read_anew(self, group_ids: Collection[str]) -> None:
         """Read what other brokers have stored, if any of these groups is theirs."""

@@ -26,6 +26,7 @@ from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
 from broker.cluster.topics import SharedCatalog, portions
 from broker.log.rollup import NotYet, Rollup
 from broker.log.sweep import Sweep
+from broker.log.transaction_tables import TransactionSweep
 from broker.topics import remove_rows, store_version, store_versions
 from common.clock import wall_ms
 from common.tasks import Periodic
@@ -98,6 +99,7 @@ class Housekeeping:
             for host in hosts
         }
         self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
+        self._transactions = {host.name: TransactionSweep(host.engine, clock_ms) for host in hosts}
         self._sweep_every_s = sweep_every_ms / 1000
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._mirrored: dict[str, tuple[int, float]] = {}
@@ -134,6 +136,7 @@ class Housekeeping:
         if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:
             self._swept_s[host.name] = time.monotonic()
             await self._sweeps[host.name].round()
+            await self._transactions[host.name].round()
 
     def _is_mirrored(self, host: ShardHost) -> bool:
         version, at_s = self._mirrored.get(host.name, (-1, 0.0))

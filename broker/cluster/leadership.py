@@ -85,11 +85,23 @@ class SlotLeadership:
         slot_map = self._ownership.slot_map
         if slot_map is None:
             return None
-        slot = slot_map.slots[slot_of_group(key, len(slot_map.slots))]
+        return self.owner_of(slot_of_group(key, len(slot_map.slots)))
+
+    def owner_of(self, number: int) -> BrokerEndpoint | None:
+        """The coordinator of the groups in a slot."""
+        slot_map = self._ownership.slot_map
+        if slot_map is None or not 0 <= number < len(slot_map.slots):
+            return None
+        slot = slot_map.slots[number]
         session = self._ownership.sessions.get(slot.owner)
         if session is None or session.is_over or slot.shards[0] in session.away:
             return None
         return _node(session)
+
+    def leading(self, topic_id: UUID, partition: int) -> BrokerEndpoint | None:
+        """The broker that leads a partition."""
+        node_id = self.leader(topic_id, partition).node_id
+        return next((one for one in self.brokers() if one.node_id == node_id), None)
 
 
 def _node(session: BrokerSession) -> BrokerEndpoint:

@@ -15,11 +15,13 @@ from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from broker.cluster.config import ClusterConfig
+from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
+from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.served_slots import ServedSlots
 from broker.cluster.servers import hear_together, migrate, registry_of, single_servers
@@ -29,18 +31,26 @@ from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
+from broker.cluster.transactions import (
+    CoordinatorsOfCluster,
+    MarkersHere,
+    MarkersOfCluster,
+    ShardedTransactions,
+)
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
 from broker.log.retention import Retention, upkeep
 from broker.log.tail_cache import TailCache
-from broker.node import Broker, Parts
+from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
-from broker.wiring import decompressions
-from common.clock import wall_ms
+from broker.transaction_markers import MarkerWriter
+from broker.wiring import decompressions, transaction_coordinator
+from common.clock import Clock, wall_ms
 from common.tasks import Periodic
+from coordinator.hosted_transactions import HostedTransactions
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
@@ -104,7 +114,28 @@ class ClusterNode:
             registry_of(registry_servers, "topic_registry"), state, settings
         )
         self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
-        slots = Slots(served, self._hosts, session, logs, self._topics, ttl_ms / 1000)
+        leadership = SlotLeadership(view, endpoint)
+        owners = CoordinatorHosts(served, session, self._hosts)
+        groups = ShardedGroups(owners)
+        self._peers = peers = Peers(endpoint.node_id)
+        marker_writer = MarkerWriter(logs, logs)
+        here = MarkersHere(marker_writer, logs, groups, self._topics)
+        markers = MarkersOfCluster(endpoint.node_id, here, owners, leadership, peers)
+        self._transactions = transactions = ShardedTransactions(
+            served,
+            owners,
+            {
+                host.name: transaction_coordinator(
+                    settings,
+                    HostedTransactions(
+                        host.engine, host.rows, endpoint.node_id, owners, markers, Clock()
+                    ),
+                    producer_ids,
+                )
+                for host in self._hosts
+            },
+        )
+        slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
         log_starts = LogStarts(logs)
         self.broker = Broker(
@@ -112,14 +143,18 @@ class ClusterNode:
             Parts(
                 known_as,
                 endpoint,
-                SlotLeadership(view, endpoint),
+                leadership,
                 logs,
                 logs,
                 log_starts,
                 self._topics,
-                ShardedGroups(slots),
+                groups,
                 producer_ids,
-                transactions=None,
+                Transactions(
+                    transactions,
+                    marker_writer,
+                    CoordinatorsOfCluster(served, transactions, leadership, peers),
+                ),
                 data_dir=None,
             ),
         )
@@ -147,6 +182,7 @@ class ClusterNode:
         for host in self._hosts:
             host.rows.start()
             host.groups.start()
+        self._transactions.start()
 
     async def _read_registry(self) -> None:
         try:
@@ -171,6 +207,7 @@ class ClusterNode:
             tasks += shard.background
         for host in self._hosts:
             tasks += [*host.groups.background, *host.rows.background]
+        tasks += self._transactions.background
         return tasks
 
     async def _replace_broken_session(self) -> None:
@@ -201,6 +238,8 @@ class ClusterNode:
             parts.callback(self._decompressions.close)
             for host in self._hosts:
                 parts.push_async_callback(host.close)
+            parts.push_async_callback(self._peers.close)
+            parts.push_async_callback(self._transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._watching.close)
             parts.push_async_callback(self._lanes.close)

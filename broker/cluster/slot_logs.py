@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker.cluster.served_slots import ServedSlots
@@ -24,6 +25,8 @@ from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, next_stored_offset
 from broker.log.topic import Topic
+from broker.log.transaction_recovery import recover_transactions
+from broker.log.transaction_tables import begun_rows
 from broker.producer_ids import ProducerIds
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
@@ -111,11 +114,31 @@ class SlotLogs(OpenLogs):
             found = await self._read_ends([self._hosts.of(name) for name in names], some)
             ends.update(found[0])
             starts.update(found[1])
-        return [
+        opened = [
             self._opened(topic, number, starts[key], ends[key], first_fresh)
             for topic, number in partitions
             for key in ((topic.topic_id, number),)
         ]
+        await self._recover_transactions(opened)
+        return opened
+
+    async def _recover_transactions(self, logs: Iterable[PartitionLog]) -> None:
+        by_hosts: defaultdict[tuple[ShardHost, ...], list[PartitionLog]] = defaultdict(list)
+        for one in logs:
+            hosts = self._hosts_on(self._slot(one.topic, one.partition))
+            by_hosts[tuple(dict.fromkeys(hosts))].append(one)
+        for hosts, some in by_hosts.items():
+            repairs = await recover_transactions([host.engine for host in hosts], some)
+            for host in hosts:
+                for repair in repairs:
+                    await host.rows.store(*repair)
+            if len(hosts) > 1:  # what is open holds up those who read the new shard, too
+                begun = [
+                    (one, producer_id, open_there)
+                    for one in some
+                    for producer_id, open_there in one.transactions.open.items()
+                ]
+                await asyncio.gather(*(host.rows.store(begun_rows(begun)) for host in hosts))
 
     async def release(self, logs: Collection[PartitionLog]) -> None:
         """Accept no more appends for these closed logs; returns when none is in flight.

@@ -1,4 +1,4 @@
-"""What this broker does with the slots that it owns: it opens logs and groups, and closes them.
+"""What this broker does with its slots: it opens and closes logs, groups and transactional ids.
 
 `Slots` is the `SlotOwner` of broker/cluster/reconcile.py. What must hold:
 
@@ -16,15 +16,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 from broker.cluster.leases import BrokerReport, BrokerSession
 from broker.cluster.served_slots import ServedSlots
-from broker.cluster.session import OwnSession, SessionOver, Tenure
+from broker.cluster.session import SessionOver, Tenure
 from broker.cluster.shard_host import ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.topics import SharedCatalog
+from broker.cluster.transactions import ShardedTransactions
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from common.clock import DAY_MS
-from coordinator.coordinator import GroupCoordinator
-from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, NotLeaderOrFollower
+from protocol.errors import NotLeaderOrFollower
 from storage.engine import EngineError
 from storage.slot_map import Slot
 
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 
 class Slots:
-    """The slots of this broker: their logs, and the groups in them."""
+    """The slots of this broker: their logs, and the groups and transactional ids in them."""
 
     def __init__(
         self,
         slots: ServedSlots,
         hosts: ShardHosts,
-        session: OwnSession,
         logs: SlotLogs,
         catalog: SharedCatalog,
+        transactions: ShardedTransactions,
         patience_s: float,
     ) -> None:
         """`patience_s`: how long slots that are given up may wait for a shard that does not answer.
@@ -49,9 +49,9 @@ class Slots:
         """
         self._slots = slots
         self._hosts = hosts
-        self._session = session
         self._logs = logs
         self._catalog = catalog
+        self._transactions = transactions
         self._patience_s = patience_s
 
     # SlotOwner
@@ -84,6 +84,7 @@ class Slots:
         await self._write_to_shards_of(wanted.values(), tenure)
         self._slots.owned.update(wanted)
         await self._load_groups_of(wanted)
+        await self._transactions.load(wanted)
         async with self._catalog.latest() as topics:
             partitions = [
                 (topic, number)
@@ -118,6 +119,7 @@ class Slots:
             async with asyncio.timeout(self._patience_s):
                 await asyncio.gather(
                     self._logs.release(logs),
+                    self._transactions.unload(leaving),
                     *(
                         self._hosts.of(name).groups.unload_groups(self._slots.has_group_in(leaving))
                         for name in self._slots.group_shards(leaving)
@@ -133,6 +135,7 @@ class Slots:
         _close(logs)
         for host in self._hosts:
             host.abandon()
+        self._transactions.abandon()
         self._slots.serving.clear()
         self._forget(leaving, logs)
 
@@ -140,21 +143,6 @@ class Slots:
         for number in slots:
             self._slots.owned.pop(number, None)
         self._logs.remove(logs)
-
-    # Groups
-
-    def coordinator_of(self, group_id: str) -> GroupCoordinator:
-        """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
-        number = self._slots.of_group(group_id)
-        slot = self._slots.owned.get(number)
-        if slot is None or not self._session.may_serve():
-            raise NotCoordinator(f"another broker coordinates group {group_id!r}")
-        if number not in self._slots.serving:
-            raise CoordinatorLoadInProgress(f"group {group_id!r} is being loaded")
-        return self._hosts.of(slot.shards[0]).groups
-
-    def coordinators(self) -> Iterable[GroupCoordinator]:
-        return self._hosts.coordinators()
 
 
 def _close(logs: Iterable[PartitionLog]) -> None:

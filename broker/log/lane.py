@@ -33,6 +33,7 @@ from broker.log.large_batches import LargeBatches
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
+from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS, wall_ms
 from common.tasks import Backoff, Outage, event_within
@@ -42,6 +43,7 @@ from protocol.errors import (
     RequestTimedOut,
     UnknownServerError,
 )
+from storage.blocks import block as encoded_block
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
 
 log = logging.getLogger(__name__)
@@ -274,6 +276,8 @@ class Lane:
             self._block_number += 1
             token = block_token(self._identity, self._number, self._block_number)
             try:
+                if block.staging.begun:
+                    await self._store_begun(block, token)
                 await self._store(block, token)
             except EngineError as error:
                 self._refusals.failed(error)
@@ -316,6 +320,22 @@ class Lane:
             append.answer(UnknownServerError("the broker could not store the records; see its log"))
 
     # --- the engine
+
+    async def _store_begun(self, block: PendingBlock, token: str) -> None:
+        """Store that transactions begin in the block. Raises as `_store`."""
+        begun = begun_rows(block.staging.begun)
+        data = encoded_block(begun.table, begun.rows)
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self._check_lease(block.append_time_ms)
+            try:
+                await self._engine.insert_block(
+                    self._number, begun.table.name, begun.table.column_list, data, f"{token}-begun"
+                )
+                return
+            except InsertOutcomeUnknown as error:
+                what = f"outcome of the transactions of block {token} is unknown"
+                await self._pause(backoff.after(error, log, what))
 
     async def _store(self, block: PendingBlock, token: str) -> None:
         """Insert until the outcome is known.

@@ -23,13 +23,13 @@ from storage.disk_reserve import DiskReserve
 from storage.row_lane import RowLane, TableRows
 
 
-class CheckpointLanes(Protocol):
+class RowLanes(Protocol):
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
         """The row lane of each engine that may have rows of the partition. Raises `EngineError`."""
 
 
-class SingleCheckpointLane:
-    """`CheckpointLanes` of a broker with one ClickHouse."""
+class SingleRowLane:
+    """`RowLanes` of a broker with one ClickHouse."""
 
     def __init__(self, lane: RowLane, reserve: DiskReserve | None = None) -> None:
         self._lane = lane
@@ -44,7 +44,7 @@ class SingleCheckpointLane:
 class LogStarts:
     """Moves log starts. Nothing else moves one while its log is open."""
 
-    def __init__(self, checkpoints: CheckpointLanes) -> None:
+    def __init__(self, checkpoints: RowLanes) -> None:
         self._checkpoints = checkpoints
 
     async def raise_to(self, partition: PartitionLog, offset: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from broker.log.checkpoints import read_checkpoints
 from broker.log.ends import log_ends
@@ -16,7 +16,9 @@ from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from protocol.errors import UnknownTopicOrPartition
+from storage.blocks import block
 from storage.engine import Engine
+from storage.row_lane import TableRows
 
 Partition = tuple[Topic, int]
 
@@ -109,9 +111,19 @@ class LocalLogs(OpenLogs):
             end = max(ends.get((topic.topic_id, number), 0), floor)
             opened.append(self._opened(topic, number, start, end))
         if opened:
-            await recover_transactions(self._engine, opened)
+            for repair in await recover_transactions([self._engine], opened):
+                for rows in repair:
+                    await self._store(rows)
         self.add(opened)
         return True
+
+    async def _store(self, rows: TableRows) -> None:
+        if rows.rows:
+            table = rows.table
+            data = block(table, rows.rows)
+            await self._engine.insert_block(
+                0, table.name, table.column_list, data, f"{table.name}-{uuid4()}"
+            )
 
     def _opened(self, topic: Topic, partition: int, start: int, end: int) -> PartitionLog:
         return PartitionLog(topic, partition, start, end, self.first_fresh_producer_id)

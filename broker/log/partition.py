@@ -158,6 +158,7 @@ class Staging:
         self._offsets: dict[PartitionLog, int] = {}
         self._producers: list[tuple[PartitionLog, int, ProducerEntry | None, ProducerEntry]] = []
         self._open: list[tuple[PartitionLog, int, OpenTransaction | None]] = []
+        self.begun: list[tuple[PartitionLog, int, OpenTransaction]] = []
         self._aborted: list[tuple[PartitionLog, AbortedTransaction]] = []
 
     def reserve(self, partition: PartitionLog, count: int) -> None:
@@ -176,6 +177,7 @@ class Staging:
         """Does nothing if the producer has an open one."""
         if producer_id not in partition.transactions.open:
             self._open.append((partition, producer_id, None))
+            self.begun.append((partition, producer_id, begun))
             partition.transactions.open[producer_id] = begun
 
     def end_transaction(

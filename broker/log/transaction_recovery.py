@@ -1,40 +1,161 @@
-"""Reads the transactions of partitions back from their rows, when their logs are opened."""
+"""Finds the transactions of partitions again when their logs are opened.
+
+The tables say what was open and what was aborted (transaction_tables.py). A broker may have ended
+between two of its rows, so what is said to be open is looked up in the log, which decides: it may
+have its marker, or no record at all. The rows that put the tables right are returned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
+from broker.log.checkpoints import Key
 from broker.log.partition import PartitionLog
+from broker.log.transaction_tables import ended_rows
 from broker.log.transactions import AbortedTransaction, OpenTransaction
-from storage.engine import Engine
+from storage.engine import Engine, Parameter
+from storage.row_lane import TableRows
 
+_VERSIONS = """
+SELECT topic_id, partition, max(version) FROM open_transaction_versions GROUP BY topic_id, partition
+"""
 _OPEN = """
-SELECT topic_id, partition, producer_id, transaction_start, max(producer_epoch), max(offset)
-FROM messages
-WHERE transactional AND NOT control AND (topic_id, partition, transaction_start) NOT IN (
-    SELECT topic_id, partition, transaction_start FROM messages WHERE control
-)
-GROUP BY topic_id, partition, producer_id, transaction_start
-ORDER BY transaction_start
+SELECT topic_id, partition, producer_id, producer_epoch, transaction_start, version
+FROM open_transaction_versions FINAL
+WHERE NOT ended
 """
 _ABORTED = """
-SELECT topic_id, partition, producer_id, transaction_start, offset
-FROM messages
-WHERE control AND key = '\\0\\0\\0\\0' AND transaction_start >= 0
-ORDER BY offset
+SELECT topic_id, partition, producer_id, transaction_start, last_offset
+FROM aborted_transactions FINAL
 """
+_IN_LOG = """
+SELECT topic_id, partition, producer_id, transaction_start, max(offset),
+    maxIf(offset, control), anyIf(key, control) = '\\0\\0\\0\\0'
+FROM messages
+WHERE transactional AND ({places})
+GROUP BY topic_id, partition, producer_id, transaction_start
+"""
+_PLACE = (
+    "(topic = {{topic{n}:String}} AND topic_id = {{id{n}:UUID}}"
+    " AND partition = {{partition{n}:Int32}} AND offset >= {{first{n}:Int64}}"
+    " AND has({{starts{n}:Array(String)}}, toString(transaction_start)))"
+)
+_PLACES_AT_ONCE = 50
 
 
-async def recover_transactions(engine: Engine, logs: Collection[PartitionLog]) -> None:
-    """Find what is open and what was aborted in these logs. Raises `EngineError`."""
-    by_key = {(one.topic_id, one.partition): one for one in logs}
-    for topic_id, number, producer_id, first, epoch, last in await engine.rows(_OPEN):
-        log = by_key.get((UUID(topic_id), number))
-        if log is not None and last >= log.log_start_offset:
-            log.transactions.open[producer_id] = OpenTransaction(first, epoch)
-            log.find_stable_offset()
-    for topic_id, number, producer_id, first, last in await engine.rows(_ABORTED):
-        log = by_key.get((UUID(topic_id), number))
-        if log is not None and last >= log.log_start_offset:
-            log.transactions.note_aborted(AbortedTransaction(producer_id, first, last))
+class _Name(NamedTuple):
+    """Names a transaction in all partitions."""
+
+    topic_id: UUID
+    partition: int
+    producer_id: int
+    first_offset: int
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the log has of a transaction."""
+
+    last_offset: int
+    marker_offset: int = 0
+    """0 if it has no marker: a marker comes after a record."""
+    is_aborted: bool = False
+
+
+async def recover_transactions(
+    engines: Collection[Engine], logs: Collection[PartitionLog]
+) -> Sequence[tuple[TableRows, TableRows]]:
+    """Let these logs know what is open and what was aborted.
+
+    `engines`: all that may have rows of the logs. Returns what has to be stored in each of them
+    before the logs are used. Raises `EngineError`.
+    """
+    by_key: dict[Key, PartitionLog] = {(one.topic_id, one.partition): one for one in logs}
+    for engine in engines:
+        for topic_id, number, version in await engine.rows(_VERSIONS):
+            log = by_key.get((UUID(topic_id), number))
+            if log is not None:
+                log.transactions.note_version(version)
+    said = await _said_to_be_open(engines, by_key)
+    found = await _in_the_log(engines, by_key, said)
+    aborted = await _aborted(engines, by_key)
+    repairs = []
+    for name, epoch in said.items():
+        log = by_key[name.topic_id, name.partition]
+        ending = found.get(name)
+        if ending is None or ending.last_offset < log.log_start_offset:
+            repairs.append(ended_rows(log, name.producer_id, epoch, ()))
+        elif not ending.marker_offset:
+            log.transactions.open[name.producer_id] = OpenTransaction(name.first_offset, epoch)
+        else:
+            one = AbortedTransaction(name.producer_id, name.first_offset, ending.marker_offset)
+            these = (one,) if ending.is_aborted else ()
+            aborted.setdefault((name.topic_id, name.partition), set()).update(these)
+            repairs.append(ended_rows(log, name.producer_id, epoch, these))
+    for key, some in aborted.items():
+        for one in sorted(some, key=lambda one: one.last_offset):
+            if one.last_offset >= by_key[key].log_start_offset:
+                by_key[key].transactions.note_aborted(one)
+    for log in logs:
+        log.find_stable_offset()
+    return repairs
+
+
+async def _said_to_be_open(
+    engines: Iterable[Engine], logs: Mapping[Key, PartitionLog]
+) -> dict[_Name, int]:
+    """What the tables say to be open, and the epoch of each producer there."""
+    latest: dict[tuple[UUID, int, int], tuple[int, int, int]] = {}
+    for engine in engines:
+        for topic_id, number, producer_id, epoch, first, version in await engine.rows(_OPEN):
+            producer = UUID(topic_id), number, producer_id
+            if producer[:2] in logs:
+                latest[producer] = max(latest.get(producer, (0, 0, 0)), (version, epoch, first))
+    return {_Name(*producer, first): epoch for producer, (_, epoch, first) in latest.items()}
+
+
+async def _in_the_log(
+    engines: Iterable[Engine], logs: Mapping[Key, PartitionLog], names: Iterable[_Name]
+) -> dict[_Name, _Found]:
+    starts: dict[Key, list[int]] = {}
+    for name in names:
+        starts.setdefault((name.topic_id, name.partition), []).append(name.first_offset)
+    keys = list(starts)
+    found: dict[_Name, _Found] = {}
+    for engine in engines:
+        for at in range(0, len(keys), _PLACES_AT_ONCE):
+            some = keys[at : at + _PLACES_AT_ONCE]
+            parameters: dict[str, Parameter] = {}
+            for n, key in enumerate(some):
+                parameters |= {
+                    f"topic{n}": logs[key].topic.name,
+                    f"id{n}": str(key[0]),
+                    f"partition{n}": key[1],
+                    f"first{n}": min(starts[key]),
+                    f"starts{n}": [str(start) for start in starts[key]],
+                }
+            places = " OR ".join(_PLACE.format(n=n) for n in range(len(some)))
+            for row in await engine.rows(_IN_LOG.format(places=places), parameters):
+                topic_id, number, producer_id, first, last, marker, is_aborted = row
+                one = found.setdefault(
+                    _Name(UUID(topic_id), number, producer_id, first), _Found(last)
+                )
+                one.last_offset = max(one.last_offset, last)
+                if marker:
+                    one.marker_offset, one.is_aborted = marker, is_aborted
+    return found
+
+
+async def _aborted(
+    engines: Iterable[Engine], logs: Mapping[Key, PartitionLog]
+) -> dict[Key, set[AbortedTransaction]]:
+    found: dict[Key, set[AbortedTransaction]] = {}
+    for engine in engines:
+        for topic_id, number, producer_id, first, last in await engine.rows(_ABORTED):
+            key = UUID(topic_id), number
+            if key in logs:
+                found.setdefault(key, set()).add(AbortedTransaction(producer_id, first, last))
+    return found

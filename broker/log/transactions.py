@@ -32,7 +32,7 @@ class AbortedTransaction(NamedTuple):
 class PartitionTransactions:
     """`open`: by producer id."""
 
-    __slots__ = ("_aborted", "_ends", "_last_aborted", "_longest", "open")
+    __slots__ = ("_aborted", "_ends", "_last_aborted", "_longest", "_version", "open")
 
     def __init__(self) -> None:
         self.open: dict[int, OpenTransaction] = {}
@@ -40,6 +40,7 @@ class PartitionTransactions:
         self._ends: list[int] = []
         self._last_aborted: dict[int, AbortedTransaction] = {}
         self._longest = 0
+        self._version = 0
 
     def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
@@ -51,6 +52,15 @@ class PartitionTransactions:
         """
         found = self.open.get(producer_id)
         return found is not None and found.epoch == epoch
+
+    def next_version(self, now_ms: int) -> int:
+        """For a row of `open_transaction_versions`: microseconds, higher than any before."""
+        self._version = max(self._version + 1, now_ms * 1000)
+        return self._version
+
+    def note_version(self, version: int) -> None:
+        """A row with this version is stored."""
+        self._version = max(self._version, version)
 
     def note_aborted(self, aborted: AbortedTransaction) -> None:
         """One more, behind all that are known."""

@@ -1,6 +1,7 @@
 -- table aborted_transactions; cluster: rows of all shards
 -- Which transactions were aborted, for each partition with records of them. A row is stored between the marker and
--- the state CompleteAbort of the transaction. It stays until the log begins behind it.
+-- the version of open_transaction_versions that says that the transaction has ended. It stays until the log begins
+-- behind it.
 CREATE TABLE IF NOT EXISTS ${aborted_transactions}
 (
     topic             String COMMENT 'topic name',

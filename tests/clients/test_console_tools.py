@@ -465,7 +465,6 @@ def test_consumer_groups_deletes_offsets_and_groups(
     assert committed(broker, stopped) == []
 
 
-@pytest.mark.one_broker("a cluster does not serve transactions yet")
 def test_kafka_transactions_finds_and_aborts_what_hangs(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
@@ -496,7 +495,6 @@ def test_kafka_transactions_finds_and_aborts_what_hangs(
     producer.close()
 
 
-@pytest.mark.one_broker("a cluster does not serve transactions yet")
 def test_kafka_producer_perf_test_writes_transactions(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
@@ -514,7 +512,6 @@ def test_kafka_producer_perf_test_writes_transactions(
     assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]
 
 
-@pytest.mark.one_broker("a cluster does not serve transactions yet")
 def test_kafkas_message_copier_copies_each_record_once_though_it_is_killed(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:

@@ -24,8 +24,6 @@ from tests.support.transactional import (
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.one_broker("a cluster does not serve transactions yet")
-
 CLIENTS = ("java", "confluent-kafka", "aiokafka", "kafka-python", "kafkajs")
 LIMIT_S = 20.0
 FENCED = r"(?i)fenced|newer|epoch|InvalidTxnState|abortable"

@@ -170,6 +170,12 @@ class Rows:
             shard,
         )
         await self.put(
+            "open_transaction_versions (topic, topic_id, partition, producer_id,"
+            " transaction_start, version)",
+            f"SELECT 'invoices', '{INVOICES}', 0, 7, 0, 1",
+            shard,
+        )
+        await self.put(
             "messages (topic, topic_id, partition, offset, timestamp_type, producer_id,"
             " transactional, transaction_start, append_time)",
             f"SELECT 'invoices', '{INVOICES}', 0, 0, 'CreateTime', 7, true, 0, now64(3)",
@@ -265,6 +271,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
         "group_heartbeats", "consumer_offsets", "partition_minutes",
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
+        "open_transaction_versions",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

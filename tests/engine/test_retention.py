@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.log.checkpoints import read_checkpoints
-from broker.log.log_starts import LogStarts, SingleCheckpointLane
+from broker.log.log_starts import LogStarts, SingleRowLane
 from broker.log.partition import PartitionLog
 from broker.log.retention import Retention
 from broker.log.row_sources import SingleRowSource
@@ -36,7 +36,7 @@ class RetainedLogs:
         self.engine = engine
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
-        self.starts = LogStarts(SingleCheckpointLane(lane))
+        self.starts = LogStarts(SingleRowLane(lane))
         self.retention = Retention(self, SingleRowSource(engine), self.starts, self.clock)
 
     def all(self) -> list[PartitionLog]:
@@ -257,7 +257,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
 ) -> None:
     scripted = ScriptedEngine(engine)
     lane = make_lane(scripted)
-    starts = LogStarts(SingleCheckpointLane(lane))
+    starts = LogStarts(SingleRowLane(lane))
     log = make_log(end=10)
     scripted.gate.clear()
     moving = asyncio.create_task(starts.raise_to(log, 7))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import SessionOver
 from broker.cluster.shard_host import ShardHost, ShardHosts
@@ -14,6 +15,7 @@ from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
+from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
 from broker.log.tail_cache import TailCache
@@ -65,7 +67,9 @@ class OneBroker:
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
         registry = TopicRegistry(self.topics, self.state, settings)
         self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
-        self.slots = Slots(served, hosts, self.session, self.logs, self.catalog, 0.2)
+        owners = CoordinatorHosts(served, self.session, hosts)
+        transactions = ShardedTransactions(served, owners, {})
+        self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
 
     async def serve(self) -> None:
         slot = Slot(self.tenure.session_id, 1, (SHARD,))

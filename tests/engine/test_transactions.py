@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from broker.log.appender import Appender
-from broker.log.block import Appended, Outcome, PendingAppend
+from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
+from broker.log.log_starts import SingleRowLane
 from broker.log.partition import PartitionLog
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transactions import AbortedTransaction, OpenTransaction
-from broker.transaction_markers import MarkerWriter
+from broker.transaction_markers import Marker, MarkerWriter
 from coordinator.transaction_states import Producer
+from protocol.control_batches import control_batch
 from protocol.errors import InvalidProducerEpoch, InvalidTxnState, KafkaError, KafkaStorageError
+from storage.blocks import block
 from storage.embedded import EmbeddedEngine
-from storage.row_lane import RowLane
+from storage.row_lane import RowLane, TableRows
 from tests.support.log_parts import (
     LANES,
     ScriptedEngine,
@@ -49,7 +53,7 @@ async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
 async def markers(appender: Appender, engine: EmbeddedEngine) -> AsyncIterator[MarkerWriter]:
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
-    yield MarkerWriter(appender, rows)
+    yield MarkerWriter(appender, SingleRowLane(rows))
     await rows.close()
 
 
@@ -95,7 +99,7 @@ async def test_a_batch_begins_a_transaction_only_on_the_coordinators_word(
     with pytest.raises(InvalidTxnState):
         await add(appender, log, batch(2, transactional=False), may_begin=False)
     assert (log.high_watermark, log.last_stable_offset) == (2, 0)
-    await markers.write(log, Producer(PRODUCER, 0), commit=True)
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=True))
     assert (log.high_watermark, log.last_stable_offset) == (3, 3)
 
 
@@ -105,10 +109,10 @@ async def test_a_marker_makes_the_coordinators_word_void_even_if_nothing_was_wri
     """In the older flow: a partition was added, its first batch is late, the transaction ends."""
     log = make_log()
     await add(appender, log, batch(0))
-    await markers.write(log, Producer(PRODUCER, 0), commit=True)
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=True))
     late = PendingAppend(log, batch(1), header_of(batch(1)), lambda _: None)
     word = late.verified = log.verifying.setdefault(PRODUCER, object())
-    await markers.write(log, Producer(PRODUCER, 0), commit=False)
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=False))
     assert log.high_watermark == 2, "the second marker had nothing to end"
     assert not late.is_verified
     assert log.verifying.get(PRODUCER) is not word
@@ -122,14 +126,14 @@ async def test_a_marker_that_raises_the_epoch_is_written_once_and_fences_what_wa
     log = make_log()
     await add(appender, log, batch(0))
     for _ in range(2):
-        await markers.write(log, Producer(PRODUCER, 1), commit=True, raises_epoch=True)
+        await markers.write(log, Marker(Producer(PRODUCER, 1), commit=True, raises_epoch=True))
     assert log.high_watermark == 2
     with pytest.raises(InvalidProducerEpoch):
         await add(appender, log, batch(1))
     with pytest.raises(InvalidProducerEpoch):
-        await markers.write(log, Producer(PRODUCER, 0), commit=False)
+        await markers.write(log, Marker(Producer(PRODUCER, 0), commit=False))
     await add(appender, log, batch(0, epoch=1))
-    await markers.write(log, Producer(PRODUCER, 1), commit=True, raises_epoch=True)
+    await markers.write(log, Marker(Producer(PRODUCER, 1), commit=True, raises_epoch=True))
     assert log.transactions.has_open(PRODUCER, 1), "a marker of the one before ends nothing"
 
 
@@ -153,10 +157,10 @@ async def test_a_refused_block_changes_no_transaction(
     await add(appender, log, batch(0))
     scripted.faults.append("refused")
     with pytest.raises(KafkaStorageError):
-        await markers.write(log, Producer(PRODUCER, 0), commit=False)
+        await markers.write(log, Marker(Producer(PRODUCER, 0), commit=False))
     assert log.transactions.open == {PRODUCER: OpenTransaction(0, 0)}
     assert (log.last_stable_offset, log.transactions.aborted_between(0, 9)) == (0, [])
-    await markers.write(log, Producer(PRODUCER, 0), commit=False)
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=False))
     assert log.transactions.aborted_between(0, 9) == [AbortedTransaction(PRODUCER, 0, 1)]
 
 
@@ -168,7 +172,7 @@ async def test_a_log_start_that_is_raised_shows_nothing_of_a_block_on_its_way(
     await add(appender, log, batch(0))
     scripted.gate.clear()
     scripted.insert_came.clear()
-    ending = asyncio.create_task(markers.write(log, Producer(PRODUCER, 0), commit=True))
+    ending = asyncio.create_task(markers.write(log, Marker(Producer(PRODUCER, 0), commit=True)))
     await scripted.insert_came.wait()
     log.begin_at(1)
     assert (log.last_stable_offset, log.high_watermark) == (2, 3)
@@ -184,9 +188,9 @@ async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
 ) -> None:
     log = make_log()
     await add(appender, log, batch(0, producer_id=1))
-    await markers.write(log, Producer(1, 0), commit=False)
+    await markers.write(log, Marker(Producer(1, 0), commit=False))
     await add(appender, log, batch(0, producer_id=2))
-    await markers.write(log, Producer(2, 0), commit=True)
+    await markers.write(log, Marker(Producer(2, 0), commit=True))
     await add(appender, log, batch(0, producer_id=3, epoch=4))
     await add(appender, log, batch(1, producer_id=3, epoch=4))
     assert len(await stored_values(engine, log)) == log.high_watermark == 6
@@ -194,7 +198,7 @@ async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
     for log_start in (0, 5):  # with it, the first record of the open one is gone
         anew = make_log(log.topic, end=log.high_watermark)
         anew.begin_at(log_start)
-        await recover_transactions(engine, [anew])
+        assert await recover_transactions([engine], [anew]) == []
         assert anew.transactions.open == {3: OpenTransaction(4, 4)}
         assert anew.last_stable_offset == max(4, log_start)
         aborted = [] if log_start else [AbortedTransaction(1, 0, 1)]
@@ -202,5 +206,98 @@ async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
 
     past = make_log(log.topic, end=log.high_watermark)
     past.begin_at(6)
-    await recover_transactions(engine, [past])
+    repairs = await recover_transactions([engine], [past])
     assert (past.transactions.open, past.last_stable_offset) == ({}, 6)
+    assert await shown_as_open(engine) == [[3, 4]]
+    await store(engine, repairs)
+    assert await shown_as_open(engine) == []
+
+
+async def shown_as_open(engine: EmbeddedEngine) -> list[list[Any]]:
+    """The producer and the first offset of each."""
+    return await engine.rows("SELECT producer_id, transaction_start FROM open_transactions")
+
+
+async def store(engine: EmbeddedEngine, repairs: Iterable[tuple[TableRows, TableRows]]) -> None:
+    for rows in (rows for repair in repairs for rows in repair if rows.rows):
+        table = rows.table
+        data = block(table, rows.rows)
+        await engine.insert_block(0, table.name, table.column_list, data, str(uuid4()))
+
+
+async def test_a_transaction_is_shown_as_open_from_its_first_record_to_its_marker(
+    engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter, scripted: ScriptedEngine
+) -> None:
+    log = make_log()
+    scripted.faults += ["refused"]
+    with pytest.raises(KafkaStorageError):
+        await add(appender, log, batch(0))
+    assert await shown_as_open(engine) == []
+    scripted.faults += ["", "refused"]
+    with pytest.raises(KafkaStorageError):
+        await add(appender, log, batch(0))
+    assert await shown_as_open(engine) == [[PRODUCER, 0]], "stored before the block"
+    await add(appender, log, plain(b"a").data, may_begin=False)
+    await add(appender, log, batch(0))
+    assert await shown_as_open(engine) == [[PRODUCER, 1]]
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=False))
+    assert await shown_as_open(engine) == []
+    await add(appender, log, batch(1))
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=True))
+    assert await shown_as_open(engine) == []
+    aborted = "SELECT producer_id, transaction_start, last_offset FROM aborted_transactions"
+    assert await engine.rows(aborted) == [[PRODUCER, 1, 2]]
+
+
+async def only_marker(appender: Appender, log: PartitionLog, *, commit: bool) -> None:
+    """A marker, after which the broker ends: the rows that follow it are missing."""
+    told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    data = control_batch(PRODUCER, 0, commit=commit, coordinator_epoch=0, timestamp_ms=0)
+    appender.append(PendingMarker(log, data, header_of(data), told.set_result, commit=commit))
+    assert isinstance(await told, Appended)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_start_ends_what_has_a_marker_and_stores_what_the_broker_before_did_not(
+    engine: EmbeddedEngine, appender: Appender, commit: bool
+) -> None:
+    log = make_log()
+    await add(appender, log, batch(0))
+    await only_marker(appender, log, commit=commit)
+    assert await shown_as_open(engine) == [[PRODUCER, 0]]
+
+    anew = make_log(log.topic, end=2)
+    await store(engine, await recover_transactions([engine], [anew]))
+    aborted = [] if commit else [AbortedTransaction(PRODUCER, 0, 1)]
+    assert (anew.transactions.open, anew.last_stable_offset) == ({}, 2)
+    assert anew.transactions.aborted_between(0, 9) == aborted
+    assert await shown_as_open(engine) == []
+    again = make_log(log.topic, end=2)
+    assert await recover_transactions([engine], [again]) == []
+    assert again.transactions.aborted_between(0, 9) == aborted
+
+
+async def test_a_start_ends_what_has_no_record(
+    engine: EmbeddedEngine, appender: Appender, scripted: ScriptedEngine
+) -> None:
+    log = make_log()
+    scripted.faults += ["", "refused"]
+    with pytest.raises(KafkaStorageError):
+        await add(appender, log, batch(0))
+    anew = make_log(log.topic)
+    await store(engine, await recover_transactions([engine], [anew]))
+    assert (anew.transactions.open, await shown_as_open(engine)) == ({}, [])
+    assert anew.transactions.next_version(0) > log.transactions.next_version(0)
+
+
+async def test_a_young_record_is_shown_when_its_marker_is_there_whatever_is_said_to_be_open(
+    engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter
+) -> None:
+    """Of a transaction that began after it was read what is open."""
+    log = make_log()
+    await add(appender, log, batch(0))
+    await engine.execute("TRUNCATE TABLE open_transaction_versions")
+    shown = "SELECT count() FROM messages_committed"
+    assert await engine.rows(shown) == [[0]]
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=True))
+    assert await engine.rows(shown) == [[1]]

@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 
 from common.clock import Clock
+from coordinator.hosted_transactions import HostedTransactions, SoleOwner
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -119,11 +120,16 @@ class _Engine:
 
 
 def coordinator(machine: Machine) -> TransactionCoordinator:
-    return TransactionCoordinator(
+    hosted = HostedTransactions(
         cast(Engine, _Engine(machine)),
         cast(RowLane, machine),
         1,
+        SoleOwner(),
         machine,
+        cast(Clock, machine),
+    )
+    return TransactionCoordinator(
+        hosted,
         machine,
         TransactionLimits(60_000, MAX_IDS, 10**12),
         cast(Clock, machine),

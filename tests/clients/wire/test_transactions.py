@@ -14,8 +14,6 @@ from tests.support.record_batches import Record, batch_of
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.one_broker("a cluster does not serve transactions yet")
-
 TRANSACTIONAL = 0x10
 NEWEST, BY_NAME = 5, 12
 

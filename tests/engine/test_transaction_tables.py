@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.log.aborted_table import AbortedSweep
+from broker.log.transaction_tables import TransactionSweep
 from common.clock import DAY_MS
 from storage.embedded import EmbeddedEngine
 from tests.support.waiting import until_async
@@ -23,7 +23,7 @@ async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> 
         f" ('events', '{TOPIC_ID}', 0, 5, 'CreateTime', true, true, 0, now64(3))"
     )
     now_ms = 0
-    sweep = AbortedSweep(engine, lambda: now_ms)
+    sweep = TransactionSweep(engine, lambda: now_ms)
     starts = "SELECT transaction_start FROM aborted_transactions ORDER BY transaction_start"
 
     async def one_is_left() -> bool:

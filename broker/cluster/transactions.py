@@ -1,0 +1,289 @@
+"""Transactional ids of several shards, and what their coordinators ask other brokers to do.
+
+Between brokers two of Kafka's requests are enough. The leader of a partition asks the coordinator
+with AddPartitionsToTxn whether a transaction includes it; the coordinator ends transactions with
+WriteTxnMarkers. The offsets of a group are named, as in Kafka, by a partition of
+`__consumer_offsets`: here that is the slot of the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Collection, Mapping
+from contextlib import suppress
+
+from kafka.protocol.producer import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+from broker.cluster.coordinator_hosts import CoordinatorHosts
+from broker.cluster.groups import ShardedGroups
+from broker.cluster.leadership import SlotLeadership
+from broker.cluster.peers import Peers
+from broker.cluster.served_slots import ServedSlots
+from broker.cluster.slot_logs import SlotLogs
+from broker.leadership import BrokerEndpoint
+from broker.topics import TopicCatalog
+from broker.transaction_markers import Marker, MarkerWriter
+from coordinator.messages import OFFSETS_TOPIC
+from coordinator.transaction_states import Member, Producer, Transaction, offsets_member
+from coordinator.transactions import TransactionCoordinator
+from protocol.errors import (
+    CoordinatorNotAvailable,
+    InvalidProducerEpoch,
+    KafkaError,
+    LeaderNotAvailable,
+    NotCoordinator,
+    NotLeaderOrFollower,
+    UnknownTopicOrPartition,
+    error_with_code,
+)
+
+_ADD_VERSION, _MARKERS_VERSION = 5, 2
+
+
+class ShardedTransactions:
+    """Over several shards what `TransactionCoordinator` is to a single broker."""
+
+    def __init__(
+        self,
+        slots: ServedSlots,
+        owners: CoordinatorHosts,
+        coordinators: Mapping[str, TransactionCoordinator],
+    ) -> None:
+        """`coordinators`: by the name of the shard that has the rows of their ids."""
+        self._slots = slots
+        self._owners = owners
+        self._coordinators = coordinators
+
+    def coordinator_of(self, transactional_id: str) -> TransactionCoordinator:
+        """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
+        return self._coordinators[self._owners.of_id(transactional_id).name]
+
+    def all(self) -> list[Transaction]:
+        return [found for one in self._coordinators.values() for found in one.all()]
+
+    def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        """See `Transaction.verify`; also for the offsets of groups."""
+        coordinator = self.coordinator_of(transactional_id)
+        transaction = coordinator.get(transactional_id)
+        if member.topic == OFFSETS_TOPIC and transaction is not None:
+            for group_id in transaction.groups:
+                if self._slots.of_group(group_id) == member.partition:
+                    coordinator.verify_group(transactional_id, producer, group_id)
+                    return
+        coordinator.verify(transactional_id, producer, member)
+
+    # The slots of this broker
+
+    def start(self) -> None:
+        for one in self._coordinators.values():
+            one.start()
+
+    async def load(self, slots: Collection[int]) -> None:
+        """Coordinate the ids in these slots, which are owned. Raises `EngineError`."""
+        for one in self._of(slots):
+            await one.hosted.load(self._slots.has_group_in(slots))
+
+    async def unload(self, slots: Collection[int]) -> None:
+        """Returns when none of their rows is being stored."""
+        await asyncio.gather(
+            *(one.hosted.unload(self._slots.has_group_in(slots)) for one in self._of(slots))
+        )
+
+    def _of(self, slots: Collection[int]) -> Collection[TransactionCoordinator]:
+        shards = self._slots.group_shards(slots)
+        return [one for shard, one in self._coordinators.items() if shard in shards]
+
+    def abandon(self) -> None:
+        """The session of this broker is over."""
+        for one in self._coordinators.values():
+            one.hosted.abandon()
+
+    @property
+    def background(self) -> Collection[asyncio.Task[None]]:
+        return [task for one in self._coordinators.values() for task in one.background]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.close() for one in self._coordinators.values()))
+
+
+class CoordinatorsOfCluster:
+    """`CoordinatorCalls`: asks the coordinator of a transactional id, wherever it is."""
+
+    def __init__(
+        self,
+        slots: ServedSlots,
+        transactions: ShardedTransactions,
+        leadership: SlotLeadership,
+        peers: Peers,
+    ) -> None:
+        self._slots = slots
+        self._transactions = transactions
+        self._leadership = leadership
+        self._peers = peers
+
+    async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        with suppress(NotCoordinator):
+            coordinator = self._transactions.coordinator_of(transactional_id)
+            await coordinator.add(transactional_id, producer, (member,), version=2)
+            return
+        await self._ask(transactional_id, producer, member, verify_only=False)
+
+    async def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        with suppress(NotCoordinator):
+            self._transactions.verify(transactional_id, producer, member)
+            return
+        await self._ask(transactional_id, producer, member, verify_only=True)
+
+    async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        member = offsets_member(self._slots.of_group(group_id))
+        await self.add(transactional_id, producer, member)
+
+    async def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        member = offsets_member(self._slots.of_group(group_id))
+        await self.verify(transactional_id, producer, member)
+
+    async def _ask(
+        self, transactional_id: str, producer: Producer, member: Member, *, verify_only: bool
+    ) -> None:
+        broker = self._leadership.coordinator(transactional_id)
+        if broker is None:
+            raise CoordinatorNotAvailable(f"nobody coordinates {transactional_id!r} at the moment")
+        transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            transactions=[
+                transaction(
+                    transactional_id=transactional_id,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch,
+                    verify_only=verify_only,
+                    topics=[topic(name=member.topic, partitions=[member.partition])],
+                )
+            ]
+        )
+        response = await self._peers.ask(broker, request, AddPartitionsToTxnResponse, _ADD_VERSION)
+        (result,) = response.results_by_transaction[0].topic_results
+        (partition,) = result.results_by_partition
+        if partition.partition_error_code:
+            what = f"broker {broker.node_id} does not let {transactional_id!r} go on"
+            raise error_with_code(partition.partition_error_code, what)
+
+
+class MarkersHere:
+    """Ends transactions in the partitions and groups of this broker."""
+
+    def __init__(
+        self, writer: MarkerWriter, logs: SlotLogs, groups: ShardedGroups, topics: TopicCatalog
+    ) -> None:
+        self._writer = writer
+        self._logs = logs
+        self._groups = groups
+        self._topics = topics
+
+    async def end(self, marker: Marker, member: Member) -> None:
+        """Raises `KafkaError` and `EngineError`."""
+        if member.topic == OFFSETS_TOPIC:
+            await self._groups.end_transaction(
+                member.partition,
+                marker.producer,
+                commit=marker.commit,
+                raises_epoch=marker.raises_epoch,
+            )
+            return
+        log = self._logs.find(member.topic_id, member.partition)
+        if log is None:
+            self.check_deleted(member, NotLeaderOrFollower(f"the log of {member} is not open"))
+            return
+        # Otherwise a later marker has ended it, or the topic is deleted.
+        with suppress(InvalidProducerEpoch, UnknownTopicOrPartition):
+            await self._writer.write(log, marker)
+
+    def check_deleted(self, member: Member, error: KafkaError) -> None:
+        """Raises the error unless the topic has been deleted: then there is nothing to end."""
+        if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
+            raise error
+
+
+class MarkersOfCluster:
+    """`Markers`: ends transactions in partitions and groups, wherever they are."""
+
+    def __init__(
+        self,
+        node_id: int,
+        here: MarkersHere,
+        owners: CoordinatorHosts,
+        leadership: SlotLeadership,
+        peers: Peers,
+    ) -> None:
+        self._node_id = node_id
+        self._here = here
+        self._owners = owners
+        self._leadership = leadership
+        self._peers = peers
+
+    async def write(self, transaction: Transaction) -> None:
+        """Raises `KafkaError` and `EngineError`: then some may be written."""
+        marker = Marker(
+            Producer(transaction.producer_id, transaction.epoch),
+            commit=transaction.commits,
+            coordinator_epoch=self._owners.epoch_of(transaction.transactional_id),
+            raises_epoch=transaction.version >= 2,
+        )
+        slots = {self._owners.slot_of(group_id) for group_id in transaction.groups}
+        members = transaction.members | {offsets_member(slot) for slot in slots}
+        by_broker: defaultdict[BrokerEndpoint | None, list[Member]] = defaultdict(list)
+        for member in members:
+            by_broker[self._broker_of(member)].append(member)
+        steps: list[Awaitable[None]] = []
+        for broker, some in by_broker.items():
+            if broker is not None and broker.node_id != self._node_id:
+                steps.append(self._ask(broker, marker, some))
+            elif broker is not None:
+                steps += [self._here.end(marker, member) for member in some]
+        ended = await asyncio.gather(*steps, return_exceptions=True)  # all, before the next attempt
+        for failure in ended:
+            if failure is not None:
+                raise failure
+        if None in by_broker:
+            raise LeaderNotAvailable(f"nobody leads {by_broker[None][0]} at the moment")
+
+    def _broker_of(self, member: Member) -> BrokerEndpoint | None:
+        if member.topic == OFFSETS_TOPIC:
+            return self._leadership.owner_of(member.partition)
+        return self._leadership.leading(member.topic_id, member.partition)
+
+    async def _ask(
+        self, broker: BrokerEndpoint, marker: Marker, members: Collection[Member]
+    ) -> None:
+        by_topic: defaultdict[str, dict[int, Member]] = defaultdict(dict)
+        for member in members:
+            by_topic[member.topic][member.partition] = member
+        one = WriteTxnMarkersRequest.WritableTxnMarker
+        request = WriteTxnMarkersRequest(
+            markers=[
+                one(
+                    producer_id=marker.producer.producer_id,
+                    producer_epoch=marker.producer.epoch,
+                    transaction_result=marker.commit,
+                    topics=[
+                        one.WritableTxnMarkerTopic(name=topic, partition_indexes=list(some))
+                        for topic, some in by_topic.items()
+                    ],
+                    coordinator_epoch=marker.coordinator_epoch,
+                    transaction_version=2 if marker.raises_epoch else 1,
+                )
+            ]
+        )
+        response = await self._peers.ask(broker, request, WriteTxnMarkersResponse, _MARKERS_VERSION)
+        for topic in response.markers[0].topics:
+            for partition in topic.partitions:
+                if partition.error_code not in (0, InvalidProducerEpoch.code):
+                    member = by_topic[topic.name][partition.partition_index]
+                    what = f"broker {broker.node_id} did not write a marker to {member}"
+                    self._here.check_deleted(member, error_with_code(partition.error_code, what))

@@ -1,0 +1,110 @@
+"""The tables `open_transaction_versions` and `aborted_transactions`: transactions of partitions.
+
+The leader of a partition keeps them. That a transaction is open is stored before its first record,
+that it has ended behind its marker, and that it was aborted in between. So at each moment the view
+`messages_committed` finds what it must not show, and the next leader finds what it has to look at
+(transaction_recovery.py).
+
+A row of an aborted transaction is needed for as long as the log has records of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from broker.log.partition import PartitionLog
+from broker.log.transactions import AbortedTransaction, OpenTransaction
+from common.clock import DAY_MS, wall_ms
+from storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table
+from storage.engine import Engine
+from storage.row_lane import TableRows
+
+OPEN_TRANSACTIONS = Table(
+    "open_transaction_versions",
+    (
+        ("topic", STRING),
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("producer_id", INT64),
+        ("producer_epoch", INT16),
+        ("transaction_start", INT64),
+        ("ended", BOOL),
+        ("version", UINT64),
+    ),
+)
+ABORTED_TRANSACTIONS = Table(
+    "aborted_transactions",
+    (
+        ("topic", STRING),
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("producer_id", INT64),
+        ("transaction_start", INT64),
+        ("last_offset", INT64),
+    ),
+)
+
+
+def begun_rows(begun: Iterable[tuple[PartitionLog, int, OpenTransaction]]) -> TableRows:
+    """Of transactions that begin, each with its partition and the id of its producer."""
+    rows = [
+        _version(log, producer_id, one.epoch, one.first_offset, ended=False)
+        for log, producer_id, one in begun
+    ]
+    return TableRows(OPEN_TRANSACTIONS, rows)
+
+
+def ended_rows(
+    log: PartitionLog, producer_id: int, epoch: int, aborted: Iterable[AbortedTransaction]
+) -> tuple[TableRows, TableRows]:
+    """The producer has no open transaction in the log any more; these of it were aborted.
+
+    To be stored in this order.
+    """
+    return (
+        TableRows(
+            ABORTED_TRANSACTIONS,
+            [(log.topic.name, log.topic_id, log.partition, *one) for one in aborted],
+        ),
+        TableRows(OPEN_TRANSACTIONS, [_version(log, producer_id, epoch, -1, ended=True)]),
+    )
+
+
+def _version(
+    log: PartitionLog, producer_id: int, epoch: int, start: int, *, ended: bool
+) -> tuple[object, ...]:
+    version = log.transactions.next_version(wall_ms())
+    return (
+        log.topic.name, log.topic_id, log.partition, producer_id, epoch, start, ended, version
+    )  # fmt: skip
+
+
+_REMOVE_UNUSED = """
+ALTER TABLE aborted_transactions DELETE
+WHERE (topic_id, partition, transaction_start) NOT IN (
+    SELECT topic_id, partition, transaction_start FROM messages WHERE transactional AND NOT control
+)
+"""
+
+
+class TransactionSweep:
+    """Removes rows that nobody needs, at the start and once a day: of transactions that have ended,
+    and of aborted ones without records.
+    """
+
+    def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
+        """`engine` has all tables as they are: what waits in its journal is put there first."""
+        self._engine = engine
+        self._clock_ms = clock_ms
+        self._swept_ms: int | None = None
+
+    async def round(self) -> None:
+        """Does nothing if the last one was less than a day ago. Raises `EngineError`."""
+        now_ms = self._clock_ms()
+        if self._swept_ms is not None and now_ms - self._swept_ms < DAY_MS:
+            return
+        if await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
+            await self._engine.execute(_REMOVE_UNUSED)
+        if await self._engine.rows("SELECT 1 FROM open_transaction_versions WHERE ended LIMIT 1"):
+            await self._engine.execute("OPTIMIZE TABLE open_transaction_versions FINAL CLEANUP")
+        self._swept_ms = now_ms

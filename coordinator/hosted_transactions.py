@@ -1,0 +1,213 @@
+"""The transactional ids of this broker as they are stored, and the ends of their transactions.
+
+A change of an id is a row before `transaction` has it. What is prepared is ended in the background:
+markers first, then the state that says so; again until both have worked.
+
+With several brokers a transactional id belongs to a slot, and its coordinator is the owner of the
+slot. What a broker stores after another one has loaded its ids counts for nothing: versions of a
+later owner are higher, and a broker acts on a row only while it may coordinate the id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.clock import Clock
+from common.tasks import Backoff
+from coordinator.transaction_rows import read_transactions, transaction_row
+from coordinator.transaction_states import PREPARED, Transaction
+from protocol.errors import CoordinatorNotAvailable, KafkaError
+from storage.engine import Engine, EngineError
+from storage.row_lane import RowLane
+
+log = logging.getLogger(__name__)
+
+_END_WAIT_S = 1.0
+"""How long a request waits for the end of the transaction before; then the client asks again."""
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 5.0
+_VERSIONS_OF_EPOCH = 2**42
+"""Versions of one owner of a slot: milliseconds, up to the year 2109."""
+
+
+class Markers(Protocol):
+    """Ends transactions in the partitions and groups that are part of them."""
+
+    async def write(self, transaction: Transaction) -> None:
+        """Returns when each of them has ended a prepared transaction. May be called again.
+
+        Raises `EngineError` if that is not known.
+        """
+
+
+class IdOwner(Protocol):
+    """Which transactional ids are this broker's."""
+
+    def may_coordinate(self, transactional_id: str) -> bool:
+        """Whether this broker coordinates the id, by the clock, now."""
+
+    def epoch_of(self, transactional_id: str) -> int:
+        """Grows with every owner of the id."""
+
+
+class SoleOwner:
+    """`IdOwner` of a broker that runs alone."""
+
+    def may_coordinate(self, _transactional_id: str) -> bool:
+        return True
+
+    def epoch_of(self, _transactional_id: str) -> int:
+        return 0
+
+
+@dataclass(slots=True, eq=False)
+class HostedTransaction:
+    """A transactional id; `lock` is held while a request changes it."""
+
+    transaction: Transaction
+    version: int
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ending: asyncio.Task[None] | None = None
+
+
+class HostedTransactions:
+    """The transactional ids that this broker coordinates."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: RowLane,
+        node_id: int,
+        owner: IdOwner,
+        markers: Markers,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._rows = rows
+        self._node_id = node_id
+        self._owner = owner
+        self._markers = markers
+        self._clock = clock
+        self._hosted: dict[str, HostedTransaction] = {}
+        self._forgotten_version = 0
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def __iter__(self) -> Iterator[HostedTransaction]:
+        return iter(tuple(self._hosted.values()))
+
+    def get(self, transactional_id: str) -> HostedTransaction | None:
+        return self._hosted.get(transactional_id)
+
+    def add(self, fresh: Transaction) -> HostedTransaction:
+        """An id that is not stored yet, or that another request has added just now."""
+        made = HostedTransaction(fresh, self._forgotten_version)
+        return self._hosted.setdefault(fresh.transactional_id, made)
+
+    # Which ids are coordinated here
+
+    async def load(self, chosen: Callable[[str], bool]) -> None:
+        """Coordinate these ids from now on, from what is stored; end what was prepared.
+
+        Raises `EngineError`.
+        """
+        stored = await read_transactions(self._engine)
+        self._drop(chosen)
+        for transaction, version in stored:
+            if chosen(transaction.transactional_id):
+                hosted = HostedTransaction(transaction, version)
+                self._hosted[transaction.transactional_id] = hosted
+                if transaction.state in PREPARED:
+                    self.begin_to_end(hosted)
+
+    async def unload(self, chosen: Callable[[str], bool]) -> None:
+        """Stop coordinating these ids. Returns when none of their rows is being stored."""
+        await asyncio.gather(*self._drop(chosen), return_exceptions=True)
+        await self._rows.store()
+
+    def abandon(self) -> None:
+        """Stop coordinating every id at once: the session of this broker is over."""
+        self._drop(lambda _: True)
+
+    async def close(self) -> None:
+        """What is prepared is ended by the next start."""
+        await asyncio.gather(*self._drop(lambda _: True), return_exceptions=True)
+
+    def _drop(self, chosen: Callable[[str], bool]) -> Collection[asyncio.Task[None]]:
+        """The tasks that end transactions of these ids; they are cancelled."""
+        dropped = [self._hosted.pop(one) for one in list(self._hosted) if chosen(one)]
+        ending = [one.ending for one in dropped if one.ending is not None]
+        for task in ending:
+            task.cancel()
+        return ending
+
+    # Storing
+
+    async def store(self, hosted: HostedTransaction, changed: Transaction) -> None:
+        """Raises `CoordinatorNotAvailable` if it is not stored."""
+        self._check_hosted(hosted, changed.transactional_id)
+        hosted.version = self._next_version(hosted)
+        try:
+            await self._rows.store(transaction_row(changed, hosted.version, self._node_id))
+        except EngineError as error:
+            raise CoordinatorNotAvailable(f"the transaction cannot be stored: {error}") from error
+        # If another broker has loaded the id meanwhile, it may not have seen this row.
+        self._check_hosted(hosted, changed.transactional_id)
+        hosted.transaction = changed
+
+    def _check_hosted(self, hosted: HostedTransaction, transactional_id: str) -> None:
+        is_ours = self._owner.may_coordinate(transactional_id)
+        if self._hosted.get(transactional_id) is not hosted or not is_ours:
+            raise CoordinatorNotAvailable(f"{transactional_id!r} has expired, or moved")
+
+    def _next_version(self, hosted: HostedTransaction) -> int:
+        first = self._owner.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
+        return max(hosted.version + 1, first + self._clock.wall_ms())
+
+    async def forget(self, hosted: HostedTransaction) -> None:
+        """The id has expired. Raises `EngineError`."""
+        transactional_id = hosted.transaction.transactional_id
+        async with hosted.lock:
+            version = hosted.version = self._next_version(hosted)
+            await self._rows.store(
+                transaction_row(hosted.transaction, version, self._node_id, removed=True)
+            )
+            if self._hosted.get(transactional_id) is hosted:
+                del self._hosted[transactional_id]
+                self._forgotten_version = max(self._forgotten_version, version)
+
+    # Ending
+
+    async def end_of_the_one_before(self, hosted: HostedTransaction) -> None:
+        """Wait for it, for a moment."""
+        if hosted.ending is not None and hosted.transaction.state in PREPARED:
+            await asyncio.wait({hosted.ending}, timeout=_END_WAIT_S)
+
+    def begin_to_end(self, hosted: HostedTransaction) -> None:
+        """End what is prepared, in the background."""
+        name = f"end-{hosted.transaction.transactional_id}"
+        hosted.ending = asyncio.create_task(self._end_prepared(hosted), name=name)
+        hosted.ending.add_done_callback(_log_failure)
+
+    async def _end_prepared(self, hosted: HostedTransaction) -> None:
+        """Write the markers, then note that they are written; again until both have worked."""
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            prepared = hosted.transaction
+            try:
+                await self._markers.write(prepared)
+                await self.store(hosted, prepared.completed(self._clock.wall_ms()))
+                return
+            except (EngineError, KafkaError) as error:
+                what = f"{prepared.transactional_id!r} cannot be ended yet"
+                await asyncio.sleep(backoff.after(error, log, what))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a transaction cannot be ended: a bug", exc_info=task.exception())

@@ -507,7 +507,7 @@ def test_kafka_producer_perf_test_writes_transactions(
     assert "2000 records sent" in printed
     query = (
         "SELECT countIf(NOT control) AS records, countIf(control) > 0 AS markers FROM messages"
-        " WHERE topic = {topic:String}"
+        " WHERE topic = {topic:String} HAVING records > 0"
     )
     assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]
 
@@ -532,7 +532,7 @@ def test_kafkas_message_copier_copies_each_record_once_though_it_is_killed(
             "SELECT count() AS n FROM messages_committed WHERE topic = {topic:String}",
             {"topic": copy},
         )
-        return int(rows[0]["n"])
+        return sum(int(row["n"]) for row in rows)
 
     def copy_until(enough: int) -> None:
         copier = subprocess.Popen(

@@ -14,6 +14,8 @@ from tests.support.record_batches import Record, batch_of
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
+pytestmark = pytest.mark.one_broker("one connection asks the leader and the coordinator")
+
 TRANSACTIONAL = 0x10
 NEWEST, BY_NAME = 5, 12
 

@@ -7,7 +7,8 @@
 * membership.py: the cache of the groups of all brokers; cache_worker.py keeps it up to date.
 * Stored: tables.py (columns), group_rows.py (groups and members), heartbeats.py, offsets.py,
   offset_expiry.py.
-* Transactions: transaction_states.py (one transactional id, without IO), transactions.py drives
-  them, transaction_rows.py (stored), pending_offsets.py (offsets that were sent to transactions).
+* Transactions: transactions.py answers requests, transaction_states.py decides (one transactional
+  id, without IO), hosted_transactions.py stores and ends, transaction_rows.py (the rows),
+  pending_offsets.py (offsets that were sent to transactions).
 * duties.py: what a broker may do for the groups of one shard.
 """

@@ -284,6 +284,12 @@ class TransactionalIdNotFound(KafkaError):
     code = 105  # TRANSACTIONAL_ID_NOT_FOUND
 
 
+class TransactionCoordinatorFenced(KafkaError):
+    """The marker of a coordinator that has a successor."""
+
+    code = 52  # TRANSACTION_COORDINATOR_FENCED
+
+
 class FetchSessionTopicIdError(KafkaError):
     code = 106  # FETCH_SESSION_TOPIC_ID_ERROR
 

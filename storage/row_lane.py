@@ -113,7 +113,9 @@ class RowLane:
         A table comes once in a call. Rows of a caller that is cancelled are stored all the same.
         Raises `EngineError` when none is stored, and `PartlyStored`.
         """
-        await asyncio.shield(self.put(*writes))
+        stored = self.put(*writes)
+        stored.add_done_callback(_retrieve)
+        await asyncio.shield(stored)
 
     def put(self, *writes: TableRows) -> asyncio.Future[None]:
         """As `store`, for callers that need the outcome even if they are cancelled meanwhile.
@@ -225,6 +227,12 @@ class RowLane:
     def _refuse_all(self) -> None:
         while self._queue:
             self._queue.popleft().done.set_exception(EngineError(str(self._refusal)))
+
+
+def _retrieve(stored: asyncio.Future[None]) -> None:
+    """Its caller may have been cancelled: then nobody else looks at the error."""
+    if not stored.cancelled():
+        stored.exception()
 
 
 def _fail(writes: Iterable[tuple[_StoreCall, TableRows]], reason: str, code: int) -> None:

@@ -71,7 +71,7 @@ def _producers(log: PartitionLog) -> list[object]:
                 producer_epoch=_UNKNOWN if known is None else known.epoch,
                 last_sequence=ranges[-1].last if ranges else _UNKNOWN,
                 last_timestamp=_UNKNOWN if entry is None else entry.last_append_ms,
-                coordinator_epoch=_UNKNOWN,
+                coordinator_epoch=_UNKNOWN if entry is None else entry.coordinator_epoch,
                 current_txn_start_offset=_UNKNOWN if begun is None else begun.first_offset,
             )
         )

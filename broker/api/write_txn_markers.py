@@ -7,7 +7,7 @@ in it. Coordinators send this request, and `kafka-transactions abort`, which end
 no coordinator knows any more.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, INVALID_PRODUCER_EPOCH,
-NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, KAFKA_STORAGE_ERROR.
+TRANSACTION_COORDINATOR_FENCED, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS, KAFKA_STORAGE_ERROR.
 """
 
 from __future__ import annotations

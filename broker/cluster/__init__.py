@@ -5,6 +5,8 @@
   session.py (this broker's session), topic_registry.py (topics).
 * Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
 * Acting on them: ownership.py, reconcile.py, slots.py, slot_logs.py, served_slots.py.
-* shard_host.py: what runs on one shard; topics.py, groups.py and leadership.py: what handlers see.
+* shard_host.py: what runs on one shard; coordinator_hosts.py: which shard has a group or a
+  transactional id; topics.py, groups.py, transactions.py and leadership.py: what handlers see.
+* peers.py: asks the other brokers.
 * housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
 """

@@ -27,6 +27,7 @@ from protocol.errors import (
     InvalidTxnState,
     KafkaError,
     OutOfOrderSequenceNumber,
+    TransactionCoordinatorFenced,
 )
 
 log = logging.getLogger(__name__)
@@ -300,6 +301,11 @@ def _add_marker(
             f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
             f" epoch {entry.epoch}"
         )
+    if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
+        raise TransactionCoordinatorFenced(
+            f"a marker of producer {producer_id} has coordinator epoch {marker.coordinator_epoch},"
+            f" {partition} has seen {entry.coordinator_epoch}"
+        )
     partition.verifying.pop(producer_id, None)  # also if it was written: what it ends is over
     ended = partition.transactions.open.get(producer_id)
     first_offset = None if ended is None else ended.first_offset
@@ -328,7 +334,7 @@ def _add_marker(
         ProducerEntry(epoch, (), now_ms)
         if entry is None or entry.epoch != epoch
         else entry._replace(last_append_ms=now_ms)
-    )
+    )._replace(coordinator_epoch=marker.coordinator_epoch)
     block.staging.set_producer(partition, producer_id, after)
     block.staging.end_transaction(partition, producer_id, offset, commit=marker.commit)
     data = stamp_batch(batch, batch_header, offset, partition.leader_epoch, None)

@@ -59,9 +59,16 @@ async def _lacks_rows(partition: PartitionLog, engines: Sequence[Engine]) -> boo
 def _recovered_entry(rows: Sequence[Row]) -> ProducerEntry:
     newest = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)
     epoch, last_append_ms = newest[0][0], newest[0][4]
+    coordinator_epoch = max(row[6] for row in rows)
     ranges = [
         recovered_range(first_offset, last_offset, last_sequence)
-        for row_epoch, first_offset, last_offset, last_sequence, _, control in newest
+        for row_epoch, first_offset, last_offset, last_sequence, _, control, _ in newest
         if row_epoch == epoch and not control
     ][:BATCHES_KEPT]
-    return ProducerEntry(epoch, tuple(reversed(ranges)), last_append_ms, recovered=True)
+    return ProducerEntry(
+        epoch,
+        tuple(reversed(ranges)),
+        last_append_ms,
+        recovered=True,
+        coordinator_epoch=coordinator_epoch,
+    )

@@ -55,7 +55,8 @@ def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> 
 class ProducerEntry(NamedTuple):
     """What a partition knows about one producer. `last_append_ms` is by the wall clock, for expiry.
 
-    `begins_at` is the sequence that must come first while `ranges` is empty.
+    `begins_at` is the sequence that must come first while `ranges` is empty. `coordinator_epoch`:
+    the highest of its transaction markers, -1 without one.
     """
 
     epoch: int
@@ -63,6 +64,7 @@ class ProducerEntry(NamedTuple):
     last_append_ms: int
     recovered: bool = False
     begins_at: int = 0
+    coordinator_epoch: int = -1
 
     @property
     def next_sequence(self) -> int:
@@ -73,7 +75,11 @@ class ProducerEntry(NamedTuple):
         stored = SequenceRange(header.base_sequence, header.last_sequence, base_offset)
         ranges = self.ranges if header.producer_epoch == self.epoch else ()
         return ProducerEntry(
-            header.producer_epoch, (*ranges, stored)[-BATCHES_KEPT:], now_ms, self.recovered
+            header.producer_epoch,
+            (*ranges, stored)[-BATCHES_KEPT:],
+            now_ms,
+            self.recovered,
+            coordinator_epoch=self.coordinator_epoch,
         )
 
 

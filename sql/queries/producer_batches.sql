@@ -1,7 +1,8 @@
 -- The newest batches of one idempotent producer in one partition, newest first. Neighbouring
 -- batches come as one range, because their rows do not say where one ended.
 --
--- A transaction marker comes as a range of its own: it may have raised the epoch.
+-- Transaction markers come as ranges of their own, with the highest epoch of their coordinators: they may have
+-- raised the epoch.
 --
 -- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted.
 SELECT
@@ -10,7 +11,8 @@ SELECT
     max(offset) AS last,
     argMax(sequence, offset),
     toUnixTimestamp64Milli(max(append_time)),
-    control
+    control,
+    max(if(control, reinterpretAsInt32(reverse(substring(assumeNotNull(value), 3, 4))), -1))
 FROM messages
 WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
     AND producer_id = {producer_id:Int64}

@@ -18,12 +18,19 @@ from broker.log.transactions import AbortedTransaction, OpenTransaction
 from broker.transaction_markers import Marker, MarkerWriter
 from coordinator.transaction_states import Producer
 from protocol.control_batches import control_batch
-from protocol.errors import InvalidProducerEpoch, InvalidTxnState, KafkaError, KafkaStorageError
+from protocol.errors import (
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    KafkaError,
+    KafkaStorageError,
+    TransactionCoordinatorFenced,
+)
 from storage.blocks import block
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane, TableRows
 from tests.support.log_parts import (
     LANES,
+    NOTHING_FRESH,
     ScriptedEngine,
     header_of,
     make_appender,
@@ -135,6 +142,25 @@ async def test_a_marker_that_raises_the_epoch_is_written_once_and_fences_what_wa
     await add(appender, log, batch(0, epoch=1))
     await markers.write(log, Marker(Producer(PRODUCER, 1), commit=True, raises_epoch=True))
     assert log.transactions.has_open(PRODUCER, 1), "a marker of the one before ends nothing"
+
+
+async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
+    engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter
+) -> None:
+    log = make_log(first_fresh=NOTHING_FRESH)
+    await add(appender, log, batch(0))
+    await markers.write(log, Marker(Producer(PRODUCER, 0), commit=True, coordinator_epoch=300))
+    assert log.producers[PRODUCER].coordinator_epoch == 300
+    await add(appender, log, batch(1))
+    anew = make_log(log.topic, end=log.high_watermark, first_fresh=NOTHING_FRESH)
+    await recover_transactions([engine], [anew])
+    for seen in (log, anew):
+        zombie = Marker(Producer(PRODUCER, 0), commit=True, coordinator_epoch=299)
+        with pytest.raises(TransactionCoordinatorFenced):
+            await markers.write(seen, zombie)
+    successor = Marker(Producer(PRODUCER, 0), commit=False, coordinator_epoch=301)
+    await markers.write(anew, successor)
+    assert anew.transactions.aborted_between(0, 9) == [AbortedTransaction(PRODUCER, 2, 3)]
 
 
 async def test_the_next_transaction_waits_for_the_marker_of_the_one_before(

@@ -31,17 +31,15 @@ FROM ${messages}
 WHERE NOT control
     AND (
         NOT transactional
-        OR (
-            (
-                append_time < unstable.3
-                OR (topic_id, partition, transaction_start) IN (
-                    SELECT topic_id, partition, transaction_start
-                    FROM ${messages}
-                    WHERE control AND key = '\0\0\0\x01' AND append_time >= now64(3, 'UTC') - INTERVAL 1 MINUTE
-                )
-            )
-            AND (topic_id, partition, transaction_start) NOT IN (
+        OR if(
+            append_time < unstable.3,
+            (topic_id, partition, transaction_start) NOT IN (
                 SELECT topic_id, partition, transaction_start FROM ${aborted_transactions}
+            ),
+            (topic_id, partition, transaction_start) IN (
+                SELECT topic_id, partition, transaction_start
+                FROM ${messages}
+                WHERE control AND key = '\0\0\0\x01' AND append_time >= now64(3, 'UTC') - INTERVAL 1 MINUTE
             )
         )
     )

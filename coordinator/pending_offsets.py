@@ -89,6 +89,8 @@ class PendingOffsets:
         """Another broker coordinates these groups from now on."""
         for group_id in [one for one in self._sent if chosen(one)]:
             del self._sent[group_id]
+        for key in [one for one in self.verifying if chosen(one[0])]:
+            del self.verifying[key]
 
     def groups_with(self, producer_id: int) -> Collection[str]:
         """The groups to which this producer has sent, or may send now, what has not ended."""

@@ -57,6 +57,10 @@ SYNCED_TABLES = (
     "group_heartbeats",
     "partition_checkpoints",
     "topic_versions",
+    "transaction_versions",
+    "transaction_offsets",
+    "open_transaction_versions",
+    "aborted_transactions",
 )
 _PING_S = 0.5
 _PING_ASKED_S = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.api.context import RequestContext
+from broker.cluster.groups import ShardedGroups
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Member, offsets_member
 from protocol.errors import (
@@ -18,7 +19,10 @@ _BETWEEN_BROKERS = 4
 
 def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
     """Raises `UnknownTopicOrPartition`. Brokers ask for the offsets of groups, too."""
+    groups = ctx.broker.groups
     if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
+        if not isinstance(groups, ShardedGroups) or not groups.has_slot(partition):
+            raise UnknownTopicOrPartition(f"there is no slot {partition}")
         return offsets_member(partition)
     found = ctx.broker.topics.get(topic)
     if found is None or not 0 <= partition < found.partitions:

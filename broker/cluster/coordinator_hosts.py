@@ -44,6 +44,9 @@ class CoordinatorHosts:
         """Raises as `of_slot`."""
         return self.of_slot(self._slots.of_group(group_id), group_id).groups
 
+    def has_slot(self, number: int) -> bool:
+        return 0 <= number < self._slots.count
+
     def groups_in(self, slot: int) -> tuple[GroupCoordinator, Callable[[str], bool]]:
         """The coordinator of a slot's groups, and which groups those are. Raises as `of_slot`."""
         return self.of_slot(slot).groups, self._slots.has_group_in((slot,))

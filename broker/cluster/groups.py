@@ -23,6 +23,9 @@ class GroupOwner(Protocol):
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
 
+    def has_slot(self, number: int) -> bool:
+        """Whether the cluster has a slot with this number."""
+
     def groups_in(self, slot: int) -> tuple[GroupCoordinator, Callable[[str], bool]]:
         """The coordinator of a slot's groups, and which groups those are. Raises the same."""
 
@@ -39,6 +42,10 @@ class ShardedGroups:
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
         return self._owner.coordinator_of(group_id)
+
+    def has_slot(self, number: int) -> bool:
+        """Whether the cluster has a slot with this number."""
+        return self._owner.has_slot(number)
 
     async def end_transaction(
         self, slot: int, producer: Producer, *, commit: bool, raises_epoch: bool

@@ -17,13 +17,13 @@ class ServedSlots:
         """`count`: how many slots the cluster has."""
         self.owned: dict[int, Slot] = {}
         self.serving: set[int] = set()
-        self._count = count
+        self.count = count
 
     def of_partition(self, topic_id: UUID, partition: int) -> int:
-        return slot_of_partition(topic_id, partition, self._count)
+        return slot_of_partition(topic_id, partition, self.count)
 
     def of_group(self, group_id: str) -> int:
-        return slot_of_group(group_id, self._count)
+        return slot_of_group(group_id, self.count)
 
     def has_group_in(self, slots: Collection[int]) -> Callable[[str], bool]:
         """Whether a group is in one of these slots."""

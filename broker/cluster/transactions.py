@@ -206,8 +206,19 @@ class MarkersHere:
 
     def check_deleted(self, member: Member, error: KafkaError) -> None:
         """Raises the error unless the topic has been deleted: then there is nothing to end."""
-        if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
+        if self.current(member) is not None:
             raise error
+
+    def current(self, member: Member) -> Member | None:
+        """As this broker knows the topic now: it may be another one with the same name, which this
+        broker did not know yet when the partition was added. None if it has been deleted.
+        """
+        if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
+            return member
+        topic = self._topics.get(member.topic)
+        if topic is None or member.partition >= topic.partitions:
+            return None
+        return member._replace(topic_id=topic.topic_id)
 
 
 class MarkersOfCluster:
@@ -236,7 +247,11 @@ class MarkersOfCluster:
             raises_epoch=transaction.version >= 2,
         )
         slots = {self._owners.slot_of(group_id) for group_id in transaction.groups}
-        members = transaction.members | {offsets_member(slot) for slot in slots}
+        members = {offsets_member(slot) for slot in slots}
+        for member in transaction.members:
+            current = self._here.current(member)
+            if current is not None:
+                members.add(current)
         by_broker: defaultdict[BrokerEndpoint | None, list[Member]] = defaultdict(list)
         for member in members:
             by_broker[self._broker_of(member)].append(member)

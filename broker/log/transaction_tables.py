@@ -87,9 +87,15 @@ WHERE (topic_id, partition, transaction_start) NOT IN (
 """
 
 
+_REMOVE_DELETED = """
+ALTER TABLE open_transaction_versions DELETE
+WHERE topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
+"""
+
+
 class TransactionSweep:
     """Removes rows that nobody needs, at the start and once a day: of transactions that have ended,
-    and of aborted ones without records.
+    or whose topic is deleted, and of aborted ones without records.
     """
 
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
@@ -105,6 +111,7 @@ class TransactionSweep:
             return
         if await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
             await self._engine.execute(_REMOVE_UNUSED)
-        if await self._engine.rows("SELECT 1 FROM open_transaction_versions WHERE ended LIMIT 1"):
+        if await self._engine.rows("SELECT 1 FROM open_transaction_versions LIMIT 1"):
+            await self._engine.execute(_REMOVE_DELETED)
             await self._engine.execute("OPTIMIZE TABLE open_transaction_versions FINAL CLEANUP")
         self._swept_ms = now_ms

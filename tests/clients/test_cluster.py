@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.admin import (
     CreateTopicsRequest,
     DeleteGroupsRequest,
@@ -43,6 +44,7 @@ from tests.support.cluster_view import (
 )
 from tests.support.messages import Target
 from tests.support.records import Record
+from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
@@ -332,3 +334,48 @@ def test_no_two_producers_get_the_same_id_from_any_brokers(cluster: Cluster) -> 
 
     assert {answer.error_code for answer in given} == {0}
     assert len({answer.producer_id for answer in given}) == len(given)
+
+
+# Transactions
+
+
+def test_transactions_include_partitions_and_groups_of_every_broker(
+    cluster: Cluster, target: Target
+) -> None:
+    """Ids, partitions and groups have different owners; each broker shows the same."""
+    names = [f"{target.name} {number}" for number in range(50)]
+    by_node = {coordinator(cluster.brokers[0], name): name for name in names}
+    assert by_node.keys() == NODES
+    ids = list(by_node.values())
+    expected = []
+    for number, transactional_id in enumerate(ids):
+        producer = ConfluentProducer(cluster.bootstrap, transactional_id)
+        for commits in (True, False):
+            producer.begin()
+            for partition in range(PARTITIONS):
+                producer.send(target.name, f"{number} {partition} {commits}", partition)
+            producer.send_offset(f"{transactional_id} group", target.name, 7 if commits else 8)
+            producer.flush()
+            if commits:
+                producer.commit()
+                expected += [f"{number} {partition} True" for partition in range(PARTITIONS)]
+            else:
+                producer.abort()
+    query = f"SELECT value FROM messages_committed WHERE topic = '{target.name}'"
+
+    def in_sql() -> list[str]:
+        return sorted(row["value"] for engine in cluster.engines for row in engine.sql(query))
+
+    until(lambda: in_sql() == sorted(expected), "SQL has what was committed")
+    for broker in cluster.brokers:
+        for transactional_id in ids:
+            until(partial(_is_at, broker.kafka, f"{transactional_id} group", target.name, 7))
+
+
+def _is_at(address: str, group: str, topic: str, offset: int) -> bool:
+    consumer = Consumer({"bootstrap.servers": address, "group.id": group, "log_level": 0})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, 0)], 30)
+        return bool(found.offset == offset)
+    finally:
+        consumer.close()

@@ -15,6 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
 from tests.support.cluster_processes import SLOTS, Cluster, Engine
 from tests.support.server_process import PROJECT
+from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 
 TOPIC = "moving"
@@ -270,3 +271,64 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
     sender.flush()
     assert all(offsets[-10:] == list(range(200, 210)) for offsets in sender.offsets.values())
     assert bounds(cluster, topic) == [(200, 210)] * PARTITIONS
+
+
+def committed(cluster: Cluster, topic: str) -> list[str]:
+    """What SQL has as committed, on both shards."""
+    query = f"SELECT value FROM messages_committed WHERE topic = '{topic}'"
+    return sorted(row["value"] for engine in cluster.engines for row in engine.sql(query))
+
+
+def read_committed(cluster: Cluster, topic: str, count: int) -> list[str]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "of nobody",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    found = [bytes(one.value() or b"").decode() for one in consumer.consume(count, LIMIT_S)]
+    found += [bytes(one.value() or b"").decode() for one in consumer.consume(1, 0.5)]
+    consumer.close()
+    return sorted(found)
+
+
+def test_a_transaction_that_is_open_while_its_slots_move_ends_whole(cluster: Cluster) -> None:
+    topic = "moving-in-transactions"
+    create(AdminClient({"bootstrap.servers": cluster.bootstrap}), topic)
+    half = f"0-{SLOTS // 2 - 1}"
+    command(cluster, "slots", "move", "--slots", half, "--to", "shard1")
+    kept = ConfluentProducer(cluster.bootstrap, "kept")
+    dropped = ConfluentProducer(cluster.bootstrap, "dropped")
+
+    def write(when: str) -> None:
+        for name, producer in (("kept", kept), ("dropped", dropped)):
+            for number in range(PARTITIONS):
+                producer.send(topic, f"{name} {number} {when}", number)
+            producer.flush()
+
+    kept.begin()
+    dropped.begin()
+    write("before")
+    assert committed(cluster, topic) == []
+    command(cluster, "slots", "move", "--slots", half, "--to", "shard2")
+    write("after")
+    assert committed(cluster, topic) == []
+    begun = [rows(engine, topic) for engine in cluster.engines]
+    assert any(begun[0][number] < begun[1][number] for number in begun[0].keys() & begun[1].keys())
+
+    kept.commit()
+    dropped.abort()
+
+    expected = sorted(f"kept {n} {when}" for n in range(PARTITIONS) for when in ("before", "after"))
+    until(lambda: committed(cluster, topic) == expected, "SQL has what was committed", LIMIT_S)
+    assert read_committed(cluster, topic, len(expected)) == expected
+    for broker in cluster.brokers:
+        broker.kill()
+    for broker in cluster.brokers:
+        broker.launch()
+    for broker in cluster.brokers:
+        broker.await_ready()
+    assert read_committed(cluster, topic, len(expected)) == expected
+    assert committed(cluster, topic) == expected

@@ -8,6 +8,9 @@
 -- it is in the log. That is enough for clocks that differ, and for a replica that gets the rows of one table later
 -- than those of another, by less.
 --
+-- A partition is named by a hash of 64 bits here: to look up the 28 bytes of its id and its number for every row
+-- took twice as long.
+--
 -- A row below the start of its log stays until it is deleted, some minutes or hours later. Hiding it here would
 -- take a join for every row read (measured: 10 M rows, 2.1 s instead of 0.5 s; with the starts in arrays
 -- 2.0 s). Where it matters, read from log_start_offset of partition_stats on.
@@ -33,11 +36,11 @@ WHERE NOT control
         NOT transactional
         OR if(
             append_time < unstable.3,
-            (topic_id, partition, transaction_start) NOT IN (
-                SELECT topic_id, partition, transaction_start FROM ${aborted_transactions}
+            (cityHash64(topic_id, partition), transaction_start) NOT IN (
+                SELECT cityHash64(topic_id, partition), transaction_start FROM ${aborted_transactions}
             ),
-            (topic_id, partition, transaction_start) IN (
-                SELECT topic_id, partition, transaction_start
+            (cityHash64(topic_id, partition), transaction_start) IN (
+                SELECT cityHash64(topic_id, partition), transaction_start
                 FROM ${messages}
                 WHERE control AND key = '\0\0\0\x01' AND append_time >= now64(3, 'UTC') - INTERVAL 1 MINUTE
             )

@@ -105,8 +105,13 @@ class HostedTransactions:
         return self._hosted.get(transactional_id)
 
     def add(self, fresh: Transaction) -> HostedTransaction:
-        """An id that is not stored yet, or that another request has added just now."""
-        made = HostedTransaction(fresh, self._forgotten_version)
+        """An id that is not stored yet, or that another request has added just now.
+
+        Raises `CoordinatorNotAvailable` if it is not this broker's any more.
+        """
+        self._check_ours(fresh.transactional_id)
+        first = self._owner.epoch_of(fresh.transactional_id) * _VERSIONS_OF_EPOCH
+        made = HostedTransaction(fresh, first + self._forgotten_version % _VERSIONS_OF_EPOCH)
         return self._hosted.setdefault(fresh.transactional_id, made)
 
     # Which ids are coordinated here
@@ -161,18 +166,23 @@ class HostedTransactions:
         hosted.transaction = changed
 
     def _check_hosted(self, hosted: HostedTransaction, transactional_id: str) -> None:
-        is_ours = self._owner.may_coordinate(transactional_id)
-        if self._hosted.get(transactional_id) is not hosted or not is_ours:
+        self._check_ours(transactional_id)
+        if self._hosted.get(transactional_id) is not hosted:
             raise CoordinatorNotAvailable(f"{transactional_id!r} has expired, or moved")
+
+    def _check_ours(self, transactional_id: str) -> None:
+        if not self._owner.may_coordinate(transactional_id):
+            raise CoordinatorNotAvailable(f"{transactional_id!r} has moved")
 
     def _next_version(self, hosted: HostedTransaction) -> int:
         first = self._owner.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
         return max(hosted.version + 1, first + self._clock.wall_ms())
 
     async def forget(self, hosted: HostedTransaction) -> None:
-        """The id has expired. Raises `EngineError`."""
+        """The id has expired. Raises `EngineError` and `CoordinatorNotAvailable`."""
         transactional_id = hosted.transaction.transactional_id
         async with hosted.lock:
+            self._check_hosted(hosted, transactional_id)
             version = hosted.version = self._next_version(hosted)
             await self._rows.store(
                 transaction_row(hosted.transaction, version, self._node_id, removed=True)
@@ -200,6 +210,7 @@ class HostedTransactions:
         while True:
             prepared = hosted.transaction
             try:
+                self._check_hosted(hosted, prepared.transactional_id)
                 await self._markers.write(prepared)
                 await self.store(hosted, prepared.completed(self._clock.wall_ms()))
                 return

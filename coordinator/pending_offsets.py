@@ -23,9 +23,11 @@ from coordinator.messages import Client, Committer, OffsetCommit, TopicPartition
 from coordinator.offsets import CommittedOffsets
 from coordinator.tables import TRANSACTION_OFFSETS
 from coordinator.transaction_states import Producer
+from protocol.errors import TransactionCoordinatorFenced
 from storage.engine import Engine
 from storage.row_lane import RowLane, TableRows
 
+_COORDINATORS_KEPT = 10_000
 _READ = """
 SELECT
     group_id, producer_id, producer_epoch, topic, toString(topic_id), partition, offset,
@@ -67,6 +69,7 @@ class PendingOffsets:
         self._sent: defaultdict[str, dict[int, list[_Sent]]] = defaultdict(dict)
         self.verifying: dict[tuple[str, int], object] = {}
         """By group and producer id."""
+        self._coordinator_epochs: dict[int, int] = {}
 
     async def load(self, chosen: Callable[[str], bool]) -> None:
         """Read what has not ended in these groups. Raises `EngineError`."""
@@ -91,6 +94,18 @@ class PendingOffsets:
             del self._sent[group_id]
         for key in [one for one in self.verifying if chosen(one[0])]:
             del self.verifying[key]
+
+    def check_coordinator(self, producer_id: int, coordinator_epoch: int) -> None:
+        """Raises `TransactionCoordinatorFenced` for a marker whose coordinator has a successor."""
+        known = self._coordinator_epochs.pop(producer_id, -1)
+        self._coordinator_epochs[producer_id] = max(known, coordinator_epoch)
+        while len(self._coordinator_epochs) > _COORDINATORS_KEPT:
+            del self._coordinator_epochs[next(iter(self._coordinator_epochs))]
+        if coordinator_epoch < known:
+            raise TransactionCoordinatorFenced(
+                f"a marker of producer {producer_id} has coordinator epoch {coordinator_epoch},"
+                f" its groups have seen {known}"
+            )
 
     def groups_with(self, producer_id: int) -> Collection[str]:
         """The groups to which this producer has sent, or may send now, what has not ended."""

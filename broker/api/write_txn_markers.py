@@ -85,9 +85,7 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
         if topic == OFFSETS_TOPIC:
             if not isinstance(ctx.broker.groups, ShardedGroups):
                 raise UnknownTopicOrPartition("a broker that runs alone has no slots")
-            await ctx.broker.groups.end_transaction(
-                index, one.producer, commit=one.commit, raises_epoch=one.raises_epoch
-            )
+            await ctx.broker.groups.end_transaction(index, one)
         else:
             log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
             await ctx.broker.marker_writer.write(log, one)

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from broker.transaction_markers import Marker
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import GroupRecord
-from coordinator.transaction_states import Producer
 from protocol.errors import KafkaError
 
 
@@ -47,16 +47,21 @@ class ShardedGroups:
         """Whether the cluster has a slot with this number."""
         return self._owner.has_slot(number)
 
-    async def end_transaction(
-        self, slot: int, producer: Producer, *, commit: bool, raises_epoch: bool
-    ) -> None:
-        """End a transaction in the groups of a slot. Raises as `coordinator_of`, `EngineError`."""
+    async def end_transaction(self, slot: int, marker: Marker) -> None:
+        """End a transaction in the groups of a slot.
+
+        Raises as `coordinator_of`, `TransactionCoordinatorFenced` and `EngineError`.
+        """
         coordinator, is_there = self._owner.groups_in(slot)
-        for group_id in coordinator.pending.groups_with(producer.producer_id):
+        pending, producer = coordinator.pending, marker.producer
+        pending.check_coordinator(producer.producer_id, marker.coordinator_epoch)
+        for group_id in pending.groups_with(producer.producer_id):
             if is_there(group_id):
-                await coordinator.pending.end(
-                    group_id, producer, commit=commit, raises_epoch=raises_epoch
+                await pending.end(
+                    group_id, producer, commit=marker.commit, raises_epoch=marker.raises_epoch
                 )
+        # The slot may have been given up meanwhile: its next owner may not know that it has ended.
+        self._owner.groups_in(slot)
 
     async def read_anew(self, group_ids: Collection[str]) -> None:
         """Read what other brokers have stored, if any of these groups is theirs."""

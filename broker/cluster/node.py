@@ -238,7 +238,7 @@ class ClusterNode:
             parts.callback(self._decompressions.close)
             for host in self._hosts:
                 parts.push_async_callback(host.close)
-            parts.push_async_callback(self._peers.close)
+            parts.callback(self._peers.close)
             parts.push_async_callback(self._transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._watching.close)

@@ -1,30 +1,33 @@
-"""Asks the other brokers of the cluster, as a Kafka client does: one connection to each.
+"""Asks the other brokers of the cluster, as a Kafka client does, at the addresses they advertise.
 
-Requests go to the address that the broker advertises. Whoever asks must be prepared to ask again:
-`RequestTimedOut` says that a request may or may not have been carried out.
+A connection carries one request at a time: a broker answers the requests of a connection one after
+another, and one may wait there for what another broker has to do first.
+
+Whoever asks must be prepared to ask again: `RequestTimedOut` says that a request may or may not
+have been carried out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import struct
-from collections.abc import Collection
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 
 from broker.leadership import BrokerEndpoint
-from protocol.decoder import MalformedMessage
 from protocol.errors import RequestTimedOut
 
-log = logging.getLogger(__name__)
-
 _TIMEOUT_S = 5.0
+_AT_ONCE = 32
+"""Requests to one broker; more wait for their turn."""
 _RESPONSE_MAX_BYTES = 64 << 20
 _LENGTH = struct.Struct(">i")
+_NO_ANSWER = (TimeoutError, OSError, EOFError, UnicodeError, ValueError, IndexError, struct.error)
+"""Nobody answers there, or not as a broker does."""
 
 
 class Peers:
@@ -32,7 +35,10 @@ class Peers:
 
     def __init__(self, node_id: int) -> None:
         self._name = f"brokerhouse-{node_id}"
-        self._connections: dict[BrokerEndpoint, _Connection] = {}
+        self._idle: defaultdict[BrokerEndpoint, list[_Connection]] = defaultdict(list)
+        self._turns: defaultdict[BrokerEndpoint, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_AT_ONCE)
+        )
 
     async def ask(
         self,
@@ -42,98 +48,77 @@ class Peers:
         version: int,
     ) -> Any:
         """The answer of that broker. Raises `RequestTimedOut` if there is none."""
+        request.API_VERSION = version
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                return await self._connection(broker).ask(request, response, version)
-        except (TimeoutError, OSError, EOFError, MalformedMessage) as error:
+            async with asyncio.timeout(_TIMEOUT_S), self._turns[broker]:
+                return await self._ask(broker, request, response, version)
+        except _NO_ANSWER as error:
             what = str(error) or type(error).__name__
             where = f"broker {broker.node_id} at {broker.host}:{broker.port}"
             raise RequestTimedOut(f"{where} did not answer: {what}") from error
 
-    def _connection(self, broker: BrokerEndpoint) -> _Connection:
-        found = self._connections.get(broker)
-        if found is None or found.is_closed:
-            self._connections = {
-                at: one for at, one in self._connections.items() if not one.is_closed
-            }
-            found = self._connections[broker] = _Connection(broker, self._name)
-        return found
+    async def _ask(
+        self, broker: BrokerEndpoint, request: ApiMessage, response: type[ApiMessage], version: int
+    ) -> Any:
+        while idle := self._idle[broker]:
+            try:
+                async with self._used(broker, idle.pop()) as connection:
+                    return await connection.ask(request, response, version)
+            except (OSError, EOFError) as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                continue  # it was closed while it was idle
+        opened = await _Connection.open(broker, self._name)
+        async with self._used(broker, opened) as connection:
+            return await connection.ask(request, response, version)
 
-    async def close(self) -> None:
-        connections: Collection[_Connection] = self._connections.values()
-        await asyncio.gather(*(one.close() for one in connections))
+    @asynccontextmanager
+    async def _used(
+        self, broker: BrokerEndpoint, connection: _Connection
+    ) -> AsyncIterator[_Connection]:
+        """Idle again afterwards; closed if something goes wrong."""
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle[broker].append(connection)
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        for connections in self._idle.values():
+            for one in connections:
+                one.close()
+        self._idle.clear()
 
 
 class _Connection:
-    """A connection to one broker; closed for good when something goes wrong on it."""
+    """A connection to one broker, for one request at a time."""
 
-    def __init__(self, broker: BrokerEndpoint, client_id: str) -> None:
-        self._broker = broker
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
         self._client_id = client_id
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._writer: asyncio.StreamWriter | None = None
-        self._opening = asyncio.Lock()
-        self._reading: asyncio.Task[None] | None = None
-        self.is_closed = False
+        self._number = 0
+
+    @classmethod
+    async def open(cls, broker: BrokerEndpoint, client_id: str) -> _Connection:
+        return cls(*await asyncio.open_connection(broker.host, broker.port), client_id)
 
     async def ask(self, request: ApiMessage, response: type[ApiMessage], version: int) -> Any:
-        """Raises `OSError`, `EOFError` and `MalformedMessage`."""
-        async with self._opening:
-            if self._writer is None and not self.is_closed:
-                await self._open()
-        if self._writer is None or self.is_closed:
-            raise EOFError("the connection is closed")
-        number = next(self._numbers)
-        request.API_VERSION = version
-        request.with_header(correlation_id=number, client_id=self._client_id)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        try:
-            self._writer.write(request.encode(header=True, framed=True))
-            body = await answer
-        finally:
-            del self._waiting[number]
-        try:
-            return response.decode(body, version=version, header=True)
-        except (ValueError, IndexError, struct.error) as error:
-            raise MalformedMessage(str(error)) from error
+        self._number += 1
+        request.with_header(correlation_id=self._number, client_id=self._client_id)
+        self._writer.write(request.encode(header=True, framed=True))
+        (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+        if not _LENGTH.size <= size <= _RESPONSE_MAX_BYTES:
+            raise ValueError(f"a response of {size} bytes")
+        body = await self._reader.readexactly(size)
+        (number,) = _LENGTH.unpack_from(body)
+        if number != self._number:
+            raise ValueError(f"a response to request {number}, not {self._number}")
+        return response.decode(body, version=version, header=True)
 
-    async def _open(self) -> None:
-        try:
-            reader, self._writer = await asyncio.open_connection(
-                self._broker.host, self._broker.port
-            )
-        except BaseException:
-            self.is_closed = True
-            raise
-        self._reading = asyncio.create_task(self._read(reader), name="peer")
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                if not _LENGTH.size <= size <= _RESPONSE_MAX_BYTES:
-                    raise EOFError(f"a response of {size} bytes")
-                body = await reader.readexactly(size)
-                (number,) = _LENGTH.unpack_from(body)
-                answer = self._waiting.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(body)
-        except (OSError, EOFError) as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self.is_closed = True
-        if self._writer is not None:
-            self._writer.close()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(EOFError(f"the connection ended: {error}"))
-
-    async def close(self) -> None:
-        self._fail(EOFError("this broker stops"))
-        if self._reading is not None:
-            self._reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reading
+    def close(self) -> None:
+        self._writer.close()

@@ -84,8 +84,8 @@ class Slots:
         await self._write_to_shards_of(wanted.values(), tenure)
         self._slots.owned.update(wanted)
         await self._load_groups_of(wanted)
-        await self._transactions.load(wanted)
         async with self._catalog.latest() as topics:
+            await self._transactions.load(wanted)
             partitions = [
                 (topic, number)
                 for topic, number in self._logs.missing(topics)

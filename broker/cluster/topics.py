@@ -61,7 +61,8 @@ class SharedCatalog(TopicCatalog):
         self._registry = registry
         self._shards = shards
         self._stored: dict[str, Versioned] = {}
-        self._gone: set[str] = set()
+        self.gone: set[str] = set()
+        """Ids of topics that are deleted, and whose rows are going."""
         self._absent_since_s: dict[UUID, float] = {}
         self._unopened = False
         self._looked_s = 0.0
@@ -134,7 +135,7 @@ class SharedCatalog(TopicCatalog):
 
     def has_deleted(self) -> bool:
         """Whether rows of deleted topics may still be there, as far as this broker has read."""
-        return bool(self._gone)
+        return bool(self.gone)
 
     def is_behind(self, version: int) -> bool:
         """Whether there is something to read if the topics have this version now."""
@@ -152,7 +153,7 @@ class SharedCatalog(TopicCatalog):
         self._settle()
 
     async def _apply(self, found: StoredTopics) -> None:
-        self._gone = set(found.deleted)
+        self.gone = set(found.deleted)
         self._stored = dict(found.stored)
         for known in self.all():
             if self._is_deleted(known, found.live.get(known.name)):
@@ -166,7 +167,7 @@ class SharedCatalog(TopicCatalog):
 
     def _is_deleted(self, known: Topic, now: Topic | None) -> bool:
         """A topic may be absent only because the server that answered is behind."""
-        if now is not None or str(known.topic_id) in self._gone:
+        if now is not None or str(known.topic_id) in self.gone:
             self._absent_since_s.pop(known.topic_id, None)
             return now is None or now.topic_id != known.topic_id
         if known.name in self._stored:
@@ -203,7 +204,7 @@ class SharedCatalog(TopicCatalog):
     async def _store(self, topic: Topic, state: str) -> None:
         if state == "deleting":
             await self._registry.mark_deleted(topic)
-            self._gone.add(str(topic.topic_id))
+            self.gone.add(str(topic.topic_id))
             stored = self._stored.pop(topic.name, None)
             if stored is not None:
                 await self._registry.free_name(topic.name, stored)
@@ -271,7 +272,7 @@ class SharedCatalog(TopicCatalog):
         """Whether the name still belongs to a topic whose deletion was interrupted."""
         stored = self._stored.get(name)
         topic = None if stored is None else self._registry.understood(name, stored)
-        return topic is not None and str(topic.topic_id) in self._gone
+        return topic is not None and str(topic.topic_id) in self.gone
 
     def _clean_up(self, topic: Topic) -> None:
         """The housekeeping broker does it, when all brokers have seen the deletion."""

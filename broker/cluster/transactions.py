@@ -26,9 +26,10 @@ from broker.cluster.leadership import SlotLeadership
 from broker.cluster.peers import Peers
 from broker.cluster.served_slots import ServedSlots
 from broker.cluster.slot_logs import SlotLogs
+from broker.cluster.topics import SharedCatalog
 from broker.leadership import BrokerEndpoint
-from broker.topics import TopicCatalog
 from broker.transaction_markers import Marker, MarkerWriter
+from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Member, Producer, Transaction, offsets_member
 from coordinator.transactions import TransactionCoordinator
@@ -44,6 +45,8 @@ from protocol.errors import (
 )
 
 _ADD_VERSION, _MARKERS_VERSION = 5, 2
+_UNKNOWN_FOR_MS = 60_000
+"""After this long a topic that this broker does not know has been deleted."""
 
 
 class ShardedTransactions:
@@ -179,7 +182,7 @@ class MarkersHere:
     """Ends transactions in the partitions and groups of this broker."""
 
     def __init__(
-        self, writer: MarkerWriter, logs: SlotLogs, groups: ShardedGroups, topics: TopicCatalog
+        self, writer: MarkerWriter, logs: SlotLogs, groups: ShardedGroups, topics: SharedCatalog
     ) -> None:
         self._writer = writer
         self._logs = logs
@@ -189,12 +192,7 @@ class MarkersHere:
     async def end(self, marker: Marker, member: Member) -> None:
         """Raises `KafkaError` and `EngineError`."""
         if member.topic == OFFSETS_TOPIC:
-            await self._groups.end_transaction(
-                member.partition,
-                marker.producer,
-                commit=marker.commit,
-                raises_epoch=marker.raises_epoch,
-            )
+            await self._groups.end_transaction(member.partition, marker)
             return
         log = self._logs.find(member.topic_id, member.partition)
         if log is None:
@@ -206,19 +204,25 @@ class MarkersHere:
 
     def check_deleted(self, member: Member, error: KafkaError) -> None:
         """Raises the error unless the topic has been deleted: then there is nothing to end."""
-        if self.current(member) is not None:
+        if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
             raise error
 
-    def current(self, member: Member) -> Member | None:
+    def current(self, member: Member, since_ms: int) -> Member | None:
         """As this broker knows the topic now: it may be another one with the same name, which this
         broker did not know yet when the partition was added. None if it has been deleted.
+
+        `since_ms`: when the end was decided. Raises `UnknownTopicOrPartition` if this broker may
+        only not have read yet that the topic exists.
         """
         if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
             return member
         topic = self._topics.get(member.topic)
-        if topic is None or member.partition >= topic.partitions:
-            return None
-        return member._replace(topic_id=topic.topic_id)
+        if topic is not None and member.partition < topic.partitions:
+            return member._replace(topic_id=topic.topic_id)
+        is_gone = topic is not None or str(member.topic_id) in self._topics.gone
+        if not is_gone and wall_ms() - since_ms < _UNKNOWN_FOR_MS:
+            raise UnknownTopicOrPartition(f"{member} is not known here yet")
+        return None
 
 
 class MarkersOfCluster:
@@ -240,16 +244,19 @@ class MarkersOfCluster:
 
     async def write(self, transaction: Transaction) -> None:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
+        epoch = self._owners.epoch_of(transaction.transactional_id)
+        if not self._owners.may_coordinate(transaction.transactional_id):
+            raise NotCoordinator(f"{transaction.transactional_id!r} has moved")
         marker = Marker(
             Producer(transaction.producer_id, transaction.epoch),
             commit=transaction.commits,
-            coordinator_epoch=self._owners.epoch_of(transaction.transactional_id),
+            coordinator_epoch=epoch,
             raises_epoch=transaction.version >= 2,
         )
         slots = {self._owners.slot_of(group_id) for group_id in transaction.groups}
         members = {offsets_member(slot) for slot in slots}
         for member in transaction.members:
-            current = self._here.current(member)
+            current = self._here.current(member, transaction.updated_ms)
             if current is not None:
                 members.add(current)
         by_broker: defaultdict[BrokerEndpoint | None, list[Member]] = defaultdict(list)

@@ -309,8 +309,11 @@ def _add_marker(
     partition.verifying.pop(producer_id, None)  # also if it was written: what it ends is over
     ended = partition.transactions.open.get(producer_id)
     first_offset = None if ended is None else ended.first_offset
-    if entry is not None and epoch == entry.epoch and (first_offset is None or marker.raises_epoch):
-        return Appended(-1, -1)  # it was written before
+    if entry is not None and epoch == entry.epoch:
+        # It was written before. A later coordinator writes it again, which fences the one before.
+        is_repeated = marker.coordinator_epoch == entry.coordinator_epoch
+        if marker.raises_epoch or (first_offset is None and is_repeated):
+            return Appended(-1, -1)
     offset = partition.next_offset
     batch = control_batch(
         producer_id, epoch, commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,

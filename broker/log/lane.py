@@ -146,16 +146,12 @@ class Lane:
         kept: deque[PendingAppend] = deque()
         for append in self._queue:
             if append.partition in partitions:
-                append.answer(
-                    NotLeaderOrFollower(f"{append.partition} is handed over to another broker")
-                )
+                _answer_handed_over(append)
             else:
                 kept.append(append)
         self._queue = kept
         for append in self._large.remove(partitions):
-            append.answer(
-                NotLeaderOrFollower(f"{append.partition} is handed over to another broker")
-            )
+            _answer_handed_over(append)
 
     def end(self, why: str) -> None:
         """Send nothing more and answer every waiting client, even while an insert hangs."""
@@ -276,8 +272,7 @@ class Lane:
             self._block_number += 1
             token = block_token(self._identity, self._number, self._block_number)
             try:
-                if block.staging.begun:
-                    await self._store_begun(block, token)
+                await self._store_begun(block, token)
                 await self._store(block, token)
             except EngineError as error:
                 self._refusals.failed(error)
@@ -322,20 +317,25 @@ class Lane:
     # --- the engine
 
     async def _store_begun(self, block: PendingBlock, token: str) -> None:
-        """Store that transactions begin in the block. Raises as `_store`."""
+        """Store that transactions begin in the block, if any do. Raises as `_store`."""
+        if not block.staging.begun:
+            return
         begun = begun_rows(block.staging.begun)
-        data = encoded_block(begun.table, begun.rows)
+        table, data = begun.table, encoded_block(begun.table, begun.rows)
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             self._check_lease(block.append_time_ms)
             try:
                 await self._engine.insert_block(
-                    self._number, begun.table.name, begun.table.column_list, data, f"{token}-begun"
+                    self._number, table.name, table.column_list, data, f"{token}-begun"
                 )
                 return
+            except (NotSent, InsertRejected):
+                if self._lease.is_fenced:
+                    await self._is_stored(block)  # it is not: this burns its number
+                raise
             except InsertOutcomeUnknown as error:
-                what = f"outcome of the transactions of block {token} is unknown"
-                await self._pause(backoff.after(error, log, what))
+                await self._pause(backoff.after(error, log, f"outcome of {token}-begun is unknown"))
 
     async def _store(self, block: PendingBlock, token: str) -> None:
         """Insert until the outcome is known.
@@ -410,6 +410,10 @@ class Lane:
             append.refuse(NotLeaderOrFollower("the shard does not answer"))
         for append in self._in_block:
             append.answer(RequestTimedOut("the shard does not answer; the records may be stored"))
+
+
+def _answer_handed_over(append: PendingAppend) -> None:
+    append.answer(NotLeaderOrFollower(f"{append.partition} is handed over to another broker"))
 
 
 def _is_small(appends: Iterable[PendingAppend]) -> bool:

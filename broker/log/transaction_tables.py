@@ -73,7 +73,7 @@ def ended_rows(
 def _version(
     log: PartitionLog, producer_id: int, epoch: int, start: int, *, ended: bool
 ) -> tuple[object, ...]:
-    version = log.transactions.next_version(wall_ms())
+    version = log.transactions.next_version(log.leader_epoch, wall_ms())
     return (
         log.topic.name, log.topic_id, log.partition, producer_id, epoch, start, ended, version
     )  # fmt: skip

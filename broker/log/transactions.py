@@ -15,6 +15,9 @@ from bisect import bisect_left
 from itertools import islice
 from typing import NamedTuple
 
+_VERSIONS_OF_EPOCH = 2**42
+"""Versions of one leader: milliseconds, up to the year 2109."""
+
 
 class OpenTransaction(NamedTuple):
     first_offset: int
@@ -53,9 +56,9 @@ class PartitionTransactions:
         found = self.open.get(producer_id)
         return found is not None and found.epoch == epoch
 
-    def next_version(self, now_ms: int) -> int:
-        """For a row of `open_transaction_versions`: microseconds, higher than any before."""
-        self._version = max(self._version + 1, now_ms * 1000)
+    def next_version(self, leader_epoch: int, now_ms: int) -> int:
+        """Of a row of `open_transaction_versions`: higher than any before, by any leader."""
+        self._version = max(self._version + 1, leader_epoch * _VERSIONS_OF_EPOCH + now_ms)
         return self._version
 
     def note_version(self, version: int) -> None:

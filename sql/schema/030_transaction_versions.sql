@@ -4,7 +4,7 @@
 CREATE TABLE IF NOT EXISTS ${transaction_versions}
 (
     transactional_id     String                 COMMENT 'as the client calls it',
-    version              UInt64                 COMMENT 'microseconds of the coordinator''s clock, never less than before',
+    version              UInt64                 COMMENT 'of a later coordinator always higher; else milliseconds of its clock, never less than before',
     producer_id          Int64                  COMMENT 'of its records',
     producer_epoch       Int16                  COMMENT 'grows with every instance, and with every transaction (KIP-890)',
     last_epoch           Int16                  COMMENT 'the epoch before; -1: none that may repeat a request',

@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS ${open_transaction_versions}
     producer_epoch    Int16  COMMENT 'of its records',
     transaction_start Int64  COMMENT 'where it began in this partition, as in messages',
     ended             Bool   COMMENT 'it is not open any more',
-    version           UInt64 COMMENT 'microseconds of the leader''s clock, never less than before'
+    version           UInt64 COMMENT 'of a later leader always higher; else milliseconds of the leader''s clock, never less than before'
 )
 ENGINE = ${engine(ReplacingMergeTree(version, ended))}
 ORDER BY (topic, topic_id, partition, producer_id)

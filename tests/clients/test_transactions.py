@@ -130,11 +130,13 @@ def await_committed(
 
 def in_sql(broker: BrokerProcess, topic: str, view: str = "messages_committed") -> list[str]:
     rows = broker.sql(
-        f"SELECT value FROM {view} WHERE topic = {{topic:String}} AND NOT control"
-        " ORDER BY partition, offset",
+        f"SELECT partition, offset, value FROM {view} WHERE topic = {{topic:String}}"
+        " AND NOT control",
         {"topic": topic},
     )
-    return [str(row["value"]) for row in rows]
+    # A cluster answers with the rows of one shard after the other.
+    in_order = sorted(rows, key=lambda row: (int(row["partition"]), int(row["offset"])))
+    return [str(row["value"]) for row in in_order]
 
 
 def committed_offset(broker: BrokerProcess, group: str, topic: str) -> int:

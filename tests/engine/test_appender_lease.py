@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from broker.log.appender import Appender
-from broker.log.block import Appended
+from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.log.write_lease import SessionWriteLease
@@ -29,6 +29,7 @@ from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
     ScriptedEngine,
+    header_of,
     make_appender,
     make_log,
     make_topic,
@@ -37,11 +38,12 @@ from tests.support.log_parts import (
     stored_values,
     tail_rows,
 )
-from tests.support.record_batches import Batch
+from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.waiting import LOOK_AGAIN_S
 
 SESSION = 41
 PRODUCER = 7
+TRANSACTIONAL = 0x10
 AWAY_AFTER_MS = 200
 LIMIT_S = 30.0
 
@@ -325,6 +327,29 @@ async def test_a_refused_block_burns_its_number(
     assert tokens == [f"{SESSION}-{lane}-{number}" for number in (1, 2, 2, 3)]
     assert appender.resolved == tuple(3 if n == lane else 0 for n in range(LANES))
     assert await stored_values(engine, log) == [(0, "a"), (1, "b")]
+
+
+async def test_the_number_of_a_block_is_burnt_if_the_begin_of_its_transaction_is_refused(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
+) -> None:
+    log = make_log()
+    batch = batch_of(Record(value=b"lost"), producer_id=PRODUCER, producer_epoch=0,
+                     base_sequence=0, attributes=TRANSACTIONAL)  # fmt: skip
+    told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    begins = PendingAppend(log, batch.data, header_of(batch.data), told.set_result)
+    begins.verified = log.verifying.setdefault(PRODUCER, object())
+    scripted.faults += ["refused"]
+    appender.append(begins)
+    assert isinstance(await told, KafkaStorageError)
+    assert await outcomes([append(appender, log, plain(b"a"))]) == [0]
+    lane = scripted.inserts[0].lane
+    sent = [(insert.table, insert.token) for insert in scripted.inserts]
+    assert sent == [
+        ("open_transaction_versions", f"{SESSION}-{lane}-1-begun"),
+        ("messages", f"{SESSION}-{lane}-1"),
+        ("messages", f"{SESSION}-{lane}-2"),
+    ]
+    assert await stored_values(engine, log) == [(0, "a")]
 
 
 async def test_a_block_that_was_called_refused_and_is_stored_is_found_by_burning(

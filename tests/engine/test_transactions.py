@@ -163,6 +163,22 @@ async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
     assert anew.transactions.aborted_between(0, 9) == [AbortedTransaction(PRODUCER, 2, 3)]
 
 
+async def test_a_coordinator_that_repeats_a_marker_fences_the_one_before(
+    appender: Appender, markers: MarkerWriter
+) -> None:
+    """In the older flow the next transaction has the same epoch: a late marker could end it."""
+    log = make_log()
+    await add(appender, log, batch(0))
+    for coordinator_epoch in (1, 1, 2):
+        marker = Marker(Producer(PRODUCER, 0), True, coordinator_epoch)
+        await markers.write(log, marker)
+    assert log.high_watermark == 3, "the marker of the successor is written again"
+    await add(appender, log, batch(1))
+    with pytest.raises(TransactionCoordinatorFenced):
+        await markers.write(log, Marker(Producer(PRODUCER, 0), True, coordinator_epoch=1))
+    assert log.transactions.has_open(PRODUCER, 0)
+
+
 async def test_the_next_transaction_waits_for_the_marker_of_the_one_before(
     appender: Appender,
 ) -> None:
@@ -313,7 +329,7 @@ async def test_a_start_ends_what_has_no_record(
     anew = make_log(log.topic)
     await store(engine, await recover_transactions([engine], [anew]))
     assert (anew.transactions.open, await shown_as_open(engine)) == ({}, [])
-    assert anew.transactions.next_version(0) > log.transactions.next_version(0)
+    assert anew.transactions.next_version(0, 0) > log.transactions.next_version(0, 0)
 
 
 async def test_a_young_record_is_shown_when_its_marker_is_there_whatever_is_said_to_be_open(

@@ -133,8 +133,8 @@ class Producer(threading.Thread):
 
 
 def _told(written: Written, error: Any, message: Any) -> None:
-    """When a call to abort is repeated, librdkafka may drop the first records of the next transaction,
-    and then commit the rest; it says so.
+    """When a call to abort is repeated, librdkafka may drop the first records of the next
+    transaction, and then commit the rest; it says so.
     """
     if error is not None:
         written.values[message.partition()].remove(message.value())

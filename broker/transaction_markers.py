@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from broker.log.block import Appended, Appending, Outcome, PendingMarker
+from broker.log.block import Appended, Appending, Outcome, PendingMarker, Sender
 from broker.log.log_starts import RowLanes
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
@@ -37,8 +37,11 @@ class MarkerWriter:
         self._appender = appender
         self._rows = rows
 
-    async def write(self, log: PartitionLog, marker: Marker) -> None:
-        """Returns when the marker is stored, or was before. Raises `KafkaError`, `EngineError`."""
+    async def write(self, log: PartitionLog, marker: Marker, sender: Sender | None = None) -> None:
+        """Returns when the marker is stored, or was before. Raises `KafkaError`, `EngineError`.
+
+        `sender`: the connection of another broker; a marker is not written when it has left.
+        """
         told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def tell(outcome: Outcome) -> None:
@@ -52,7 +55,7 @@ class MarkerWriter:
         )  # fmt: skip
         self._appender.append(
             PendingMarker(
-                log, batch, parse_headers(batch)[0], tell,
+                log, batch, parse_headers(batch)[0], tell, sender,
                 commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
                 raises_epoch=marker.raises_epoch,
             )

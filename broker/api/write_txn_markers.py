@@ -85,10 +85,10 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
         if topic == OFFSETS_TOPIC:
             if not isinstance(ctx.broker.groups, ShardedGroups):
                 raise UnknownTopicOrPartition("a broker that runs alone has no slots")
-            await ctx.broker.groups.end_transaction(index, one)
+            await ctx.broker.groups.end_transaction(index, one, ctx.sender)
         else:
             log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
-            await ctx.broker.marker_writer.write(log, one)
+            await ctx.broker.marker_writer.write(log, one, ctx.sender)
     except KafkaError as error:
         return error.code
     except EngineError:

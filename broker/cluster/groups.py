@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from broker.log.block import Sender
 from broker.transaction_markers import Marker
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import GroupRecord
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, RequestTimedOut
 
 
 class GroupOwner(Protocol):
@@ -47,15 +48,20 @@ class ShardedGroups:
         """Whether the cluster has a slot with this number."""
         return self._owner.has_slot(number)
 
-    async def end_transaction(self, slot: int, marker: Marker) -> None:
+    async def end_transaction(
+        self, slot: int, marker: Marker, sender: Sender | None = None
+    ) -> None:
         """End a transaction in the groups of a slot.
 
-        Raises as `coordinator_of`, `TransactionCoordinatorFenced` and `EngineError`.
+        `sender`: the connection of another broker; nothing is ended when it has left. Raises as
+        `coordinator_of`, `TransactionCoordinatorFenced`, `RequestTimedOut` and `EngineError`.
         """
         coordinator, is_there = self._owner.groups_in(slot)
         pending, producer = coordinator.pending, marker.producer
         pending.check_coordinator(producer.producer_id, marker.coordinator_epoch)
         for group_id in pending.groups_with(producer.producer_id):
+            if sender is not None and sender.has_left:
+                raise RequestTimedOut(f"nobody waits for a marker of {producer} any more")
             if is_there(group_id):
                 await pending.end(
                     group_id, producer, commit=marker.commit, raises_epoch=marker.raises_epoch

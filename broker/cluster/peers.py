@@ -1,7 +1,8 @@
 """Asks the other brokers of the cluster, as a Kafka client does, at the addresses they advertise.
 
 A connection carries one request at a time: a broker answers the requests of a connection one after
-another, and one may wait there for what another broker has to do first.
+another, and one may wait there for what another broker has to do first. It is closed when its time
+is up: the other broker carries out no marker whose connection has gone (broker/log/block.py).
 
 Whoever asks must be prepared to ask again: `RequestTimedOut` says that a request may or may not
 have been carried out.

@@ -27,6 +27,7 @@ from protocol.errors import (
     InvalidTxnState,
     KafkaError,
     OutOfOrderSequenceNumber,
+    RequestTimedOut,
     TransactionCoordinatorFenced,
 )
 
@@ -301,6 +302,9 @@ def _add_marker(
             f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
             f" epoch {entry.epoch}"
         )
+    if marker.is_abandoned:
+        # Its coordinator has asked again and may have gone on: this could end the next transaction.
+        raise RequestTimedOut(f"nobody waits for a marker of producer {producer_id} any more")
     if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
         raise TransactionCoordinatorFenced(
             f"a marker of producer {producer_id} has coordinator epoch {marker.coordinator_epoch},"

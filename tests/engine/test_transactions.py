@@ -23,6 +23,7 @@ from protocol.errors import (
     InvalidTxnState,
     KafkaError,
     KafkaStorageError,
+    RequestTimedOut,
     TransactionCoordinatorFenced,
 )
 from storage.blocks import block
@@ -177,6 +178,23 @@ async def test_a_coordinator_that_repeats_a_marker_fences_the_one_before(
     with pytest.raises(TransactionCoordinatorFenced):
         await markers.write(log, Marker(Producer(PRODUCER, 0), True, coordinator_epoch=1))
     assert log.transactions.has_open(PRODUCER, 0)
+
+
+class Gone:
+    has_left = True
+
+
+async def test_a_marker_that_nobody_waits_for_any_more_is_not_written(
+    appender: Appender, markers: MarkerWriter
+) -> None:
+    log = make_log()
+    await add(appender, log, batch(0))
+    marker = Marker(Producer(PRODUCER, 0), commit=True)
+    with pytest.raises(RequestTimedOut):
+        await markers.write(log, marker, Gone())
+    assert log.transactions.has_open(PRODUCER, 0)
+    await markers.write(log, marker)
+    assert not log.transactions.has_open(PRODUCER, 0)
 
 
 async def test_the_next_transaction_waits_for_the_marker_of_the_one_before(

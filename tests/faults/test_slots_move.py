@@ -194,6 +194,16 @@ def test_a_slot_moves_while_it_is_written_to_and_nothing_is_lost_or_twice(
     check_whole(cluster, sender)
 
 
+def restart_all(cluster: Cluster) -> None:
+    """All brokers are killed at once; returns when they are back."""
+    for broker in cluster.brokers:
+        broker.kill()
+    for broker in cluster.brokers:
+        broker.launch()
+    for broker in cluster.brokers:
+        broker.await_ready()
+
+
 def delete_records(admin: AdminClient, topic: str, to: int) -> dict[int, int]:
     """The low watermark of each partition."""
     found: dict[int, int] = {}
@@ -261,12 +271,7 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
     )
     assert delete_records(admin, topic, -1) == dict.fromkeys(range(PARTITIONS), 200)
 
-    for broker in cluster.brokers:
-        broker.kill()
-    for broker in cluster.brokers:
-        broker.launch()
-    for broker in cluster.brokers:
-        broker.await_ready()
+    restart_all(cluster)
     sender.send(10 * PARTITIONS)
     sender.flush()
     assert all(offsets[-10:] == list(range(200, 210)) for offsets in sender.offsets.values())
@@ -324,11 +329,6 @@ def test_a_transaction_that_is_open_while_its_slots_move_ends_whole(cluster: Clu
     expected = sorted(f"kept {n} {when}" for n in range(PARTITIONS) for when in ("before", "after"))
     until(lambda: committed(cluster, topic) == expected, "SQL has what was committed", LIMIT_S)
     assert read_committed(cluster, topic, len(expected)) == expected
-    for broker in cluster.brokers:
-        broker.kill()
-    for broker in cluster.brokers:
-        broker.launch()
-    for broker in cluster.brokers:
-        broker.await_ready()
+    restart_all(cluster)
     assert read_committed(cluster, topic, len(expected)) == expected
     assert committed(cluster, topic) == expected

@@ -13,7 +13,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of, decoded
+from tests.support.transaction_history import History, Writer, Written, ended, violations
 from tests.support.wire import Closed, Wire
 
 TRANSACTIONAL = 0x10
@@ -40,16 +40,7 @@ RETRIABLE = {
 }
 
 
-@dataclass
-class History:
-    """The values of every transaction, by what its producer knows of its end."""
-
-    committed: list[dict[int, list[bytes]]] = field(default_factory=list)
-    aborted: list[dict[int, list[bytes]]] = field(default_factory=list)
-    unknown: list[dict[int, list[bytes]]] = field(default_factory=list)
-
-
-class Producer(threading.Thread):
+class Producer(Writer):
     """One transactional id, until `stopped`."""
 
     def __init__(
@@ -68,7 +59,6 @@ class Producer(threading.Thread):
         self._stopped = stopped
         self._number = 0
         self.history = History()
-        self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
@@ -86,13 +76,13 @@ class Producer(threading.Thread):
         answer = self._answered(partial(wire.ask, request, 5), lambda one: int(one.error_code))
         producer_id, epoch = answer.producer_id, answer.producer_epoch
         while not self._stopped.is_set():
-            values: dict[int, list[bytes]] = defaultdict(list)
-            self.history.unknown.append(values)
+            written = Written()
+            self.history.unknown.append(written)
             sequences: Counter[int] = Counter()
             for _ in range(self._random.randint(1, 4)):
                 partition = self._random.randrange(PARTITIONS)
                 some = [self._value() for _ in range(self._random.randint(1, 5))]
-                values[partition] += some
+                written.values[partition] += some
                 batch = batch_of(
                     *(Record(value=value) for value in some),
                     producer_id=producer_id,
@@ -111,8 +101,8 @@ class Producer(threading.Thread):
             end = messages.end_transaction(self._id, producer_id, epoch, commit=commit)
             answer = self._answered(partial(wire.ask, end, 5), lambda one: int(one.error_code))
             producer_id, epoch = answer.producer_id, answer.producer_epoch
-            self.history.unknown.remove(values)
-            (self.history.committed if commit else self.history.aborted).append(values)
+            self.history.unknown.remove(written)
+            (self.history.committed if commit else self.history.aborted).append(written)
 
     def _value(self) -> bytes:
         self._number += 1
@@ -137,16 +127,8 @@ def producing(broker: BrokerProcess, target: Target, seed: int) -> Iterator[list
     ]
     for one in producers:
         one.start()
-    try:
+    with ended(producers, stopped):
         yield producers
-    finally:
-        stopped.set()
-        for one in producers:
-            one.join(60)
-    for one in producers:
-        assert not one.is_alive()
-        if one.failure is not None:
-            raise one.failure
 
 
 def test_transactions_are_whole_whatever_happens_to_the_broker(
@@ -164,8 +146,8 @@ def test_transactions_are_whole_whatever_happens_to_the_broker(
             broker.start()
         time.sleep(BETWEEN_KILLS_S)
     end_what_is_open(broker, producers)
-    for partition in range(PARTITIONS):
-        check(broker, target, partition, [one.history for one in producers])
+    read = {number: read_committed(broker, target, number) for number in range(PARTITIONS)}
+    assert violations([one.history for one in producers], in_sql(broker), read) == []
     assert sum(len(one.history.committed) for one in producers) > 50
 
 
@@ -175,36 +157,14 @@ def end_what_is_open(broker: BrokerProcess, producers: list[Producer]) -> None:
             assert wire.ask(messages.init_producer(f"id-{number}"), 5).error_code == 0
 
 
-def check(broker: BrokerProcess, target: Target, partition: int, histories: list[History]) -> None:
-    shown = [
-        str(row["value"]).encode()
-        for row in broker.sql(
-            "SELECT value FROM messages_committed WHERE topic = 'events'"
-            " AND partition = {partition:Int32} ORDER BY offset",
-            {"partition": partition},
-        )
-    ]
-    read = read_committed(broker, target, partition)
-    assert read == shown, "a consumer and SQL see the same"
-    found = set(shown)
-    assert len(found) == len(shown), "a value is there twice"
-    expected = set()
-    for history in histories:
-        for one in history.committed:
-            expected.update(one[partition])
-            assert found.issuperset(one[partition]), "an acknowledged transaction is lost"
-        for one in history.aborted:
-            assert found.isdisjoint(one[partition]), "an aborted transaction is shown"
-        for one in history.unknown:
-            there = found.intersection(one[partition])
-            assert not there or there == set(one[partition]), "a transaction is torn"
-            expected |= there
-    assert found == expected
-    numbers: defaultdict[bytes, list[int]] = defaultdict(list)
-    for value in shown:
-        name, _, number = value.partition(b" ")
-        numbers[name].append(int(number))
-    assert all(order == sorted(order) for order in numbers.values()), "the order has changed"
+def in_sql(broker: BrokerProcess) -> dict[int, list[bytes]]:
+    shown: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
+    for row in broker.sql(
+        "SELECT partition, value FROM messages_committed WHERE topic = 'events'"
+        " ORDER BY partition, offset"
+    ):
+        shown[int(row["partition"])].append(str(row["value"]).encode())
+    return shown
 
 
 def read_committed(broker: BrokerProcess, target: Target, partition: int) -> list[bytes]:

@@ -7,11 +7,14 @@ group of its own: the last one that was committed must be the group's.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 NO_OFFSET = -1
+_LIMIT_S = 180.0
 
 
 @dataclass
@@ -38,6 +41,28 @@ class History:
         there = [one for one in self.unknown if one.values and one.all_values() <= found]
         offsets = [one.offset for one in (*self.committed, *there)]
         return max(offsets, default=NO_OFFSET)
+
+
+class Writer(threading.Thread):
+    """Writes transactions until it is told to stop. `failure`: what ended it instead."""
+
+    history: History
+    failure: BaseException | None = None
+
+
+@contextmanager
+def ended(writers: Sequence[Writer], stopped: threading.Event) -> Iterator[None]:
+    """They are told to stop when the block ends, and their failures are raised."""
+    try:
+        yield
+    finally:
+        stopped.set()
+        for one in writers:
+            one.join(_LIMIT_S)
+    for one in writers:
+        assert not one.is_alive(), f"{one.name} does not end"
+        if one.failure is not None:
+            raise one.failure
 
 
 def violations(

@@ -75,9 +75,9 @@ BREAKS = [
         (
             Change(
                 "broker/log/lane.py",
-                "            try:\n                await self._store(block, token)\n",
+                "            try:\n                await self._store_begun(block, token)\n",
                 "            block.answer_all()\n"
-                "            try:\n                await self._store(block, token)\n",
+                "            try:\n                await self._store_begun(block, token)\n",
             ),
         ),
         a_lost_insert,

@@ -24,7 +24,7 @@ from tests.faults.history.conftest import MakeCluster
 from tests.faults.history.nemesis import Step, play, schedule
 from tests.faults.history.run import make_topic
 from tests.support.cluster_processes import Cluster
-from tests.support.transaction_history import History, Written, violations
+from tests.support.transaction_history import History, Writer, Written, ended, violations
 
 PARTITIONS = 6
 PRODUCERS = 5
@@ -43,7 +43,7 @@ def cluster(make_cluster: MakeCluster) -> Cluster:
     return cluster
 
 
-class Producer(threading.Thread):
+class Producer(Writer):
     """One transactional id, until `stopped`; every instance but the first is fencing the last."""
 
     def __init__(self, bootstrap: str, topic: str, seed: int, stopped: threading.Event) -> None:
@@ -55,7 +55,6 @@ class Producer(threading.Thread):
         self._number = 0
         self._sent_offset = 0
         self.history = History()
-        self.failure: BaseException | None = None
 
     @property
     def group(self) -> str:
@@ -173,16 +172,8 @@ def producing(bootstrap: str, topic: str, seed: int) -> Iterator[list[Producer]]
     ]
     for one in producers:
         one.start()
-    try:
+    with ended(producers, stopped):
         yield producers
-    finally:
-        stopped.set()
-        for one in producers:
-            one.join(3 * LIMIT_S)
-    for one in producers:
-        assert not one.is_alive(), f"{one.name} does not end"
-        if one.failure is not None:
-            raise one.failure
 
 
 def play_history(cluster: Cluster, topic: str, seed: int, steps: list[Step]) -> None:

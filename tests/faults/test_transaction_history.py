@@ -25,6 +25,8 @@ from tests.support.transaction_history import History, Writer, Written, ended, v
 from tests.support.wire import Closed, Wire
 
 TRANSACTIONAL = 0x10
+TIMESTAMP = 1_700_000_000_000
+"""That of every record."""
 ABORT = b"\0\0\0\0"
 """The key of a marker."""
 PARTITIONS = 3
@@ -89,6 +91,7 @@ class Producer(Writer):
                     producer_epoch=epoch,
                     base_sequence=sequences[partition],
                     attributes=TRANSACTIONAL,
+                    max_timestamp=TIMESTAMP,
                 ).data
                 sequences[partition] += len(some)
                 produce = messages.produce(self._target, batch, partition=partition)

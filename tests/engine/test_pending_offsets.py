@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
 
+import pytest
+
 from common.clock import Clock
 from coordinator.messages import Client, Committer, OffsetCommit
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
 from coordinator.transaction_states import Producer
+from protocol.errors import TransactionCoordinatorFenced
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane
 from tests.support.log_parts import LANES
@@ -91,3 +94,39 @@ async def test_an_older_offset_hides_no_newer_commit(engine: EmbeddedEngine) -> 
         assert shown(offsets) == {0: 9}
     async with started(engine) as (_, offsets):
         assert shown(offsets) == {0: 9}
+
+
+async def test_a_marker_that_comes_again_ends_nothing_of_the_next_transaction(
+    engine: EmbeddedEngine,
+) -> None:
+    """In version 2 the marker has the epoch that the next transaction has."""
+    following = Producer(PRODUCER.producer_id, 1)
+    async with started(engine) as (pending, offsets):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
+        await pending.end(GROUP, following, commit=True, raises_epoch=True)
+        await pending.add(GROUP, COMMITTER, following, [offset_of(0, 9)])
+        await pending.end(GROUP, following, commit=True, raises_epoch=True)
+        assert (shown(offsets), list(pending.unstable(GROUP))) == ({0: 5}, [(TOPIC, 0)])
+
+
+async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
+    engine: EmbeddedEngine,
+) -> None:
+    async with started(engine) as (pending, _):
+        for coordinator_epoch in (1, 2, 2):
+            pending.check_coordinator(PRODUCER.producer_id, coordinator_epoch)
+        with pytest.raises(TransactionCoordinatorFenced):
+            pending.check_coordinator(PRODUCER.producer_id, 1)
+        pending.check_coordinator(PRODUCER.producer_id + 1, 1)
+
+
+async def test_groups_that_move_take_what_was_sent_to_them_along(engine: EmbeddedEngine) -> None:
+    async with started(engine) as (before, _), started(engine) as (after, _):
+        await before.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
+        before.verifying[GROUP, PRODUCER.producer_id] = object()
+        before.unload(lambda group_id: group_id == GROUP)
+        assert (list(before.unstable(GROUP)), before.verifying) == ([], {})
+        await after.load(lambda group_id: group_id == "another")
+        assert list(after.groups_with(PRODUCER.producer_id)) == []
+        await after.load(lambda group_id: group_id == GROUP)
+        assert list(after.groups_with(PRODUCER.producer_id)) == [GROUP]

@@ -22,12 +22,12 @@ from uuid import UUID, uuid4
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
-from broker.log.log_starts import LogStarts, SingleRowLane
+from broker.log.log_starts import LogStarts
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
 from broker.log.rollup import Rollup
-from broker.log.row_sources import SingleRowSource
+from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.transaction_tables import TransactionSweep

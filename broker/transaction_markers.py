@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.log.block import Appended, Appending, Outcome, PendingMarker, Sender
-from broker.log.log_starts import RowLanes
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
+from broker.log.row_sources import RowLanes
 from broker.log.transaction_tables import ended_rows
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator

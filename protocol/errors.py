@@ -186,6 +186,12 @@ class ConcurrentTransactions(KafkaError):
     code = 51  # CONCURRENT_TRANSACTIONS
 
 
+class TransactionCoordinatorFenced(KafkaError):
+    """The marker of a coordinator that has a successor."""
+
+    code = 52  # TRANSACTION_COORDINATOR_FENCED
+
+
 class OperationNotAttempted(KafkaError):
     code = 55  # OPERATION_NOT_ATTEMPTED
 
@@ -282,12 +288,6 @@ class UnknownTopicId(KafkaError):
 
 class TransactionalIdNotFound(KafkaError):
     code = 105  # TRANSACTIONAL_ID_NOT_FOUND
-
-
-class TransactionCoordinatorFenced(KafkaError):
-    """The marker of a coordinator that has a successor."""
-
-    code = 52  # TRANSACTION_COORDINATOR_FENCED
 
 
 class FetchSessionTopicIdError(KafkaError):

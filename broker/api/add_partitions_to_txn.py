@@ -95,10 +95,7 @@ async def _add(
 
 
 def _verified(
-    ctx: RequestContext,
-    transactional_id: str,
-    producer: Producer,
-    member: Member,
+    ctx: RequestContext, transactional_id: str, producer: Producer, member: Member
 ) -> int:
     try:
         ctx.broker.transactions.verify(transactional_id, producer, member)

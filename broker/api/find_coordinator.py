@@ -19,11 +19,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorRespo
 
 from broker.api.context import Api, RequestContext
 from broker.leadership import NO_NODE, BrokerEndpoint
-from protocol.errors import (
-    CoordinatorNotAvailable,
-    InvalidRequest,
-    KafkaError,
-)
+from protocol.errors import CoordinatorNotAvailable, InvalidRequest, KafkaError
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)
 

@@ -129,9 +129,9 @@ class SlotLogs(OpenLogs):
             by_hosts[tuple(dict.fromkeys(hosts))].append(one)
         for hosts, some in by_hosts.items():
             repairs = await recover_transactions([host.engine for host in hosts], some)
-            for host in hosts:
-                for repair in repairs:
-                    await host.rows.store(*repair)
+            await asyncio.gather(
+                *(host.rows.store(*repair) for host in hosts for repair in repairs)
+            )
             if len(hosts) > 1:  # what is open holds up those who read the new shard, too
                 begun = [
                     (one, producer_id, open_there)

@@ -317,7 +317,7 @@ class Lane:
     # --- the engine
 
     async def _store_begun(self, block: PendingBlock, token: str) -> None:
-        """Store that transactions begin in the block, if any do. Raises as `_store`."""
+        """Before their records: store which transactions begin in the block. Raises as `_store`."""
         if not block.staging.begun:
             return
         begun = begun_rows(block.staging.begun)

@@ -14,31 +14,11 @@ not above a high watermark that was reached, log starts only grow, and the new l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import Protocol
 
 from broker.log.checkpoints import CHECKPOINTS
 from broker.log.partition import PartitionLog
-from storage.disk_reserve import DiskReserve
-from storage.row_lane import RowLane, TableRows
-
-
-class RowLanes(Protocol):
-    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
-        """The row lane of each engine that may have rows of the partition. Raises `EngineError`."""
-
-
-class SingleRowLane:
-    """`RowLanes` of a broker with one ClickHouse."""
-
-    def __init__(self, lane: RowLane, reserve: DiskReserve | None = None) -> None:
-        self._lane = lane
-        self._reserve = reserve
-
-    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
-        if self._reserve is not None:
-            self._reserve.release()  # records are about to be deleted
-        return (self._lane,)
+from broker.log.row_sources import RowLanes
+from storage.row_lane import TableRows
 
 
 class LogStarts:

@@ -7,14 +7,16 @@ begin and end is stored nowhere: the next row on each shard tells where to read 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, log_parameters
 from broker.log.tail_cache import AllInEngine, LogProgress
+from storage.disk_reserve import DiskReserve
 from storage.engine import Engine
+from storage.row_lane import RowLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,24 @@ class SingleRowSource:
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         return (self._engine,)
+
+
+class RowLanes(Protocol):
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        """The row lane of each engine that may have rows of the partition. Raises `EngineError`."""
+
+
+class SingleRowLane:
+    """`RowLanes` of a broker with one ClickHouse."""
+
+    def __init__(self, lane: RowLane, reserve: DiskReserve | None = None) -> None:
+        self._lane = lane
+        self._reserve = reserve
+
+    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
+        if self._reserve is not None:
+            self._reserve.release()  # records are about to be deleted
+        return (self._lane,)
 
 
 async def next_stored_offset(engine: Engine, partition: PartitionLog, offset: int) -> int | None:

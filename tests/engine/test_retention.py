@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.log.checkpoints import read_checkpoints
-from broker.log.log_starts import LogStarts, SingleRowLane
+from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.retention import Retention
-from broker.log.row_sources import SingleRowSource
+from broker.log.row_sources import SingleRowLane, SingleRowSource
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane

@@ -11,8 +11,8 @@ import pytest
 
 from broker.log.appender import Appender
 from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
-from broker.log.log_starts import SingleRowLane
 from broker.log.partition import PartitionLog
+from broker.log.row_sources import SingleRowLane
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transactions import AbortedTransaction, OpenTransaction
 from broker.transaction_markers import Marker, MarkerWriter

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import PROJECT, ServerProcess
 from tests.support.sql_rows import bound, sql_rows
 
 READY = "ready "
@@ -21,12 +21,16 @@ class BrokerProcess(ServerProcess):
     """One data directory and the process that serves it.
 
     `settings`: the broker's settings by name, passed in its environment. Unless they say otherwise
-    nothing is deleted by age: the records of many tests have timestamps of 2023.
+    nothing is deleted by age: the records of many tests have timestamps of 2023. `tree`: where its
+    code is.
     """
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, settings: Mapping[str, str] | None = None, *, tree: Path = PROJECT
+    ) -> None:
         super().__init__(data_dir.with_name(data_dir.name + ".log"))
         self.data_dir = data_dir
+        self._tree = tree
         self.settings = {
             "retention_check_interval_ms": NEVER_MS,
             "disk_reserve_bytes": "1",  # hundreds of brokers would take the machine's disk
@@ -44,7 +48,9 @@ class BrokerProcess(ServerProcess):
         return f"http://{self.http}"
 
     def command(self) -> Sequence[str]:
-        command = [sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(self.data_dir)]
+        # Python takes the packages of the directory that it runs in.
+        command = ["env", "-C", str(self._tree), sys.executable, "-m", "broker.cli", "serve"]
+        command += ["--data-dir", str(self.data_dir)]
         return [*command, "--kafka", self.kafka, "--http", self.http]
 
     def environment(self) -> Mapping[str, str]:

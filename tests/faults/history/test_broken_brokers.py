@@ -1,15 +1,14 @@
 """The checker detects brokers that were broken on purpose.
 
 Each test runs brokers from a copy of the code with one change that breaks a rule, through the
-scenario of that rule. The text to change must occur exactly once, so that a change cannot silently
-have no effect; `test_zombie.py` plays the same scenarios with the code as it is."""
+scenario of that rule. `test_zombie.py` plays the same scenarios with the code as it is."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.faults.history.broken import Change, broken_copy
 from tests.faults.history.checker import Kind
 from tests.faults.history.conftest import MakeCluster
 from tests.faults.history.run import shown
@@ -23,16 +22,6 @@ from tests.faults.history.scenarios import (
     gated,
     staged,
 )
-from tests.support.server_process import PROJECT
-
-PACKAGES = ("broker", "coordinator", "protocol", "sql", "storage")
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    file: str
-    text: str
-    instead: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +86,6 @@ BREAKS = [
         frozenset({Kind.LOST, Kind.OFFSET_REUSED, Kind.END_WENT_BACK}),
     ),
 ]
-
-
-def broken_copy(changes: tuple[Change, ...], directory: Path) -> Path:
-    for package in PACKAGES:
-        shutil.copytree(
-            PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for change in changes:
-        path = directory / change.file
-        text = path.read_text()
-        assert text.count(change.text) == 1, f"{change.text!r} in {change.file}"
-        path.write_text(text.replace(change.text, change.instead))
-    return directory
 
 
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)

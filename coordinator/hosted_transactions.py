@@ -18,7 +18,7 @@ from typing import Protocol
 
 from common.clock import Clock
 from common.tasks import Backoff
-from coordinator.transaction_rows import read_transactions, transaction_row
+from coordinator.transaction_rows import matching_ids, read_transactions, transaction_row
 from coordinator.transaction_states import PREPARED, Transaction
 from protocol.errors import CoordinatorNotAvailable, KafkaError
 from storage.engine import Engine, EngineError
@@ -103,6 +103,11 @@ class HostedTransactions:
 
     def get(self, transactional_id: str) -> HostedTransaction | None:
         return self._hosted.get(transactional_id)
+
+    async def matching(self, pattern: str) -> list[HostedTransaction]:
+        """Those whose id a regular expression matches. Raises as `matching_ids`."""
+        found = await matching_ids(self._engine, pattern)
+        return [hosted for name, hosted in self._hosted.items() if name in found]
 
     def add(self, fresh: Transaction) -> HostedTransaction:
         """An id that is not stored yet, or that another request has added just now.

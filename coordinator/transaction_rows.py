@@ -6,7 +6,8 @@ from uuid import UUID
 
 from coordinator.tables import TRANSACTIONS
 from coordinator.transaction_states import NOT_STARTED, Member, Transaction, TransactionState
-from storage.engine import Engine, Row
+from protocol.errors import InvalidRegularExpression
+from storage.engine import Engine, EngineError, Row
 from storage.row_lane import TableRows
 
 _READ = """
@@ -18,6 +19,16 @@ SELECT
     toUnixTimestamp64Milli(start_time), toUnixTimestamp64Milli(update_time), removed
 FROM transaction_versions FINAL
 """
+
+
+_MATCHING = """
+SELECT transactional_id
+FROM transaction_versions FINAL
+WHERE NOT removed AND match(transactional_id, concat('^(?-s:', {pattern:String}, ')$'))
+    AND replaceRegexpOne('', {pattern:String}, '') = ''
+"""
+"""The second condition refuses a pattern that is one only between the parentheses of the first."""
+_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP = 36, 427
 
 
 def transaction_row(
@@ -35,6 +46,19 @@ def transaction_row(
 async def read_transactions(engine: Engine) -> list[tuple[Transaction, int]]:
     """Every transactional id that has not expired, and its version. Raises `EngineError`."""
     return [(_transaction(row), row[1]) for row in await engine.rows(_READ) if not row[-1]]
+
+
+async def matching_ids(engine: Engine, pattern: str) -> set[str]:
+    """The transactional ids of which all is matched by a regular expression, in RE2's syntax.
+
+    Raises `InvalidRegularExpression`, and `EngineError`.
+    """
+    try:
+        return {row[0] for row in await engine.rows(_MATCHING, {"pattern": pattern})}
+    except EngineError as error:
+        if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
+            raise InvalidRegularExpression(f"{pattern!r} is no regular expression") from error
+        raise
 
 
 def _transaction(row: Row) -> Transaction:

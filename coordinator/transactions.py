@@ -105,6 +105,13 @@ class TransactionCoordinator:
     def all(self) -> list[Transaction]:
         return [hosted.transaction for hosted in self.hosted]
 
+    async def matching(self, pattern: str) -> list[Transaction]:
+        """Those whose id a regular expression matches as a whole."""
+        try:
+            return [hosted.transaction for hosted in await self.hosted.matching(pattern)]
+        except EngineError as error:
+            raise CoordinatorNotAvailable(f"the ids cannot be read: {error}") from error
+
     def get(self, transactional_id: str) -> Transaction | None:
         hosted = self.hosted.get(transactional_id)
         return None if hosted is None else hosted.transaction

@@ -308,6 +308,10 @@ class TransactionAbortable(KafkaError):
     code = 120  # TRANSACTION_ABORTABLE
 
 
+class InvalidRegularExpression(KafkaError):
+    code = 128  # INVALID_REGULAR_EXPRESSION
+
+
 def error_with_code(code: int, message: str) -> KafkaError:
     """The error that another broker answered with. `UnknownServerError` for a code not listed."""
     return _by_code().get(code, UnknownServerError)(message)

@@ -1,9 +1,11 @@
-"""ListTransactions (66), versions 0 to 1: the transactional ids that this broker coordinates.
+"""ListTransactions (66), versions 0 to 2: the transactional ids that this broker coordinates.
 
     v1 only transactions that have run for a time (KIP-994)
+    v2 only ids that a regular expression matches as a whole (KIP-1152)
 
-States that are not known are named in the answer and match nothing. Version 2 has a pattern for ids
-(KIP-1152), which Python's expressions could be made to compute for ever; it is not served.
+States that are not known are named in the answer and match nothing.
+
+Errors: INVALID_REGULAR_EXPRESSION; COORDINATOR_NOT_AVAILABLE (the ids cannot be read).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from kafka.protocol.admin import ListTransactionsRequest, ListTransactionsRespon
 from broker.api.context import Api, RequestContext
 from common.clock import wall_ms
 from coordinator.transaction_states import Transaction, TransactionState
+from protocol.errors import KafkaError
 
 _STATES = frozenset(state.value for state in TransactionState)
 
@@ -20,6 +23,17 @@ _STATES = frozenset(state.value for state in TransactionState)
 async def list_transactions(
     ctx: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
+    pattern = request.transactional_id_pattern if ctx.version >= 2 else None
+    coordinator = ctx.broker.transactions
+    try:
+        transactions = await coordinator.matching(pattern) if pattern else coordinator.all()
+    except KafkaError as error:
+        return ListTransactionsResponse(
+            throttle_time_ms=0,
+            error_code=error.code,
+            unknown_state_filters=[],
+            transaction_states=[],
+        )
     longer_than_ms = request.duration_filter if ctx.version >= 1 else -1
     now_ms = wall_ms()
 
@@ -43,12 +57,12 @@ async def list_transactions(
                 producer_id=one.producer_id,
                 transaction_state=one.state.value,
             )
-            for one in ctx.broker.transactions.all()
+            for one in transactions
             if is_wanted(one)
         ],
     )
 
 
 API = Api(
-    ListTransactionsRequest, ListTransactionsResponse, versions=(0, 1), handler=list_transactions
+    ListTransactionsRequest, ListTransactionsResponse, versions=(0, 2), handler=list_transactions
 )

@@ -12,6 +12,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Collection, Mapping
 from contextlib import suppress
+from itertools import chain
 
 from kafka.protocol.producer import (
     AddPartitionsToTxnRequest,
@@ -69,6 +70,11 @@ class ShardedTransactions:
 
     def all(self) -> list[Transaction]:
         return [found for one in self._coordinators.values() for found in one.all()]
+
+    async def matching(self, pattern: str) -> list[Transaction]:
+        """See `TransactionCoordinator.matching`."""
+        some = [await one.matching(pattern) for one in self._coordinators.values()]
+        return list(chain.from_iterable(some))
 
     def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
         """See `Transaction.verify`; also for the offsets of groups."""

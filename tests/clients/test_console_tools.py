@@ -475,7 +475,8 @@ def test_kafka_transactions_finds_and_aborts_what_hangs(
     producer.send(topic, "hangs")
     producer.flush()
 
-    listed = cells(run(TRANSACTIONS, "list"))
+    listed = cells(run(TRANSACTIONS, "list", "--transactional-id-pattern", f"{topic}.*"))
+    assert {row[0] for row in listed[1:]} == {transactional_id}
     ours = next(row for row in listed if row[0] == transactional_id)
     producer_id, state = ours[-2], ours[-1]
     assert state == "Ongoing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kafka.protocol.admin import ListTransactionsRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from coordinator.transaction_states import Producer
@@ -138,3 +139,31 @@ def test_time_outs_beyond_the_limit_are_refused(wire: Wire) -> None:
     for timeout_ms in (0, -1, 900_001):
         request = messages.init_producer("id", timeout_ms)
         assert wire.ask(request, NEWEST).error_code == errors.InvalidTransactionTimeout.code
+
+
+def test_ids_are_listed_by_a_pattern_that_matches_them_as_a_whole(
+    wire: Wire, target: Target
+) -> None:
+    for number in range(3):
+        Client(wire, f"{target.name}-{number}")
+
+    def listed(pattern: str) -> list[str]:
+        request = ListTransactionsRequest(
+            state_filters=[],
+            producer_id_filters=[],
+            duration_filter=-1,
+            transactional_id_pattern=pattern,
+        )
+        answer = wire.ask(request, 2)
+        assert answer.error_code in (0, errors.InvalidRegularExpression.code)
+        if answer.error_code:
+            return [errors.InvalidRegularExpression.__name__]
+        return sorted(one.transactional_id for one in answer.transaction_states)
+
+    assert listed(f"{target.name}-[12]") == [f"{target.name}-1", f"{target.name}-2"]
+    assert listed(f"{target.name}-0|{target.name}-2") == [f"{target.name}-0", f"{target.name}-2"]
+    assert listed(target.name) == [], "only a part of the ids"
+    assert set(listed("")) >= {f"{target.name}-{number}" for number in range(3)}
+    for wrong in ("(", "a)|(b", "[", "*"):
+        assert listed(wrong) == [errors.InvalidRegularExpression.__name__], wrong
+    assert listed("(a|a)*" * 50 + "b") == [], "Python would compute for ever"

@@ -199,6 +199,64 @@ def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic
     assert offsets(compacting, topic) == [0, 1]
 
 
+def test_what_was_aborted_goes_and_nothing_behind_an_open_transaction_does(
+    compacting: BrokerProcess, topic: str
+) -> None:
+    broker = compacting
+    create(broker, topic)
+    ended, opened = (transactional(broker, f"{topic}-{name}") for name in ("ended", "opened"))
+    for n in range(4):
+        begin(ended, topic, b"%d" % n)
+        ended.abort_transaction(LIMIT_S) if n % 2 else ended.commit_transaction(LIMIT_S)
+    begin(opened, topic, b"open")
+    for n in (5, 6):
+        begin(ended, topic, b"%d" % n)
+        ended.commit_transaction(LIMIT_S)
+    until(lambda: committed(broker, topic) == [b"0", b"2"], "four have ended")
+
+    at_once = ("--topic", topic, "--force", "--retry-window-ms", "0")
+    (row,) = compact(broker, *at_once)["rows"]
+
+    assert row["removed"] == 3, "0 has a successor, 1 and 3 were aborted"
+    assert committed(broker, topic) == [b"2"]
+    opened.commit_transaction(LIMIT_S)
+    until(lambda: committed(broker, topic) == [b"2", b"open", b"5", b"6"], "it has ended")
+
+    compact(broker, *at_once)
+
+    assert committed(broker, topic) == [b"open", b"6"], "the last one of each producer stays"
+    broker.kill()
+    broker.start()
+    assert committed(broker, topic) == [b"open", b"6"]
+
+
+def transactional(broker: BrokerProcess, transactional_id: str) -> confluent_kafka.Producer:
+    made = producer(broker.kafka, **{"transactional.id": transactional_id})
+    made.init_transactions(LIMIT_S)
+    return made
+
+
+def begin(sending: confluent_kafka.Producer, topic: str, value: bytes) -> None:
+    """Begin a transaction with one record."""
+    sending.begin_transaction()
+    sending.produce(topic, value, b"key", partition=0)
+    assert sending.flush(LIMIT_S) == 0
+
+
+def committed(broker: BrokerProcess, topic: str) -> list[bytes]:
+    """What SQL has as committed, which is what a read_committed consumer reads."""
+    rows = broker.sql(
+        "SELECT offset, value FROM messages_committed WHERE topic = {topic:String} ORDER BY offset",
+        {"topic": topic},
+    )
+    values = [str(row["value"]).encode() for row in rows]
+    if rows:
+        isolation = {"isolation.level": "read_committed"}
+        found = read(broker.kafka, topic, int(rows[-1]["offset"]) + 1, **isolation)
+        assert [one.value for one in found] == values
+    return values
+
+
 def test_consumers_see_every_latest_value_while_it_runs(
     compacting: BrokerProcess, topic: str
 ) -> None:

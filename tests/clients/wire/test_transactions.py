@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from kafka.protocol.admin import ListTransactionsRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest
@@ -30,6 +32,11 @@ class Client:
         self._version = version
         self.sequence = 0
         self.producer = self.initialised()
+
+    def on(self, wire: Wire) -> Client:
+        """The same instance, on another connection."""
+        self._wire = wire
+        return self
 
     def initialised(self) -> Producer:
         answer = self._wire.ask(messages.init_producer(self._id), NEWEST)
@@ -167,3 +174,39 @@ def test_ids_are_listed_by_a_pattern_that_matches_them_as_a_whole(
     for wrong in ("(", "a)|(b", "[", "*"):
         assert listed(wrong) == [errors.InvalidRegularExpression.__name__], wrong
     assert listed("(a|a)*" * 50 + "b") == [], "Python would compute for ever"
+
+
+@pytest.mark.parametrize("up_to", [2, 4])
+@pytest.mark.parametrize("commit", [True, False])
+def test_records_of_an_open_transaction_may_be_deleted(
+    own_broker: Callable[..., BrokerProcess], topic: str, up_to: int, commit: bool
+) -> None:
+    """Some of its records, or all; before and after a kill."""
+    broker = own_broker()
+    with Wire(broker) as wire:
+        target = messages.create_topic(wire, topic)
+        client = Client(wire, topic)
+        assert client.produce(target, count=4) == 0
+        deleted = wire.ask(messages.delete_records(target, up_to), 2).topics[0].partitions[0]
+        assert (deleted.error_code, deleted.low_watermark) == (0, up_to)
+        assert stable_offset(wire, target, up_to) == up_to, "nothing of it is stable"
+        assert committed(broker, target) == 0
+        assert client.produce(target) == 0
+    broker.kill()
+    broker.start()
+    with Wire(broker) as wire:
+        assert stable_offset(wire, target, up_to) == up_to
+        client = client.on(wire)
+        assert client.produce(target) == 0
+        assert client.end(commit=commit) == 0
+        until(lambda: stable_offset(wire, target, up_to) == 7, "the marker is written")
+        rows = "SELECT offset FROM messages_committed WHERE topic = {topic:String} AND offset >= 4"
+        shown = [row["offset"] for row in broker.sql(rows, {"topic": topic})]
+        assert shown == ([4, 5] if commit else [])
+
+
+def stable_offset(wire: Wire, target: Target, offset: int) -> int:
+    answer = wire.ask(messages.fetch(target, offset, isolation_level=1), 12)
+    (partition,) = answer.responses[0].partitions
+    assert partition.error_code == 0
+    return int(partition.last_stable_offset)

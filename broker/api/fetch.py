@@ -20,6 +20,7 @@ cannot be read).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -31,6 +32,7 @@ from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import check_leader_epoch, find_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
+from broker.log.transactions import AbortedTransaction
 from broker.response_memory import cost
 from protocol.batches import base_offset, end_offset
 from protocol.errors import (
@@ -59,6 +61,8 @@ async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
         )
     collector = _Collector(ctx, request, wanted)
     await collector.run(request.max_wait_ms / 1000)
+    if request.isolation_level == _READ_COMMITTED:
+        await collector.find_aborted()
     answers = [
         (wanted, partition)
         for wanted, partition in collector.answers(request.isolation_level)
@@ -96,6 +100,8 @@ class _Reading:
     partition: PartitionLog | None = None
     error: KafkaError | None = None
     batches: tuple[bytes, ...] = ()
+    aborted: Sequence[AbortedTransaction] = ()
+    """Those with records in the batches."""
 
     @property
     def size(self) -> int:
@@ -152,6 +158,23 @@ class _Collector:
             self._charge.memory.forget_event(self._woken)
             for partition in self._by_partition:
                 partition.waiters.discard(self._wake)
+
+    async def find_aborted(self) -> None:
+        """Find which of the transactions that were read were aborted."""
+        for reading in self._readings:
+            if reading.partition is None or not reading.batches:
+                continue
+            first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
+            transactions = reading.partition.transactions
+            try:
+                reading.aborted = (
+                    transactions.aborted_between(first, end)
+                    if first >= transactions.listed_from
+                    else await self._ctx.broker.cold_reader.aborted(reading.partition, first, end)
+                )
+            except EngineError as error:
+                self._forget(reading)
+                reading.error = KafkaStorageError(f"{reading.partition} cannot be read: {error}")
 
     def _is_behind(self, reading: _Reading) -> bool:
         """Whether nothing was read from a partition that has records by now."""
@@ -342,21 +365,15 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
         high_watermark=partition.high_watermark,
         last_stable_offset=partition.last_stable_offset,
         log_start_offset=partition.log_start_offset,
-        aborted_transactions=_aborted(reading, partition) if isolation_level else None,
+        aborted_transactions=[
+            _Aborted(producer_id=one.producer_id, first_offset=one.first_offset)
+            for one in reading.aborted
+        ]
+        if isolation_level
+        else None,
         preferred_read_replica=-1,
         records=reading.batches,
     )
-
-
-def _aborted(reading: _Reading, partition: PartitionLog) -> list[_Aborted]:
-    """The aborted transactions with records among those that were read."""
-    if not reading.batches:
-        return []
-    first = reading.wanted.fetch_offset
-    return [
-        _Aborted(producer_id=one.producer_id, first_offset=one.first_offset)
-        for one in partition.transactions.aborted_between(first, end_offset(reading.batches[-1]))
-    ]
 
 
 def _by_topic(answers: list[tuple[Wanted, _PartitionData]]) -> list[_TopicResponse]:

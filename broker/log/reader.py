@@ -21,6 +21,8 @@ from broker.log.open_reads import OpenRead, OpenReads
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
+from broker.log.transaction_tables import aborted_between
+from broker.log.transactions import AbortedTransaction
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
 from storage.engine import EngineError
@@ -158,6 +160,12 @@ class ColdReader:
                 return cached
         self._read_ahead(partition, segment.end, self._share(_AHEAD_BYTES, 2) - left)
         return found
+
+    async def aborted(
+        self, partition: PartitionLog, first: int, end: int
+    ) -> list[AbortedTransaction]:
+        """Aborted transactions with records in first <= offset < end. Raises `EngineError`."""
+        return await aborted_between(self._row_sources.engines(partition), partition, first, end)
 
     def forget(self, partition: PartitionLog) -> None:
         """Rows of the partition have been removed: drop everything that was read before."""

@@ -15,7 +15,7 @@ from uuid import UUID
 from broker.log.checkpoints import Key
 from broker.log.partition import PartitionLog
 from broker.log.transaction_tables import ended_rows
-from broker.log.transactions import AbortedTransaction, OpenTransaction
+from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
 from storage.engine import Engine, Parameter
 from storage.row_lane import TableRows
 
@@ -27,9 +27,11 @@ SELECT topic_id, partition, producer_id, producer_epoch, transaction_start, vers
 FROM open_transaction_versions FINAL
 WHERE NOT ended
 """
-_ABORTED = """
+_ABORTED = f"""
 SELECT topic_id, partition, producer_id, transaction_start, last_offset
 FROM aborted_transactions FINAL
+ORDER BY last_offset DESC
+LIMIT {ABORTED_KEPT} BY topic_id, partition
 """
 _IN_LOG = """
 SELECT topic_id, partition, producer_id, transaction_start, max(offset),
@@ -96,9 +98,12 @@ async def recover_transactions(
             aborted.setdefault((name.topic_id, name.partition), set()).update(these)
             repairs.append(ended_rows(log, name.producer_id, epoch, these))
     for key, some in aborted.items():
+        transactions = by_key[key].transactions
+        if len(some) >= ABORTED_KEPT:  # there may be more
+            transactions.listed_from = min(one.last_offset for one in some)
         for one in sorted(some, key=lambda one: one.last_offset):
             if one.last_offset >= by_key[key].log_start_offset:
-                by_key[key].transactions.note_aborted(one)
+                transactions.note_aborted(one)
     for log in logs:
         log.find_stable_offset()
     return repairs

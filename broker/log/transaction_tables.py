@@ -10,9 +10,10 @@ A row of an aborted transaction is needed for as long as the log has records of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_PARTITION, log_parameters
 from broker.log.transactions import AbortedTransaction, OpenTransaction
 from common.clock import DAY_MS, wall_ms
 from storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table
@@ -77,6 +78,30 @@ def _version(
     return (
         log.topic.name, log.topic_id, log.partition, producer_id, epoch, start, ended, version
     )  # fmt: skip
+
+
+_ABORTED_BETWEEN = f"""
+SELECT producer_id, transaction_start, last_offset
+FROM aborted_transactions FINAL
+WHERE {IS_PARTITION} AND transaction_start < {{end:Int64}} AND last_offset >= {{first:Int64}}
+"""
+
+
+async def aborted_between(
+    engines: Collection[Engine], log: PartitionLog, first: int, end: int
+) -> list[AbortedTransaction]:
+    """Those with records in first <= offset < end, in the order of their ends; see the list.
+
+    `engines`: all that may have rows of the log; they are asked if the list does not go back so
+    far. Raises `EngineError`.
+    """
+    found = set(log.transactions.aborted_between(first, end))
+    if first < log.transactions.listed_from:
+        parameters = log_parameters(log) | {"first": first, "end": end}
+        for engine in engines:
+            rows = await engine.rows(_ABORTED_BETWEEN, parameters)
+            found.update(AbortedTransaction(*row) for row in rows)
+    return sorted(found, key=lambda one: one.last_offset)
 
 
 _REMOVE_UNUSED = """

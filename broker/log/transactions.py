@@ -5,6 +5,8 @@ with a marker of the coordinator. What lies below the first offset of every open
 stable; read_committed consumers read no further, and leave out the aborted ones by the list that
 they get with the records (KIP-98).
 
+Only the last aborted ones are kept in memory, the table has all (transaction_tables.py).
+
 Each row of a transaction, its marker included, has the offset where the transaction began on this
 partition (`transaction_start`): that is the name of the transaction there, for SQL as well.
 """
@@ -15,6 +17,9 @@ from bisect import bisect_left
 from itertools import islice
 from typing import NamedTuple
 
+ABORTED_KEPT = 1000
+"""So many of the last aborted transactions are listed; up to twice as many, so that old ones are
+dropped together."""
 _VERSIONS_OF_EPOCH = 2**42
 """Versions of one leader: milliseconds, up to the year 2109."""
 
@@ -33,12 +38,23 @@ class AbortedTransaction(NamedTuple):
 
 
 class PartitionTransactions:
-    """`open`: by producer id."""
+    """`open`: by producer id. `listed_from`: aborted transactions that ended before this offset are
+    not listed.
+    """
 
-    __slots__ = ("_aborted", "_ends", "_last_aborted", "_longest", "_version", "open")
+    __slots__ = (
+        "_aborted",
+        "_ends",
+        "_last_aborted",
+        "_longest",
+        "_version",
+        "listed_from",
+        "open",
+    )
 
     def __init__(self) -> None:
         self.open: dict[int, OpenTransaction] = {}
+        self.listed_from = 0
         self._aborted: list[AbortedTransaction] = []
         self._ends: list[int] = []
         self._last_aborted: dict[int, AbortedTransaction] = {}
@@ -71,9 +87,12 @@ class PartitionTransactions:
         self._ends.append(aborted.last_offset)
         self._last_aborted[aborted.producer_id] = aborted
         self._longest = max(self._longest, aborted.last_offset - aborted.first_offset)
+        if len(self._aborted) > 2 * ABORTED_KEPT:
+            self.forget_below(self._ends[-ABORTED_KEPT])
+            self.listed_from = self._ends[0]
 
     def aborted_between(self, first: int, end: int) -> list[AbortedTransaction]:
-        """Those with records in first <= offset < end, in the order of their ends."""
+        """Those listed with records in first <= offset < end, in the order of their ends."""
         found = []
         for one in islice(self._aborted, bisect_left(self._ends, first), None):
             if one.last_offset >= end + self._longest:
@@ -87,7 +106,7 @@ class PartitionTransactions:
         return self._last_aborted.get(producer_id)
 
     def forget_below(self, offset: int) -> None:
-        """The log begins here now."""
+        """Drop those that ended before this offset."""
         gone = bisect_left(self._ends, offset)
         if gone:
             for one in self._aborted[:gone]:

@@ -12,9 +12,11 @@ import pytest
 from broker.log.appender import Appender
 from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
 from broker.log.partition import PartitionLog
-from broker.log.row_sources import SingleRowLane
+from broker.log.reader import ColdReader
+from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.transaction_recovery import recover_transactions
-from broker.log.transactions import AbortedTransaction, OpenTransaction
+from broker.log.transaction_tables import ended_rows
+from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
 from broker.transaction_markers import Marker, MarkerWriter
 from coordinator.transaction_states import Producer
 from protocol.control_batches import control_batch
@@ -271,6 +273,26 @@ async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
     assert await shown_as_open(engine) == [[3, 4]]
     await store(engine, repairs)
     assert await shown_as_open(engine) == []
+
+
+async def test_aborted_transactions_that_are_not_listed_are_read_from_the_table(
+    engine: EmbeddedEngine,
+) -> None:
+    log, other = make_log(end=10**6), make_log(make_log().topic, end=10**6)
+    known = [AbortedTransaction(n % 7, 10 * n, 10 * n + 5) for n in range(3 * ABORTED_KEPT)]
+    for one in (log, other):
+        await store(engine, [ended_rows(one, PRODUCER, 0, known)])
+    anew = make_log(log.topic, end=10**6)
+
+    await recover_transactions([engine], [anew])
+
+    listed = known[-ABORTED_KEPT:]
+    assert anew.transactions.aborted_between(0, 10**6) == listed
+    assert anew.transactions.listed_from == listed[0].last_offset
+    for first, end in ((0, 10**6), (1000, 1011), (995, 996), (996, 1000), (19_000, 21_000)):
+        expected = [one for one in known if one.first_offset < end and one.last_offset >= first]
+        reader = ColdReader(SingleRowSource(engine), 1 << 20)
+        assert await reader.aborted(anew, first, end) == expected
 
 
 async def shown_as_open(engine: EmbeddedEngine) -> list[list[Any]]:

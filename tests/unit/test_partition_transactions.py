@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log.transactions import AbortedTransaction, OpenTransaction, PartitionTransactions
+from broker.log.transactions import (
+    ABORTED_KEPT,
+    AbortedTransaction,
+    OpenTransaction,
+    PartitionTransactions,
+)
 
 
 @st.composite
@@ -46,3 +51,16 @@ def test_the_oldest_open_one_counts_and_an_epoch_has_its_own() -> None:
     assert transactions.first_open_offset() == 10
     assert transactions.has_open(7, 1)
     assert not transactions.has_open(7, 2), "the marker of the one before is on its way"
+
+
+def test_only_the_last_aborted_ones_are_listed() -> None:
+    transactions = PartitionTransactions()
+    known = [AbortedTransaction(n % 7, 10 * n, 10 * n + 5) for n in range(5 * ABORTED_KEPT)]
+    for one in known:
+        transactions.note_aborted(one)
+        listed = transactions.aborted_between(0, 10**9)
+        assert len(listed) <= 2 * ABORTED_KEPT
+        assert listed[-1] == one
+    assert len(listed) >= ABORTED_KEPT
+    assert listed == [one for one in known if one.last_offset >= transactions.listed_from]
+    assert transactions.last_aborted(3) == next(one for one in known[::-1] if one.producer_id == 3)

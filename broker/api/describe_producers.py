@@ -3,7 +3,8 @@
 A producer that has not written since the broker started may be missing: it is read back from the
 rows when it writes again. One with an open transaction is never missing.
 
-Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER.
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR
+(ClickHouse cannot be read).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResp
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
 from broker.log.partition import PartitionLog
-from protocol.errors import KafkaError
+from broker.log.producer_recovery import stored_producer
+from protocol.errors import KafkaError, KafkaStorageError
+from storage.engine import EngineError
 
 _Topic: TypeAlias = DescribeProducersResponse.TopicResponse
 _Partition: TypeAlias = DescribeProducersResponse.TopicResponse.PartitionResponse
@@ -34,7 +37,7 @@ async def describe_producers(
             _Topic(
                 name=topic.name,
                 partitions=[
-                    _described(ctx, topic.name, index) for index in topic.partition_indexes
+                    await _described(ctx, topic.name, index) for index in topic.partition_indexes
                 ],
             )
             for topic in request.topics
@@ -42,10 +45,13 @@ async def describe_producers(
     )
 
 
-def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
+async def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
     try:
         log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
-    except KafkaError as error:
+        producers = await _producers(ctx, log)
+    except (KafkaError, EngineError) as error:
+        if isinstance(error, EngineError):
+            error = KafkaStorageError(f"{topic}-{index} cannot be read: {error}")
         return _Partition(
             partition_index=index,
             error_code=error.code,
@@ -53,12 +59,18 @@ def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
             active_producers=[],
         )
     return _Partition(
-        partition_index=index, error_code=0, error_message=None, active_producers=_producers(log)
+        partition_index=index, error_code=0, error_message=None, active_producers=producers
     )
 
 
-def _producers(log: PartitionLog) -> list[object]:
+async def _producers(ctx: RequestContext, log: PartitionLog) -> list[object]:
     producers, opened = dict(log.producers), dict(log.transactions.open)
+    # A new leader knows no producers before they write, and who aborts what hangs has to know the
+    # epoch of the coordinator.
+    for producer_id in opened.keys() - producers.keys():
+        stored = await stored_producer(log, producer_id, ctx.broker.row_sources.engines(log))
+        if stored is not None:
+            producers[producer_id] = stored
     states = []
     for producer_id in sorted(producers.keys() | opened.keys()):
         entry = producers.get(producer_id)

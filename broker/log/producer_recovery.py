@@ -6,7 +6,7 @@ last batches are read from the rows, so that duplicates are found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, log_parameters
@@ -33,18 +33,26 @@ async def recover_producer(partition: PartitionLog, header: BatchHeader, engine:
     if not may_have_rows(partition, header):
         return
     engines = (*partition.earlier, engine)
-    parameters = log_parameters(partition) | {
-        "producer_id": header.producer_id,
-        "kept": BATCHES_KEPT + 1,
-    }
-    rows: list[Row] = []
-    for one in engines:
-        rows += await one.rows(query("producer_batches"), parameters)
-    if rows:
-        partition.producers[header.producer_id] = _recovered_entry(rows)
+    found = await stored_producer(partition, header.producer_id, engines)
+    if found is not None:
+        partition.producers[header.producer_id] = found
     elif header.base_sequence and not partition.has_forgotten:
         # An earlier leader may have known this producer; compaction has removed its rows since.
         partition.has_forgotten = await _lacks_rows(partition, engines)
+
+
+async def stored_producer(
+    partition: PartitionLog, producer_id: int, engines: Collection[Engine]
+) -> ProducerEntry | None:
+    """What the rows say about a producer; None if it has none. Raises `EngineError`.
+
+    `engines`: all that may have rows of the partition.
+    """
+    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT + 1}
+    rows: list[Row] = []
+    for one in engines:
+        rows += await one.rows(query("producer_batches"), parameters)
+    return _recovered_entry(rows) if rows else None
 
 
 async def _lacks_rows(partition: PartitionLog, engines: Sequence[Engine]) -> bool:

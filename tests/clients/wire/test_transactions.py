@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from kafka.protocol.admin import ListTransactionsRequest
+from kafka.protocol.admin import DescribeProducersRequest, ListTransactionsRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from coordinator.transaction_states import Producer
@@ -210,3 +210,36 @@ def stable_offset(wire: Wire, target: Target, offset: int) -> int:
     (partition,) = answer.responses[0].partitions
     assert partition.error_code == 0
     return int(partition.last_stable_offset)
+
+
+def test_a_producer_with_an_open_transaction_is_described_as_before_a_kill(
+    own_broker: Callable[..., BrokerProcess], topic: str
+) -> None:
+    """Whoever aborts what hangs has to know the epoch of its coordinator."""
+    broker = own_broker()
+    asked = DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=[0])
+
+    def described() -> tuple[int, ...]:
+        with Wire(broker) as wire:
+            answer = wire.ask(DescribeProducersRequest(topics=[asked]), 0)
+        (partition,) = answer.topics[0].partitions
+        assert partition.error_code == 0
+        (state,) = partition.active_producers
+        return (
+            state.producer_epoch,
+            state.last_sequence,
+            state.coordinator_epoch,
+            state.current_txn_start_offset,
+        )
+
+    with Wire(broker) as wire:
+        target = messages.create_topic(wire, topic)
+        client = Client(wire, topic)
+        assert client.produce(target) == 0
+        assert client.end() == 0
+        assert client.produce(target, count=3) == 0
+    before = described()
+    assert before == (client.producer.epoch, 2, 0, 2)
+    broker.kill()
+    broker.start()
+    assert described() == before

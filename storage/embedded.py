@@ -43,6 +43,7 @@ from storage.engine import (
 )
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import parameter_texts
+from storage.view_guard import View, ViewGuard
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ _READ_SETTINGS = (
 )
 _READ_NICE = 10
 # A block is one part: it is never split, never merged with another before it is written, and never
-# missing a column. A materialized view that a user adds to the log must not fail an append.
+# missing a column. A materialized view that a user adds to the log must not fail an append; the
+# view guard looks after those that fail.
 INSERT_SETTINGS = (
     "SET max_insert_block_size = 1000000000, min_insert_block_size_rows = 0,"
     " min_insert_block_size_bytes = 0, async_insert = 0, insert_deduplicate = 1,"
@@ -129,6 +131,7 @@ class EmbeddedEngine:
             os.close(self._lock_fd)
             raise
         self._base = base
+        self._view_guard = ViewGuard(database, _query_with)
         lane_settings = f"{INSERT_SETTINGS}, {_MERGED_BLOCK_SETTINGS}"
         self._lanes = [
             _Lane(f"insert-{n}", partial(self.handle, lane_settings)) for n in range(lanes)
@@ -175,10 +178,11 @@ class EmbeddedEngine:
         """
         worker = self._lanes[lane]
         into = f"INSERT INTO {self.database}.{table} ({columns})"
+        guard = self._view_guard if table == "messages" else None
         settings = f"SETTINGS insert_deduplication_token = '{token}'"
         for attempt in range(1, _INSERT_ATTEMPTS + 1):
             try:
-                await worker.run(self._insert, worker, into, settings, blocks)
+                await worker.run(self._insert, worker, into, settings, blocks, guard)
                 return
             except EngineError as error:
                 # The engine is in this process, so nothing is in flight once the call has returned:
@@ -189,7 +193,14 @@ class EmbeddedEngine:
                     "insert %s was refused (attempt %d), retrying: %s", token, attempt, error
                 )
 
-    def _insert(self, lane: _Lane, into: str, settings: str, blocks: Sequence[bytes]) -> None:
+    def _insert(
+        self,
+        lane: _Lane,
+        into: str,
+        settings: str,
+        blocks: Sequence[bytes],
+        guard: ViewGuard | None,
+    ) -> None:
         # Not by chDB's streaming insert: it reports malformed bytes, but returns normally when the
         # table refuses them (4.4: a full disk, a constraint). The engine reads the block from a
         # file in memory instead, at the same speed (measured: 1 row to 60,000).
@@ -199,7 +210,29 @@ class EmbeddedEngine:
             raise EngineError(f"no memory for a block: {error.strerror}") from error
         statement = f"{into} FROM INFILE '{lane.file.path}' {settings} FORMAT Native"
         with self.watched_write(lane.handle):
-            _guarded(lane.handle.query, statement, "Null")
+            if guard is None:
+                _guarded(lane.handle.query, statement, "Null")
+            else:
+                guard.insert(lane.handle, statement, lane.file.path)
+
+    async def repair_view(
+        self, database: str, name: str, change: Callable[[], None] | None = None
+    ) -> int:
+        """See `ViewGuard.repair`."""
+        return await asyncio.to_thread(
+            self._with_handle, partial(self._view_guard.repair, change=change), database, name
+        )
+
+    async def drop_view(self, database: str, name: str) -> None:
+        """See `ViewGuard.drop`."""
+        await asyncio.to_thread(self._with_handle, self._view_guard.drop, database, name)
+
+    def _with_handle(self, work: Callable[[Handle, View], T], database: str, name: str) -> T:
+        handle = self.handle(f"SET {_MERGED_BLOCK_SETTINGS}")
+        try:
+            return work(handle, View(database, name))
+        finally:
+            handle.close()
 
     async def drained(self) -> None:
         """Every acknowledged row is in its table: without a journal they always are."""
@@ -326,6 +359,10 @@ def _guarded(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def _query(handle: Handle, sql: str, fmt: str, params: dict[str, str]) -> bytes:
     result: bytes = _guarded(handle.query, sql, fmt, params=params).bytes()
     return result
+
+
+def _query_with(handle: Handle, sql: str, fmt: str, params: Mapping[str, Parameter]) -> bytes:
+    return _query(handle, sql, fmt, parameter_texts(params))
 
 
 def _next_chunk(handle: Handle, stream: Any) -> NativeBlock:

@@ -479,6 +479,14 @@ class JournaledEngine:
             if stream.waits:
                 await stream.reached(stream.appended, at_once=at_once)
 
+    async def repair_view(
+        self, database: str, name: str, change: Callable[[], None] | None = None
+    ) -> int:
+        return await self.embedded.repair_view(database, name, change)
+
+    async def drop_view(self, database: str, name: str) -> None:
+        await self.embedded.drop_view(database, name)
+
     async def drained_for(self, sql: str, *, at_once: bool) -> None:
         """As `drained`, for the tables that a statement of the broker names."""
         if not self.is_empty:

@@ -7,7 +7,7 @@ needs them, so that `--help` is quick.
 
 import click
 
-from broker.cli import cluster, config, engine, groups, jobs, serve, sql, tail, topics
+from broker.cli import cluster, config, engine, groups, jobs, serve, sql, tail, topics, views
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -28,6 +28,7 @@ for command in (
     jobs.jobs,
     tail.tail,
     sql.sql,
+    views.views,
 ):
     main.add_command(command)
 

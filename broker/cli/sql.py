@@ -9,7 +9,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -46,7 +47,7 @@ class SqlServer:
         return {name: value for name, value in wanted.items() if value is not None}
 
 
-def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> URL:
+def to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> URL:
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -61,7 +62,7 @@ def _to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> 
 @click.option(
     "--format", "output", metavar="NAME", help="Any ClickHouse format, such as JSONEachRow."
 )
-@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", _to_url, "The server to query.")
+@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The server to query.")
 @environment_option("--user", "SQL_USER", "Anonymous if not given.")
 @environment_option("--password", "SQL_PASSWORD")
 def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:
@@ -75,8 +76,15 @@ def sql(query: str, output: str | None, http: URL, user: str | None, password: s
         query = sys.stdin.read()
     wanted = output or (TABLE_FORMAT if sys.stdout.isatty() else PIPE_FORMAT)
     draw = output is None and sys.stdout.isatty()
-    try:
+    with connection_errors(http):
         asyncio.run(_run(SqlServer(http, user, password), query, wanted, draw))
+
+
+@contextmanager
+def connection_errors(http: URL) -> Iterator[None]:
+    """Turns what may happen to a connection into the sentence that the user sees."""
+    try:
+        yield
     except aiohttp.ClientConnectorError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise click.ClickException(
@@ -100,7 +108,7 @@ async def _run(server: SqlServer, query: str, output: str, draw: bool) -> None:
         ) as response,
     ):
         if response.status != 200:
-            raise click.ClickException(_failure(response.status, await response.text()))
+            raise click.ClickException(failure_text(response.status, await response.text()))
         # A FORMAT in the query itself takes precedence over `output`.
         if draw and response.headers.get("X-ClickHouse-Format", output) == output:
             await _print_table(response)
@@ -108,7 +116,7 @@ async def _run(server: SqlServer, query: str, output: str, draw: bool) -> None:
             await _print_bytes(response, sys.stdout.buffer)
 
 
-def _failure(status: int, body: str) -> str:
+def failure_text(status: int, body: str) -> str:
     """The server's own message, without the version of the engine at its end."""
     message = " ".join(body.split())
     return message.partition(" (version ")[0] or f"the server answered HTTP {status}"
@@ -150,7 +158,7 @@ async def _failure_inside(response: aiohttp.ClientResponse, start: bytes, tag: s
         # After its message the server deliberately ends the stream without a last chunk.
         pass
     message = re.split(rf"\d+ {re.escape(tag)}\r\n", told.decode("utf-8", "replace"))[0]
-    return _failure(response.status, message)
+    return failure_text(response.status, message)
 
 
 async def _print_table(response: aiohttp.ClientResponse) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,18 @@ class SqlEngine(Protocol):
 
         Raises `EngineError` if the engine refuses rows.
         """
+
+    async def repair_view(
+        self, database: str, name: str, change: Callable[[], None] | None = None
+    ) -> int:
+        """Fill a materialized view that has failed. The number of records that it had missed.
+
+        `change` gives it another query, before. Raises `UnknownView`, `EngineError` and what
+        `change` raises.
+        """
+
+    async def drop_view(self, database: str, name: str) -> None:
+        """Drop a materialized view that has failed. Raises `UnknownView` and `EngineError`."""
 
 
 class Result(Protocol):

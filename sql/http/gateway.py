@@ -7,9 +7,10 @@ session's: sessions.py), is checked on it (access.py), and runs in a thread (run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from sql.http.access import Action, Role
 from sql.http.engine import Handle, SqlEngine, Summary, run
@@ -27,9 +28,10 @@ from sql.http.pool import Permit, StatementPool
 from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits
-from sql.http.text import InsertData
+from sql.http.text import InsertData, identifier
 from storage.engine import EngineError
 from storage.journal_statements import reads_only_system
+from storage.view_guard import UnknownView
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,30 @@ class SqlGateway:
                 await self.pool.call(give_back, handle, context)
             raise
         return OpenStatement(handle, context, action, permit)
+
+    async def repair_view(self, database: str, name: str, query: str | None) -> int:
+        """See `SqlEngine.repair_view`. `query`: of a writer, for the view. Raises `SqlError`."""
+        change = None
+        if query is not None:
+            view = (identifier(database) + b"." + identifier(name)).decode()
+            change = partial(self._run_as_writer, f"ALTER TABLE {view} MODIFY QUERY {query}")
+        with _view_errors():
+            return await self._engine.repair_view(database, name, change)
+
+    async def drop_view(self, database: str, name: str) -> None:
+        """See `SqlEngine.drop_view`. Raises `SqlError`."""
+        with _view_errors():
+            await self._engine.drop_view(database, name)
+
+    def _run_as_writer(self, statement: str) -> None:
+        """Within the fence around what a writer may run. Blocks; raises `SqlError`."""
+        handle = self._handles.new(Role.WRITER)
+        try:
+            sql = statement.encode()
+            self._handles.judge(handle, sql, {}, Role.WRITER)
+            run(handle, sql, "Null")
+        finally:
+            handle.close()
 
     async def _see_acknowledged(self, context: StatementContext, sql: bytes) -> None:
         """Every record that was acknowledged until now is seen by the statement."""
@@ -152,6 +178,16 @@ class SqlGateway:
         await self.pool.stop()
         self.sessions.close()
         await self.pool.close()
+
+
+@contextmanager
+def _view_errors() -> Iterator[None]:
+    try:
+        yield
+    except UnknownView as error:
+        raise sql_error(60, "UNKNOWN_TABLE", str(error)) from error
+    except EngineError as error:
+        raise engine_error(RuntimeError(str(error))) from error
 
 
 def people_gateway(engine: SqlEngine, limits: SqlLimits) -> SqlGateway:

@@ -50,6 +50,8 @@ FIELDS_MAX = 64
 STOP_GRACE_S = 2.0
 GIVE_UP_AFTER_S = 2.0  # past the time that the engine is given
 
+_REPAIR_VIEW, _DROP_VIEW = "/views/repair", "/views/drop"
+_VIEW_PATHS = (_REPAIR_VIEW, _DROP_VIEW)
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _HELP = (
     "There is nothing here. SQL goes to / as ?query=... or as the body of a POST;"
@@ -145,6 +147,8 @@ class HttpInterface:
             return web.Response(status=204, headers={"Allow": ", ".join(_METHODS)})
         if request.path in ("/ping", "/replicas_status"):
             return web.Response(text="Ok.\n", content_type="text/html", charset="UTF-8")
+        if request.path in _VIEW_PATHS and request.method == "POST":
+            return await self._change_view(request)
         if request.path != "/":
             return web.Response(status=404, text=_HELP)
         if request.method != "POST" and "query" not in url_parameters(request):
@@ -161,6 +165,30 @@ class HttpInterface:
             handler.cancel()
             await asyncio.wait([handler])
             raise
+
+    async def _change_view(self, request: web.Request) -> web.StreamResponse:
+        """Repair or drop the failed view `database`.`view` of the URL's parameters.
+
+        The body of a repair, if there is one, is the query that the view gets before.
+        """
+        try:
+            refuse_other_sites(request)
+            if self._login.role(request) is not Role.WRITER:
+                raise sql_error(497, "ACCESS_DENIED", "Only a user who may write changes a view")
+            values = url_parameters(request)
+            view = values.get("database", ""), values.get("view", "")
+            if request.path == _DROP_VIEW:
+                await self._gateway.drop_view(*view)
+                return web.json_response({})
+            body = await request.read()
+            missed = await self._gateway.repair_view(*view, body.decode() if body else None)
+        except UnicodeDecodeError:
+            return web.Response(status=400, text="The query has to be UTF-8\n")
+        except CredentialsNeeded as error:
+            return self._answers.failure(error, None, status=401)
+        except SqlError as error:
+            return self._answers.failure(error, None)
+        return web.json_response({"missed": missed})
 
     async def _sql(self, request: web.Request) -> web.StreamResponse:
         """The answer to a request with SQL, also if the request fails."""

@@ -1,6 +1,6 @@
 """`brokerhouse engine` over HTTP: statements are apart; what a broker learns of faults."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,14 @@ class FailingDisk:
 
     async def drained(self) -> None:
         await self._engine.drained()
+
+    async def repair_view(
+        self, database: str, name: str, change: Callable[[], None] | None = None
+    ) -> int:
+        return await self._engine.repair_view(database, name, change)
+
+    async def drop_view(self, database: str, name: str) -> None:
+        await self._engine.drop_view(database, name)
 
     @contextmanager
     def watched_write(self, handle: Any) -> Iterator[None]:

@@ -1,0 +1,166 @@
+"""Materialized views on the log that cannot be filled: nothing is lost in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.command_line import complaint, output
+from tests.support.sql_client import PASSWORD, USER, WRITER, Answer, ask, read, write
+
+pytestmark = pytest.mark.one_broker("a broker of a cluster has no engine of its own")
+
+
+@pytest.fixture
+def broker(own_server: Callable[..., BrokerProcess]) -> BrokerProcess:
+    made = own_server(num_partitions="2")
+    write(made, "CREATE TABLE default.good (value String) ENGINE = MergeTree ORDER BY value")
+    write(made, "CREATE TABLE default.ids (id UInt64) ENGINE = MergeTree ORDER BY id")
+    write(
+        made,
+        "CREATE MATERIALIZED VIEW default.goods TO default.good"
+        " AS SELECT assumeNotNull(value) AS value FROM brokerhouse.messages WHERE topic = 'events'",
+    )
+    write(
+        made,
+        "CREATE MATERIALIZED VIEW default.typed TO default.ids AS SELECT"
+        " toUInt64(assumeNotNull(value)) AS id FROM brokerhouse.messages WHERE topic = 'events'",
+    )
+    return made
+
+
+def send(broker: BrokerProcess, *values: str, topic: str = "events", partition: int = 0) -> None:
+    """They are in the table when this returns."""
+    producer = KafkaProducer(bootstrap_servers=broker.kafka)
+    for value in values:
+        producer.send(topic, value.encode(), partition=partition).get(30)
+    producer.close()
+    read(broker, "SELECT count() FROM messages")
+
+
+def column(broker: BrokerProcess, sql: str) -> list[str]:
+    return read(broker, f"{sql} FORMAT TSVRaw").splitlines()
+
+
+def failed(broker: BrokerProcess) -> list[str]:
+    return column(broker, "SELECT concat(database, '.', view) FROM failed_views")
+
+
+def login(broker: BrokerProcess) -> list[str]:
+    return ["--http", broker.http_url, "--user", USER, "--password", PASSWORD]
+
+
+IDS = "SELECT id FROM default.ids ORDER BY id"
+TOLERANT = (
+    "SELECT toUInt64OrZero(assumeNotNull(value)) AS id FROM brokerhouse.messages"
+    " WHERE topic = 'events'"
+)
+
+
+def test_a_view_that_fails_stops_alone_and_is_filled_from_where_it_stopped(
+    broker: BrokerProcess,
+) -> None:
+    send(broker, "1", "2")
+    assert column(broker, IDS) == ["1", "2"]
+    assert output("views", "list", "--http", broker.http_url) == "no view has failed\n"
+    before = column(broker, "SELECT count() FROM messages WHERE topic = 'events'")
+
+    send(broker, "no number")
+    send(broker, "3", "4", partition=1)
+    send(broker, "5", topic="others")
+    send(broker, "6")
+
+    values = ["1", "2", "3", "4", "6", "no number"]
+    assert column(broker, "SELECT value FROM default.good ORDER BY value") == values
+    assert column(broker, IDS) == ["1", "2"]
+    assert failed(broker) == ["default.typed"]
+    assert "default.typed could not be filled, and is stopped" in broker.log()
+    (error,) = column(broker, "SELECT error FROM failed_views")
+    assert "Cannot parse string 'no number' as UInt64" in error
+    assert column(broker, "SELECT missed FROM failed_views") == [
+        f"[('events',0,{before[0]}),('events',1,0),('others',0,0)]"
+    ]
+    listed = output("views", "list", "--http", broker.http_url)
+    assert "default.typed" in listed
+    assert f"events-0 {before[0]}" in listed
+
+    wrong = complaint(1, "views", "repair", "default.typed", *login(broker))
+    assert "Cannot parse string 'no number'" in wrong
+    assert column(broker, IDS) == ["1", "2"], "it would fail again, so nothing is filled"
+
+    broker.kill()
+    broker.start()
+    send(broker, "7")
+    assert failed(broker) == ["default.typed"]
+
+    said = output("views", "repair", "default.typed", "--query", TOLERANT, *login(broker))
+    assert said == "default.typed is filled again: it had missed 6 records\n"
+    assert failed(broker) == []
+    assert column(broker, IDS) == ["0", "1", "2", "3", "4", "6", "7"]
+    send(broker, "8")
+    assert column(broker, IDS) == ["0", "1", "2", "3", "4", "6", "7", "8"]
+    assert column(broker, "SELECT value FROM default.good ORDER BY value")[-1] == "no number"
+
+
+def test_a_view_with_a_table_of_its_own_is_filled_while_records_come_in(
+    broker: BrokerProcess,
+) -> None:
+    write(
+        broker,
+        "CREATE MATERIALIZED VIEW default.`own one` ENGINE = MergeTree ORDER BY id AS"
+        " SELECT toUInt64(assumeNotNull(value)) AS id, offset FROM brokerhouse.messages"
+        " WHERE topic = 'events'",
+    )
+    send(broker, "no number")
+    assert failed(broker) == ["default.own one", "default.typed"]
+    producer = KafkaProducer(bootstrap_servers=broker.kafka, linger_ms=1)
+    for n in range(1, 5001):
+        producer.send("events", b"%d" % n, partition=0)
+        if n == 2500:
+            query = TOLERANT.replace(" AS id", " AS id, offset")
+            output("views", "repair", "default.own one", "--query", query, *login(broker))
+    producer.close()
+    assert failed(broker) == ["default.typed"]
+    assert column(broker, "SELECT count(), uniqExact(offset), max(id) FROM default.`own one`") == [
+        "5001\t5001\t5000"
+    ]
+
+
+def test_only_who_may_write_repairs_a_view_and_only_with_what_they_may_read(
+    broker: BrokerProcess,
+) -> None:
+    send(broker, "no number")
+
+    def repair(query: str, view: str = "typed", **more: Any) -> Answer:
+        return ask(broker, query, path="/views/repair", database="default", view=view, **more)
+
+    assert repair("").code == 497
+    assert repair("", "goods", headers=WRITER).code == 60
+    for hostile in (
+        "SELECT 1 AS id FROM file('/etc/passwd', 'LineAsString')",
+        "SELECT 1 AS id FROM url('http://127.0.0.1:1/', 'CSV', 'a String')",
+        "SELECT 1 AS id; DROP TABLE default.ids",
+        "SELECT 1 AS id FROM no_such_table",
+        "",
+    ):
+        assert repair(hostile, headers=WRITER).code > 0, hostile
+        assert failed(broker) == ["default.typed"]
+    send(broker, "5")
+    assert column(broker, IDS) == []
+    assert repair(TOLERANT, headers=WRITER).text == '{"missed": 2}'
+    assert column(broker, IDS) == ["0", "5"]
+
+
+def test_a_view_that_failed_can_be_dropped_and_made_anew(broker: BrokerProcess) -> None:
+    send(broker, "no number")
+    assert output("views", "drop", "default.typed", *login(broker)) == "dropped default.typed\n"
+    assert failed(broker) == []
+    write(broker, f"CREATE MATERIALIZED VIEW default.typed TO default.ids AS {TOLERANT}")
+    send(broker, "5")
+    assert column(broker, IDS) == ["5"]
+    wrong = complaint(1, "views", "drop", "default.typed", *login(broker))
+    assert "no view default.typed has failed" in wrong

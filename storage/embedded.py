@@ -43,7 +43,7 @@ from storage.engine import (
 )
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import parameter_texts
-from storage.view_guard import View, ViewGuard
+from storage.view_guard import FailedViews, ViewGuard
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,9 @@ class EmbeddedEngine:
             raise
         self._base = base
         self._view_guard = ViewGuard(database, _query_with)
+        self.failed_views = FailedViews(
+            self._view_guard, partial(self.handle, f"SET {_MERGED_BLOCK_SETTINGS}")
+        )
         lane_settings = f"{INSERT_SETTINGS}, {_MERGED_BLOCK_SETTINGS}"
         self._lanes = [
             _Lane(f"insert-{n}", partial(self.handle, lane_settings)) for n in range(lanes)
@@ -214,25 +217,6 @@ class EmbeddedEngine:
                 _guarded(lane.handle.query, statement, "Null")
             else:
                 guard.insert(lane.handle, statement, lane.file.path)
-
-    async def repair_view(
-        self, database: str, name: str, change: Callable[[], None] | None = None
-    ) -> int:
-        """See `ViewGuard.repair`."""
-        return await asyncio.to_thread(
-            self._with_handle, partial(self._view_guard.repair, change=change), database, name
-        )
-
-    async def drop_view(self, database: str, name: str) -> None:
-        """See `ViewGuard.drop`."""
-        await asyncio.to_thread(self._with_handle, self._view_guard.drop, database, name)
-
-    def _with_handle(self, work: Callable[[Handle, View], T], database: str, name: str) -> T:
-        handle = self.handle(f"SET {_MERGED_BLOCK_SETTINGS}")
-        try:
-            return work(handle, View(database, name))
-        finally:
-            handle.close()
 
     async def drained(self) -> None:
         """Every acknowledged row is in its table: without a journal they always are."""

@@ -276,6 +276,7 @@ class JournaledEngine:
         """`embedded` has a lane for each stream. `open_journal` makes one of these."""
         self.embedded = embedded
         self.patient = PatientEngine(self)
+        self.failed_views = embedded.failed_views
         self._limits = limits
         self._writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
@@ -478,14 +479,6 @@ class JournaledEngine:
             stream = self._streams[number]
             if stream.waits:
                 await stream.reached(stream.appended, at_once=at_once)
-
-    async def repair_view(
-        self, database: str, name: str, change: Callable[[], None] | None = None
-    ) -> int:
-        return await self.embedded.repair_view(database, name, change)
-
-    async def drop_view(self, database: str, name: str) -> None:
-        await self.embedded.drop_view(database, name)
 
     async def drained_for(self, sql: str, *, at_once: bool) -> None:
         """As `drained`, for the tables that a statement of the broker names."""

@@ -16,18 +16,21 @@ https://clickhouse.com/docs/operations/settings/settings#additional_table_filter
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from storage.engine import Parameter
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Handle = Any
 Query = Callable[[Handle, str, str, Mapping[str, Parameter]], bytes]
 """Runs a statement in a format, with parameters, blocking. Raises `EngineError`."""
@@ -325,6 +328,33 @@ class ViewGuard:
         self, handle: Handle, sql: str, parameters: Mapping[str, Parameter] | None = None
     ) -> None:
         self._query(handle, sql, "Null", parameters or {})
+
+
+class FailedViews:
+    """The same for callers on an event loop."""
+
+    def __init__(self, guard: ViewGuard, open_handle: Callable[[], Handle]) -> None:
+        """`open_handle`: a handle with all privileges."""
+        self._guard = guard
+        self._open_handle = open_handle
+
+    async def repair(
+        self, database: str, name: str, change: Callable[[], None] | None = None
+    ) -> int:
+        """See `ViewGuard.repair`."""
+        repair = partial(self._guard.repair, change=change)
+        return await asyncio.to_thread(self._with_handle, repair, View(database, name))
+
+    async def drop(self, database: str, name: str) -> None:
+        """See `ViewGuard.drop`."""
+        await asyncio.to_thread(self._with_handle, self._guard.drop, View(database, name))
+
+    def _with_handle(self, work: Callable[[Handle, View], T], view: View) -> T:
+        handle = self._open_handle()
+        try:
+            return work(handle, view)
+        finally:
+            handle.close()
 
 
 def _quoted(name: str) -> str:

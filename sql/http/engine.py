@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sql.http.errors import ENGINE_ERRORS, engine_error
 from sql.http.text import literal
+from storage.view_guard import FailedViews
 
 
 class SqlEngine(Protocol):
@@ -26,17 +27,9 @@ class SqlEngine(Protocol):
         Raises `EngineError` if the engine refuses rows.
         """
 
-    async def repair_view(
-        self, database: str, name: str, change: Callable[[], None] | None = None
-    ) -> int:
-        """Fill a materialized view that has failed. The number of records that it had missed.
-
-        `change` gives it another query, before. Raises `UnknownView`, `EngineError` and what
-        `change` raises.
-        """
-
-    async def drop_view(self, database: str, name: str) -> None:
-        """Drop a materialized view that has failed. Raises `UnknownView` and `EngineError`."""
+    @property
+    def failed_views(self) -> FailedViews:
+        """Repairs materialized views that could not be filled."""
 
 
 class Result(Protocol):

@@ -74,18 +74,18 @@ class SqlGateway:
         return OpenStatement(handle, context, action, permit)
 
     async def repair_view(self, database: str, name: str, query: str | None) -> int:
-        """See `SqlEngine.repair_view`. `query`: of a writer, for the view. Raises `SqlError`."""
+        """See `FailedViews.repair`. `query`: of a writer, for the view. Raises `SqlError`."""
         change = None
         if query is not None:
             view = (identifier(database) + b"." + identifier(name)).decode()
             change = partial(self._run_as_writer, f"ALTER TABLE {view} MODIFY QUERY {query}")
         with _view_errors():
-            return await self._engine.repair_view(database, name, change)
+            return await self._engine.failed_views.repair(database, name, change)
 
     async def drop_view(self, database: str, name: str) -> None:
-        """See `SqlEngine.drop_view`. Raises `SqlError`."""
+        """See `FailedViews.drop`. Raises `SqlError`."""
         with _view_errors():
-            await self._engine.drop_view(database, name)
+            await self._engine.failed_views.drop(database, name)
 
     def _run_as_writer(self, statement: str) -> None:
         """Within the fence around what a writer may run. Blocks; raises `SqlError`."""

@@ -10,6 +10,7 @@ from kafka import KafkaProducer
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import complaint, output
+from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER, WRITER, Answer, ask, read, write
 
 pytestmark = pytest.mark.one_broker("a broker of a cluster has no engine of its own")
@@ -164,3 +165,14 @@ def test_a_view_that_failed_can_be_dropped_and_made_anew(broker: BrokerProcess) 
     assert column(broker, IDS) == ["5"]
     wrong = complaint(1, "views", "drop", "default.typed", *login(broker))
     assert "no view default.typed has failed" in wrong
+
+
+def test_the_view_of_the_documentation_is_filled(broker: BrokerProcess) -> None:
+    page = (PROJECT / "docs" / "sql.md").read_text()
+    section = page.partition("## Materialized views on the log")[2]
+    statements = section.partition("```sql\n")[2].partition("```")[0]
+    for statement in filter(str.strip, statements.split(";")):
+        write(broker, statement)
+    send(broker, '{"id": 7, "amount": 12.5}', "no JSON", topic="orders")
+    rows = column(broker, "SELECT id, amount, at > 0 FROM shop.orders ORDER BY id")
+    assert rows == ["0\t0\t1", "7\t12.5\t1"]

@@ -389,5 +389,5 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
         "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
             "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
-        "open_transaction_versions",
+        "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
     }  # fmt: skip

@@ -228,6 +228,14 @@ async def rows(engine: EmbeddedEngine) -> Rows:
     await rows.commit(SECOND, "shipping", "orders", 0, 11)
     await rows.put("partition_checkpoints", f"SELECT '{ORDERS}', 1, toInt64(2), toInt64(0)", SECOND)
     await rows.open_transaction(SECOND, "id")
+    await rows.put(
+        "failed_view_versions (database, view, error)", "SELECT 'default', 'typed', 'bad'", FIRST
+    )
+    await rows.put(
+        "failed_view_offsets (database, view, topic, topic_id, partition, first_offset)",
+        f"SELECT 'default', 'typed', 'orders', '{ORDERS}', 1, 5",
+        FIRST,
+    )
     return rows
 
 
@@ -254,6 +262,7 @@ SAME = {
     " FROM compaction_batches",
     "transactions": "SELECT * EXCEPT (start_time, update_time) FROM transactions",
     "open_transactions": "SELECT * FROM open_transactions",
+    "failed_views": "SELECT * EXCEPT failed_at FROM failed_views",
 }
 
 
@@ -271,7 +280,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
         "group_heartbeats", "consumer_offsets", "partition_minutes",
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
-        "open_transaction_versions",
+        "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

@@ -1,6 +1,6 @@
 """`brokerhouse engine` over HTTP: statements are apart; what a broker learns of faults."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,7 @@ class FailingDisk:
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self.read_nice = engine.read_nice
+        self.failed_views = engine.failed_views
         self.fails = False
 
     def handle(self, *statements: str) -> Any:
@@ -52,14 +53,6 @@ class FailingDisk:
 
     async def drained(self) -> None:
         await self._engine.drained()
-
-    async def repair_view(
-        self, database: str, name: str, change: Callable[[], None] | None = None
-    ) -> int:
-        return await self._engine.repair_view(database, name, change)
-
-    async def drop_view(self, database: str, name: str) -> None:
-        await self._engine.drop_view(database, name)
 
     @contextmanager
     def watched_write(self, handle: Any) -> Iterator[None]:

@@ -24,6 +24,12 @@ SPARK_SOURCE = PROJECT / "tests" / "spark" / "kafka_source"
 SPARK_BUILD = TOOLS / "spark"
 KAFKA = PROJECT / "bench" / "kafka"
 KAFKA_BUILD = TOOLS / "kafka"
+CONNECT = PROJECT / "tests" / "support" / "connect"
+CONNECT_BUILD = TOOLS / "connect"
+STREAMS = PROJECT / "tests" / "support" / "streams"
+STREAMS_BUILD = TOOLS / "streams"
+ICEBERG = PROJECT / "tests" / "support" / "iceberg"
+ICEBERG_BUILD = TOOLS / "iceberg"
 INSTALL_LIMIT_S = 600.0
 
 DEBIAN_PACKAGES = {
@@ -59,22 +65,50 @@ def node_command() -> list[str]:
 @cache
 def java_command() -> list[str]:
     """How to start a class of the helper or of Kafka's tools: append its name."""
-    java = program("java")
-    libraries = JAVA_BUILD / "lib"
-    classes = JAVA_BUILD / "classes"
     with _alone():
-        _install_jars(JAVA, libraries)
-        _compile_helper(java, libraries, classes)
+        classes = _compiled(JAVA, JAVA_BUILD)
+    return _java(f"{classes}:{JAVA_BUILD / 'lib'}/*", memory_mb=512)
+
+
+@cache
+def connect_command() -> list[str]:
+    """How to start a worker of Kafka Connect: append its properties file."""
+    libraries = CONNECT_BUILD / "lib"
+    with _alone():
+        _install_jars(CONNECT, libraries)
+    main = "org.apache.kafka.connect.cli.ConnectDistributed"
+    return [*_java(f"{libraries}/*", memory_mb=400), main]
+
+
+@cache
+def iceberg_plugins() -> Path:
+    """The `plugin.path` for Kafka Connect's workers with Iceberg's sink."""
+    with _alone():
+        _install_jars(ICEBERG, ICEBERG_BUILD / "lib")
+    return ICEBERG_BUILD
+
+
+@cache
+def word_count_command() -> list[str]:
+    """How to start the application of Kafka Streams: append its properties file."""
+    with _alone():
+        classes = _compiled(STREAMS, STREAMS_BUILD)
+    return [*_java(f"{classes}:{STREAMS_BUILD / 'lib'}/*", memory_mb=300), "WordCount"]
+
+
+def _java(class_path: str, *, memory_mb: int) -> list[str]:
     return [
-        java,
+        program("java"),
         # The processes are short-lived: start fast rather than run fast.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-Xshare:auto",
-        "-Xmx512m",
+        f"-Xmx{memory_mb}m",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
         "-cp",
-        f"{classes}:{libraries}/*",
+        class_path,
     ]
 
 
@@ -116,17 +150,22 @@ def _install_jars(project: Path, libraries: Path) -> None:
         stamp.write_text(wanted)
 
 
-def _compile_helper(java: str, libraries: Path, classes: Path) -> None:
-    sources = sorted((JAVA / "src").glob("*.java"))
+def _compiled(project: Path, build: Path) -> Path:
+    """The classes of a project's sources. Its jars, a compiler among them, are in `build/lib`."""
+    libraries, classes = build / "lib", build / "classes"
+    _install_jars(project, libraries)
+    sources = sorted((project / "src").glob("*.java"))
     stamp = classes / ".compiled"
-    wanted = _digest([JAVA / "pom.xml", *sources])
+    wanted = _digest([project / "pom.xml", *sources])
     if not _is(stamp, wanted):
         jars = [str(jar) for jar in sorted(libraries.glob("*.jar"))]
-        compiler = [java, "-cp", ":".join(jars), "org.eclipse.jdt.internal.compiler.batch.Main"]
+        java = [program("java"), "-cp", ":".join(jars)]
+        compiler = [*java, "org.eclipse.jdt.internal.compiler.batch.Main"]
         options = ["-17", "-proc:none", "-nowarn", "-cp", ":".join(jars)]
         shutil.rmtree(classes, ignore_errors=True)
         run([*compiler, *options, "-d", str(classes), *map(str, sources)], limit_s=INSTALL_LIMIT_S)
         stamp.write_text(wanted)
+    return classes
 
 
 def run(

@@ -1,0 +1,141 @@
+"""What is committed in a topic, for consumers and in SQL; and how far the topic has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic, TopicPartition
+
+from tests.support.waiting import until
+
+_LIMIT_S = 120.0
+_ASK_S = 5.0
+_AWAY = (
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+    KafkaError._UNKNOWN_PARTITION,  # librdkafka 2.16 has forgotten it, and asks anew
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
+"""Errors while the leader of a partition changes."""
+
+Sql = Callable[[str, dict[str, str | int]], list[dict[str, Any]]]
+
+
+class Row(NamedTuple):
+    """A committed record."""
+
+    partition: int
+    offset: int
+    key: str | None
+    value: str
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions)])[topic].result(_LIMIT_S)
+
+
+def read_committed(bootstrap: str, topic: str, partitions: int, count: int) -> list[Row]:
+    """What a read_committed consumer reads until it has `count` records and is at the end.
+
+    Sorted by partition and offset. Raises AssertionError if fewer come within two minutes.
+    """
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "log_level": 0,
+        }
+    )
+    rows: list[Row] = []
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        while len(rows) < count or len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{len(rows)} of {count} records of {topic} came"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                rows.append(_row(message))
+                ended.discard(message.partition())
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            elif error.code() not in _AWAY:
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return sorted(rows)
+
+
+def _row(message: Any) -> Row:
+    key = message.key()
+    decoded = None if key is None else key.decode()
+    return Row(message.partition(), message.offset(), decoded, message.value().decode())
+
+
+def committed_in_sql(sql: Sql, topic: str) -> list[Row]:
+    """The rows of the view `messages_committed`, sorted by partition and offset."""
+    rows = sql(
+        "SELECT partition, offset, key, value FROM messages_committed WHERE topic = {topic:String}",
+        {"topic": topic},
+    )
+    return sorted(Row(**row) for row in rows)
+
+
+class EndOffsets:
+    """How far a topic has come: the sum of its end offsets, whatever is committed.
+
+    So a test can act while a transaction is open.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self._bootstrap = bootstrap
+        self._partitions = [TopicPartition(topic, number) for number in range(partitions)]
+        self._last = 0
+        self._consumer = self._opened()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def total(self) -> int:
+        """The last known sum while a leader is away."""
+        try:
+            self._last = sum(self._end(partition) for partition in self._partitions)
+        except KafkaException as error:
+            if error.args[0].code() not in _AWAY:
+                raise
+            # librdkafka 2.16 goes on to ask the leader that it knows, though it is another one now.
+            self._consumer.close()
+            self._consumer = self._opened()
+        return self._last
+
+    def await_more(self, count: int) -> None:
+        """Wait until `count` records or markers more than now are there."""
+        wanted = self.total() + count
+        until(lambda: self.total() >= wanted, f"the topic has {wanted} offsets", _LIMIT_S)
+
+    def _opened(self) -> confluent_kafka.Consumer:
+        return confluent_kafka.Consumer(
+            {"bootstrap.servers": self._bootstrap, "group.id": "watcher", "log_level": 0}
+        )
+
+    def _end(self, partition: TopicPartition) -> int:
+        _, end = self._consumer.get_watermark_offsets(partition, _ASK_S)
+        return int(end)

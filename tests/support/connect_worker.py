@@ -1,0 +1,133 @@
+"""A worker of Kafka Connect in distributed mode, as a process that a test may kill."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support import tools
+from tests.support.server_process import ServerProcess, free_port
+from tests.support.waiting import until
+
+_ANSWER_LIMIT_S = 30.0
+_ATTEND_EVERY_S = 0.5
+_ONLY_FAILED = "includeTasks=true&onlyFailed=true"
+_CONFLICT = 409
+"""The REST interface's answer while the workers rebalance."""
+
+
+class ConnectWorker(ServerProcess):
+    """One worker; those with the same brokers are one Connect cluster. It keeps its port.
+
+    `settings`: those of the worker, which go before the ones that are here.
+    """
+
+    clean_exit_codes = (0, 143)  # the latter: a Java process that was told to end
+
+    def __init__(
+        self,
+        directory: Path,
+        bootstrap: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        name: str = "worker",
+    ) -> None:
+        super().__init__(directory / f"{name}.log")
+        self._url = f"http://127.0.0.1:{free_port()}"
+        self._properties = directory / f"{name}.properties"
+        every_setting = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "connect",
+            "listeners": self._url,
+            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "config.storage.topic": "connect-configs",
+            "offset.storage.topic": "connect-offsets",
+            "status.storage.topic": "connect-status",
+            "config.storage.replication.factor": "1",
+            "offset.storage.replication.factor": "1",
+            "status.storage.replication.factor": "1",
+            "plugin.discovery": "service_load",
+            # Short time-outs make tests short: a worker that was killed leaves its group.
+            "session.timeout.ms": "2000",
+            "heartbeat.interval.ms": "500",
+            "scheduled.rebalance.max.delay.ms": "0",
+            # A worker first reads what was committed before, and waits for transactions of tasks
+            # that were killed.
+            "producer.transaction.timeout.ms": "4000",
+            **(settings or {}),
+        }
+        lines = [f"{key}={value}\n" for key, value in every_setting.items()]
+        self._properties.write_text("".join(lines))
+
+    def command(self) -> Sequence[str]:
+        return [*tools.connect_command(), str(self._properties)]
+
+    def is_ready(self) -> bool:
+        """Whether it is a member of its group and has read the configs (KIP-1017)."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=_ANSWER_LIMIT_S) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def configure(self, connector: str, config: Mapping[str, str]) -> None:
+        """Make a connector, or change its config."""
+        path = f"/connectors/{connector}/config"
+        until(lambda: self._accepts("PUT", path, config), f"{connector} is configured")
+
+    @contextmanager
+    def attended(self, connector: str) -> Iterator[list[str]]:
+        """Restarts what fails, as an operator does: Connect leaves a failed task as it is.
+
+        The list has the stack traces of the failures.
+        """
+        failures: list[str] = []
+        stopped = threading.Event()
+
+        def attend() -> None:
+            while not stopped.wait(_ATTEND_EVERY_S):
+                try:
+                    failed = self._failures(connector)
+                    if failed:
+                        self._ask("POST", f"/connectors/{connector}/restart?{_ONLY_FAILED}")
+                        failures.extend(failed)
+                except (OSError, http.client.HTTPException):
+                    continue  # the worker was killed, or is not ready
+
+        thread = threading.Thread(target=attend, daemon=True)
+        thread.start()
+        try:
+            yield failures
+        finally:
+            stopped.set()
+            thread.join()
+
+    def _failures(self, connector: str) -> list[str]:
+        status = self._ask("GET", f"/connectors/{connector}/status")
+        parts = [status["connector"], *status["tasks"]]
+        return [part.get("trace", "") for part in parts if part["state"] == "FAILED"]
+
+    def _accepts(self, method: str, path: str, body: object = None) -> bool:
+        try:
+            self._ask(method, path, body)
+        except urllib.error.HTTPError as error:
+            if error.code != _CONFLICT:
+                raise
+            return False
+        return True
+
+    def _ask(self, method: str, path: str, body: object = None) -> Any:
+        request = urllib.request.Request(f"{self._url}{path}", method=method)
+        request.add_header("Content-Type", "application/json")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(request, data, timeout=_ANSWER_LIMIT_S) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None

@@ -1,0 +1,47 @@
+"""An idempotent producer that writes a few records every 10 ms, whatever happens to the broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import confluent_kafka
+
+_EVERY_S = 0.01
+_AT_ONCE = 5
+_LIMIT_S = 120.0
+
+
+@contextmanager
+def producing(bootstrap: str, topic: str, record: Callable[[], tuple[str, str]]) -> Iterator[None]:
+    """`record()` returns the next key and value. At the end all are acknowledged.
+
+    Raises AssertionError if a record was refused.
+    """
+    failures: list[object] = []
+    stopped = threading.Event()
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0}
+    )
+
+    def told(error: object, _: object) -> None:
+        if error is not None:
+            failures.append(error)
+
+    def write() -> None:
+        while not stopped.wait(_EVERY_S):
+            for _ in range(_AT_ONCE):
+                key, value = record()
+                producer.produce(topic, value.encode(), key=key.encode(), on_delivery=told)
+            producer.poll(0)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        writer.join()
+    assert producer.flush(_LIMIT_S) == 0
+    assert not failures

@@ -17,7 +17,13 @@ import pytest
 from tests.support import restarts
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
-from tests.support.committed import EndOffsets, committed_in_sql, create_topic, read_committed
+from tests.support.committed import (
+    EndOffsets,
+    aborted_transactions,
+    committed_in_sql,
+    create_topic,
+    read_committed,
+)
 from tests.support.connect_worker import ConnectWorker
 from tests.support.restarts import BROKER_SETTINGS, Restart
 
@@ -70,7 +76,8 @@ def check_each_line_once(
     path: Path,
     killings: Iterator[Restart],
     chance: random.Random,
-) -> None:
+) -> int:
+    """Returns how many transactions were aborted."""
     create_topic(broker.kafka, TOPIC, 1)
     worker.configure(CONNECTOR, file_source(path))
     with worker.attended(CONNECTOR) as failures:
@@ -82,6 +89,9 @@ def check_each_line_once(
     rows = read_committed(broker.kafka, TOPIC, 1, len(lines))
     assert [row.value for row in rows] == lines
     assert committed_in_sql(broker.sql, TOPIC) == rows
+    aborted = aborted_transactions(broker.sql, TOPIC)
+    print(f"{aborted} transactions aborted")
+    return aborted
 
 
 def test_each_line_becomes_one_record_whatever_is_killed(
@@ -103,7 +113,7 @@ def test_each_line_becomes_one_record_for_long(
     broker = own_broker(**BROKER_SETTINGS)
     with ConnectWorker(tmp_path, broker.kafka, EXACTLY_ONCE) as worker:
         killings = restarts.for_long(broker, [worker], chance)
-        check_each_line_once(broker, worker, tmp_path / "lines.txt", killings, chance)
+        assert check_each_line_once(broker, worker, tmp_path / "lines.txt", killings, chance)
 
 
 @pytest.mark.slow

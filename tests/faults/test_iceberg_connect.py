@@ -20,7 +20,7 @@ from pyiceberg.table import StaticTable
 
 from tests.support import iceberg_table, restarts, tools
 from tests.support.broker_process import BrokerProcess
-from tests.support.committed import EndOffsets, create_topic
+from tests.support.committed import EndOffsets, aborted_transactions, create_topic
 from tests.support.connect_worker import ConnectWorker
 from tests.support.restarts import BROKER_SETTINGS, Restart
 from tests.support.steady_producer import producing
@@ -93,7 +93,8 @@ def check_each_record_once(
     warehouse: Path,
     killings: Iterator[Restart],
     chance: random.Random,
-) -> None:
+) -> int:
+    """Returns how many transactions were aborted."""
     create_topic(broker.kafka, TOPIC, PARTITIONS)
     create_topic(broker.kafka, CONTROL, 1)
     read_from_the_beginning(broker.kafka)
@@ -116,6 +117,9 @@ def check_each_record_once(
     print(f"{sent} records, {len(failures)} tasks failed", *failures, sep="\n")
     worker.stop()
     assert ids_in(warehouse) == list(range(sent))
+    aborted = aborted_transactions(broker.sql, CONTROL)
+    print(f"{aborted} transactions aborted")
+    return aborted
 
 
 def test_each_record_is_in_the_table_once_whatever_is_killed(
@@ -137,4 +141,4 @@ def test_each_record_is_in_the_table_once_for_long(
     broker = own_broker(**BROKER_SETTINGS)
     with ConnectWorker(tmp_path, broker.kafka, worker_settings()) as worker:
         killings = restarts.for_long(broker, [worker], chance)
-        check_each_record_once(broker, worker, tmp_path / "warehouse", killings, chance)
+        assert check_each_record_once(broker, worker, tmp_path / "warehouse", killings, chance)

@@ -17,7 +17,13 @@ import pytest
 from tests.support import restarts
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
-from tests.support.committed import EndOffsets, committed_in_sql, create_topic, read_committed
+from tests.support.committed import (
+    EndOffsets,
+    aborted_transactions,
+    committed_in_sql,
+    create_topic,
+    read_committed,
+)
 from tests.support.restarts import BROKER_SETTINGS, Restart
 from tests.support.steady_producer import producing
 from tests.support.streams_app import COUNTS, WORDS, StreamsApp
@@ -44,7 +50,8 @@ def check_each_count_once(
     apps: Sequence[StreamsApp],
     killings: Iterator[Restart],
     chance: random.Random,
-) -> None:
+) -> int:
+    """Returns how many transactions were aborted."""
     for topic in (WORDS, COUNTS):
         create_topic(broker.kafka, topic, PARTITIONS)
     for app in apps:
@@ -67,6 +74,9 @@ def check_each_count_once(
         word: [str(number) for number in range(1, count + 1)] for word, count in talk.words.items()
     }
     assert committed_in_sql(broker.sql, COUNTS) == rows
+    aborted = aborted_transactions(broker.sql, COUNTS)
+    print(f"{total} words, {aborted} transactions aborted")
+    return aborted
 
 
 @contextmanager
@@ -96,7 +106,7 @@ def test_each_count_of_each_word_is_there_once_for_long(
     broker = own_broker(**BROKER_SETTINGS)
     two = [StreamsApp(tmp_path, broker.kafka, name=name) for name in ("app1", "app2")]
     with ended(*two) as apps:
-        check_each_count_once(broker, apps, restarts.for_long(broker, apps, chance), chance)
+        assert check_each_count_once(broker, apps, restarts.for_long(broker, apps, chance), chance)
 
 
 @pytest.mark.slow

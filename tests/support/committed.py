@@ -1,4 +1,4 @@
-"""What is committed in a topic, for consumers and in SQL; and how far the topic has come."""
+"""What is committed in a topic, for consumers and in SQL, and what is not; how far it has come."""
 
 from __future__ import annotations
 
@@ -94,6 +94,16 @@ def committed_in_sql(sql: Sql, topic: str) -> list[Row]:
         {"topic": topic},
     )
     return sorted(Row(**row) for row in rows)
+
+
+def aborted_transactions(sql: Sql, topic: str) -> int:
+    """How many were aborted in the topic, each counted in every partition that it had begun in."""
+    rows = sql(
+        "SELECT DISTINCT partition, transaction_start FROM aborted_transactions"
+        " WHERE topic = {topic:String}",
+        {"topic": topic},
+    )
+    return len(rows)
 
 
 class EndOffsets:

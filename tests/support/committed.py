@@ -25,6 +25,7 @@ _AWAY = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
 )
 """Errors while the leader of a partition changes."""
+_ALL, _STABLE = "read_uncommitted", "read_committed"
 
 Sql = Callable[[str, dict[str, str | int]], list[dict[str, Any]]]
 
@@ -107,45 +108,55 @@ def aborted_transactions(sql: Sql, topic: str) -> int:
 
 
 class EndOffsets:
-    """How far a topic has come: the sum of its end offsets, whatever is committed.
-
-    So a test can act while a transaction is open.
-    """
+    """How far a topic has come, and whether a transaction is open, so that a test can act then."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self._bootstrap = bootstrap
         self._partitions = [TopicPartition(topic, number) for number in range(partitions)]
-        self._last = 0
-        self._consumer = self._opened()
+        self._last = {_ALL: 0, _STABLE: 0}
+        self._consumers = {isolation: self._opened(isolation) for isolation in self._last}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._consumer.close()
+        for consumer in self._consumers.values():
+            consumer.close()
 
     def total(self) -> int:
-        """The last known sum while a leader is away."""
-        try:
-            self._last = sum(self._end(partition) for partition in self._partitions)
-        except KafkaException as error:
-            if error.args[0].code() not in _AWAY:
-                raise
-            # librdkafka 2.16 goes on to ask the leader that it knows, though it is another one now.
-            self._consumer.close()
-            self._consumer = self._opened()
-        return self._last
+        """The sum of the end offsets; the last known one while a leader is away."""
+        return self._sum(_ALL)
 
     def await_more(self, count: int) -> None:
         """Wait until `count` records or markers more than now are there."""
         wanted = self.total() + count
         until(lambda: self.total() >= wanted, f"the topic has {wanted} offsets", _LIMIT_S)
 
-    def _opened(self) -> confluent_kafka.Consumer:
+    def await_open(self) -> None:
+        """Wait for a transaction with records in the topic that has not ended."""
+        until(lambda: self.total() > self._sum(_STABLE), "a transaction is open", _LIMIT_S)
+
+    def _sum(self, isolation: str) -> int:
+        try:
+            self._last[isolation] = sum(self._end(isolation, one) for one in self._partitions)
+        except KafkaException as error:
+            if error.args[0].code() not in _AWAY:
+                raise
+            # librdkafka 2.16 goes on to ask the leader that it knows, though it is another one now.
+            self._consumers[isolation].close()
+            self._consumers[isolation] = self._opened(isolation)
+        return self._last[isolation]
+
+    def _opened(self, isolation: str) -> confluent_kafka.Consumer:
         return confluent_kafka.Consumer(
-            {"bootstrap.servers": self._bootstrap, "group.id": "watcher", "log_level": 0}
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": "watcher",
+                "isolation.level": isolation,
+                "log_level": 0,
+            }
         )
 
-    def _end(self, partition: TopicPartition) -> int:
-        _, end = self._consumer.get_watermark_offsets(partition, _ASK_S)
+    def _end(self, isolation: str, partition: TopicPartition) -> int:
+        _, end = self._consumers[isolation].get_watermark_offsets(partition, _ASK_S)
         return int(end)

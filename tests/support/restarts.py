@@ -1,7 +1,7 @@
 """Brokers and applications that are killed and come back while a topic grows.
 
-Each happens after a random number of records, most of them in the middle of a transaction. A seed
-decides everything but the time that processes take.
+Each happens after a random number of records, in the middle of a transaction. A seed decides
+everything but the time that processes take.
 """
 
 from __future__ import annotations
@@ -79,11 +79,12 @@ def play(
     chance: random.Random,
     between: tuple[int, int] = RECORDS_BETWEEN,
 ) -> None:
-    """Each comes after a number of records in the range `between`. Prints how many there were."""
+    """Each comes in a transaction, after `between` records. Prints how many there were."""
     began = time.monotonic()
     count = 0
     for restart in restarts:
         ends.await_more(chance.randint(*between))
+        ends.await_open()
         restart(ends)
         count += 1
     ends.await_more(1)

@@ -10,6 +10,8 @@
 # make fuzz     the long run with random input
 # make history  clients while parts of a cluster fail at random: SEED=7 MINUTES=10
 # make history-transactions  the same with transactions
+# make test-apps  Kafka Connect, Kafka Streams and Iceberg's sink while everything is killed again and
+#               again, with a single broker and a cluster: SEED=7 MINUTES=10 of kills for each
 # make soak     hours of mixed clients, good and bad, and kill -9: HOURS=1; prints a table and draws
 #               soak.svg, and fails if a record is lost or doubled, or if anything grows
 # make lint     style and types; make format repairs what can be repaired automatically
@@ -41,7 +43,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history history-transactions soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history history-transactions test-apps soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -104,6 +106,12 @@ history-transactions: $(INSTALLED_DEV)
 	@tools/require tests
 	HISTORY_SEED=$(SEED) HISTORY_MINUTES=$(MINUTES) $(BIN)/pytest -m slow -s --timeout 0 \
 	    tests/faults/history/test_transactions.py -k for_long $(ARGS)
+
+test-apps: $(INSTALLED_DEV)
+	@tools/require tests
+	APPS_SEED=$(SEED) APPS_MINUTES=$(MINUTES) $(BIN)/pytest -m slow -s --timeout 0 \
+	    tests/faults/test_connect.py tests/faults/test_streams.py \
+	    tests/faults/test_iceberg_connect.py $(ARGS)
 
 soak: $(INSTALLED_DEV)
 	@tools/require tests

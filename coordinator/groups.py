@@ -259,6 +259,10 @@ class Group:
         deadlines += self._members.pending.values()
         return min(deadlines + self._rebalance.deadlines, default=None)
 
+    def wait_anew_for_syncs(self, now_ms: int) -> None:
+        """Members that have to synchronise learn it only now: they have all of their time."""
+        self._rebalance.wait_anew_for_syncs(now_ms)
+
     def tick(self, now: Moment) -> None:
         """Act on every deadline that has passed."""
         pending = self._members.pending

@@ -22,7 +22,7 @@ from coordinator.duties import Duties
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
 from coordinator.membership import SharedCache
-from coordinator.messages import Answer, GroupRecord, Waiter
+from coordinator.messages import Answer, GroupRecord, JoinAnswer, Waiter
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupMaxSizeReached,
@@ -108,6 +108,8 @@ class HostedGroup:
         self._size_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[Answer] = []
+        self._being_stored: list[Answer] = []
+        """Those that wait for the record which is being stored."""
 
     @property
     def is_mine(self) -> bool:
@@ -183,6 +185,8 @@ class HostedGroup:
     def _let_time_pass(self) -> None:
         """Act on every deadline that has passed, and set the timer for the next one."""
         clock = self._host.clock
+        if any(isinstance(one.outcome, JoinAnswer) for one in (*self._held, *self._being_stored)):
+            self.group.wait_anew_for_syncs(clock.monotonic_ms())
         while (deadline := self.group.next_deadline()) is not None:
             if deadline > clock.monotonic_ms():
                 break
@@ -210,7 +214,7 @@ class HostedGroup:
 
     async def _save(self) -> None:
         while self.group.changed or self._held:
-            answers, self._held = self._held, []
+            answers = self._being_stored = self._take_held()
             if self.group.changed and self.is_mine:
                 try:
                     await self._host.cache.store(self._next_record())
@@ -226,7 +230,10 @@ class HostedGroup:
             if not self.is_mine:
                 _deliver(answers + self._take_held(), refusal=self.not_coordinator())
                 break
+            self._let_time_pass()  # while the answers count as held: waits for them begin now
             _deliver(answers)
+            self._being_stored = []
+        self._being_stored = []
         self.saver = None
         if self.group.state is GroupState.DEAD:
             self._drop()

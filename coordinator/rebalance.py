@@ -140,6 +140,11 @@ class Rebalance:
         elif self.state is GroupState.COMPLETING_REBALANCE:
             self._await_syncs(now_ms)
 
+    def wait_anew_for_syncs(self, now_ms: int) -> None:
+        """See `Group.wait_anew_for_syncs`."""
+        if self._sync_wait.deadline_ms is not None:
+            self._sync_wait.deadline_ms = now_ms + self.members.rebalance_timeout_ms
+
     @property
     def deadlines(self) -> list[int]:
         """When `tick` has something to do."""

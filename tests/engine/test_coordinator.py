@@ -155,6 +155,32 @@ async def test_a_member_hears_of_its_generation_only_when_it_is_stored(
         assert (record.generation, record.leader) == (joined.generation, joined.member_id)
 
 
+async def test_the_time_to_synchronise_begins_when_a_member_hears_of_its_generation(
+    scripted: ScriptedEngine, clock: Clock
+) -> None:
+    async with running(scripted, clock) as groups:
+        scripted.gate.clear()
+        asked = asyncio.create_task(groups.join("group", joining(rebalance_timeout_ms=1000)))
+        await scripted.next_insert()
+        clock.now_ms += 3000
+        nobody = [LeavingMember("nobody", None)]
+        looking = asyncio.create_task(groups.leave("group", nobody))  # it looks at its deadlines
+        await asyncio.sleep(0)
+        clock.now_ms += 3000
+        scripted.gate.set()
+        joined = await asked
+        await looking
+        clock.now_ms += 900
+        answer = await groups.sync("group", syncing(joined, {joined.member_id: b"all"}))
+        assert answer == SyncAnswer("consumer", "range", b"all")
+
+        joined = await groups.join("late", joining(rebalance_timeout_ms=1000))
+        clock.now_ms += 1100
+        await groups.leave("late", nobody)
+        with pytest.raises(UnknownMemberId):
+            await groups.sync("late", syncing(joined, {joined.member_id: b"all"}))
+
+
 async def test_an_assignment_is_heard_only_when_it_is_stored(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:

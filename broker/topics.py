@@ -139,8 +139,13 @@ class TopicCatalog(ABC):
         """Read what others have changed, before a change. Raises `EngineError`."""
 
     @abstractmethod
-    async def _store(self, topic: Topic, state: str) -> None:
-        """Raises `ChangedElsewhere` and `EngineError`."""
+    async def _store_all(
+        self, topics: Sequence[Topic], state: str
+    ) -> dict[UUID, KafkaError | EngineError]:
+        """Store topics that exist in as few changes as possible; returns why some are not, by id.
+
+        Raises `ChangedElsewhere` if there is one topic.
+        """
 
     @abstractmethod
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
@@ -177,13 +182,6 @@ class TopicCatalog(ABC):
         others = self._alike.get(topic_names.collision_key(name) or "")
         if others:
             raise _collision(name, min(others))
-
-    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-        """As `create_all`, one topic. Raises the error."""
-        outcome = (await self.create_all([NewTopic(name, partitions, configs)]))[name]
-        if not isinstance(outcome, Topic):
-            raise outcome
-        return outcome
 
     @_whole
     async def create_all(self, wanted: Sequence[NewTopic]) -> dict[str, Outcome]:
@@ -223,32 +221,54 @@ class TopicCatalog(ABC):
         return outcomes
 
     @_whole
-    async def delete(self, topic: Topic) -> None:
-        """Forget the topic now; its rows are deleted later. Raises `UnknownTopicOrPartition`."""
+    async def delete_all(self, topics: Sequence[Topic]) -> dict[UUID, KafkaError | EngineError]:
+        """Forget topics now, in one change; their rows are deleted later.
+
+        Returns why some are not deleted, by id: they are unknown, or ClickHouse refused it.
+        """
         async with self._lock:
             await self._look()
-            topic = self._current(topic)
-            gone = replace(topic, version=topic.version + 1)
-            await self._store(gone, "deleting")
-            self._drop(topic)
-            self._clean_up(gone)
-            await self._forget_offsets(topic)
+            known, refused = self._all_current(topics)
+            gone = [replace(topic, version=topic.version + 1) for topic in known]
+            refused |= await self._store_all(gone, "deleting")
+            for before, after in zip(known, gone, strict=True):
+                if before.topic_id not in refused:
+                    self._drop(before)
+                    self._clean_up(after)
+                    await self._forget_offsets(before)
+        return refused
 
     @_whole
-    async def add_partitions(self, topic: Topic, total: int) -> Topic:
-        """Raises `InvalidPartitions` unless `total` is more than there are now."""
+    async def add_partitions_to_all(
+        self, wanted: Sequence[tuple[Topic, int]]
+    ) -> dict[UUID, Outcome]:
+        """Give topics so many partitions, in one change; each succeeds or fails by itself.
+
+        Errors, by id: `InvalidPartitions` unless that is more than there are now,
+        `UnknownTopicOrPartition`, and `EngineError` where ClickHouse refused it.
+        """
+        totals = {topic.topic_id: total for topic, total in wanted}
         async with self._lock:
             await self._look()
-            topic = self._current(topic)
-            if total <= topic.partitions:
-                raise InvalidPartitions(
-                    f"topic {topic.name} has {topic.partitions} partitions; {total} is not more"
-                )
-            changed = replace(topic, partitions=total, version=topic.version + 1)
-            await self._store(changed, "live")
-            self.logs.open_new(changed, range(topic.partitions, total))
-            self._publish(changed)
-            return changed
+            known, unknown = self._all_current([topic for topic, _ in wanted])
+            outcomes: dict[UUID, Outcome] = {**unknown}
+            grown: list[tuple[Topic, Topic]] = []
+            for topic in known:
+                total = totals[topic.topic_id]
+                if total > topic.partitions:
+                    changed = replace(topic, partitions=total, version=topic.version + 1)
+                    grown.append((topic, changed))
+                else:
+                    outcomes[topic.topic_id] = InvalidPartitions(
+                        f"topic {topic.name} has {topic.partitions} partitions; {total} is not more"
+                    )
+            refused = await self._store_all([changed for _, changed in grown], "live")
+            for topic, changed in grown:
+                outcomes[topic.topic_id] = refused.get(topic.topic_id, changed)
+                if topic.topic_id not in refused:
+                    self.logs.open_new(changed, range(topic.partitions, changed.partitions))
+                    self._publish(changed)
+        return outcomes
 
     @_whole
     async def set_configs(self, topic: Topic, configs: Mapping[str, str]) -> Topic:
@@ -259,7 +279,9 @@ class TopicCatalog(ABC):
             changed = self._topic(
                 topic.name, topic.topic_id, topic.partitions, configs, topic.version + 1
             )
-            await self._store(changed, "live")
+            refused = await self._store_all([changed], "live")
+            for error in refused.values():
+                raise error
             self._publish(changed)
             return changed
 
@@ -300,6 +322,19 @@ class TopicCatalog(ABC):
         if current is None:
             raise UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
         return current
+
+    def _all_current(
+        self, topics: Sequence[Topic]
+    ) -> tuple[list[Topic], dict[UUID, KafkaError | EngineError]]:
+        """These topics as they are now, and those that have been deleted."""
+        known: list[Topic] = []
+        unknown: dict[UUID, KafkaError | EngineError] = {}
+        for topic in topics:
+            try:
+                known.append(self._current(topic))
+            except UnknownTopicOrPartition as error:
+                unknown[topic.topic_id] = error
+        return known, unknown
 
     def _publish(self, topic: Topic) -> None:
         self.logs.adopt(topic)
@@ -407,11 +442,11 @@ class LocalCatalog(TopicCatalog):
             self._reserve.release()  # a shorter retention deletes records
         return await super().set_configs(topic, configs)
 
-    async def _store(self, topic: Topic, state: str) -> None:
+    async def _store_together(self, topics: Sequence[Topic], state: str) -> None:
         if self._reserve is not None and state != "live":
             self._reserve.release()
         try:
-            await store_version(self._engine, topic, state)
+            await store_versions(self._engine, topics, state)
         except EngineError as error:
             if self._reserve is not None and error.code == NOT_ENOUGH_SPACE:
                 raise self._reserve.is_full() from error
@@ -420,26 +455,36 @@ class LocalCatalog(TopicCatalog):
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
         if self._reserve is not None:
             self._reserve.check()
+        refused = await self._store_all(topics, "live")
+        return {
+            topic.name: refused[topic.topic_id] for topic in topics if topic.topic_id in refused
+        }
+
+    async def _store_all(
+        self, topics: Sequence[Topic], state: str
+    ) -> dict[UUID, KafkaError | EngineError]:
+        if not topics:
+            return {}
         try:
-            await store_versions(self._engine, topics, "live")
-        except EngineError:
+            await self._store_together(topics, state)
+        except (KafkaError, EngineError) as error:
             if len(topics) == 1:
-                raise
+                return {topics[0].topic_id: error}
         else:
             return {}
         # One of them may be the reason. After two refusals in a row it is not.
-        refused: dict[str, EngineError] = {}
+        refused: dict[UUID, KafkaError | EngineError] = {}
         left = list(topics)
         in_a_row = 0
         while left:
             topic = left.pop(0)
             try:
-                await store_version(self._engine, topic, "live")
-            except EngineError as error:
-                refused[topic.name] = error
+                await self._store_together([topic], state)
+            except (KafkaError, EngineError) as error:
+                refused[topic.topic_id] = error
                 in_a_row += 1
                 if in_a_row == 2:
-                    refused |= {one.name: error for one in left}
+                    refused |= {one.topic_id: error for one in left}
                     break
             else:
                 in_a_row = 0
@@ -463,7 +508,8 @@ class LocalCatalog(TopicCatalog):
         try:
             await self._data.settled()  # a block with rows of the topic may still be in flight
             await remove_rows(self._engine, topic)
-            await self._store(replace(topic, version=topic.version + 1), "deleted")
+            deleted = replace(topic, version=topic.version + 1)
+            await self._store_together([deleted], "deleted")
             log.info("the rows of deleted topic %s are being deleted", topic.name)
         except EngineError as error:
             log.error(

@@ -2,30 +2,34 @@
 
     v2 flexible; v3 may be throttled (KIP-599); this broker never throttles
 
-Each topic of a request succeeds or fails by itself. The answer waits for the catalog and not for
-`timeout_ms`. An assignment names one broker for each new partition, as in CreateTopics.
+Each topic of a request succeeds or fails by itself; all of them are one stored change. The answer
+waits for it and not for `timeout_ms`. An assignment names one broker for each new partition, as in
+CreateTopics.
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS, INVALID_REPLICA_ASSIGNMENT,
 INVALID_REQUEST (named twice), POLICY_VIOLATION (more than 10,000 new partitions in all),
-UNKNOWN_SERVER_ERROR (refused by ClickHouse).
+REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR (refused by ClickHouse).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from uuid import UUID
 
 from kafka.protocol.admin import CreatePartitionsRequest, CreatePartitionsResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.new_topics import check_replicas
-from broker.api.refusals import REFUSALS, as_kafka_error
+from broker.api.refusals import REFUSALS, Refusal, as_kafka_error
 from broker.api.topic_lookup import find_topic
 from broker.log.topic import Topic
-from broker.topics import MAX_NEW_PARTITIONS
+from broker.topics import MAX_NEW_PARTITIONS, Outcome
 from protocol.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidRequest,
+    KafkaError,
     PolicyViolation,
 )
 
@@ -34,10 +38,10 @@ async def create_partitions(
     ctx: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     asked = Counter(item.name for item in request.topics)
-    results = []
+    outcomes: dict[str, Topic | Refusal] = {}
+    wanted: list[tuple[Topic, int]] = []
     room = MAX_NEW_PARTITIONS
     for item in {item.name: item for item in request.topics}.values():
-        code, message = 0, None
         try:
             if asked[item.name] > 1:
                 raise InvalidRequest(f"The topic {item.name!r} is in the request more than once.")
@@ -47,17 +51,30 @@ async def create_partitions(
                 raise PolicyViolation(
                     f"One request may create {MAX_NEW_PARTITIONS} partitions at most."
                 )
-            if not request.validate_only:
-                await ctx.broker.topics.add_partitions(topic, item.count)
-        except REFUSALS as refusal:
-            error = as_kafka_error(refusal)
-            code, message = error.code, error.message
-        results.append(
-            CreatePartitionsResponse.CreatePartitionsTopicResult(
-                name=item.name, error_code=code, error_message=message
-            )
-        )
-    return CreatePartitionsResponse(throttle_time_ms=0, results=results)
+            outcomes[item.name] = topic
+            wanted.append((topic, item.count))
+        except KafkaError as error:
+            outcomes[item.name] = error
+    if wanted and not request.validate_only:
+        try:
+            grown: Mapping[UUID, Outcome] = await ctx.broker.topics.add_partitions_to_all(wanted)
+        except REFUSALS as error:
+            grown = dict.fromkeys((topic.topic_id for topic, _ in wanted), error)
+        outcomes |= {topic.name: grown[topic.topic_id] for topic, _ in wanted}
+    return CreatePartitionsResponse(
+        throttle_time_ms=0, results=[_result(name, outcome) for name, outcome in outcomes.items()]
+    )
+
+
+def _result(
+    name: str, outcome: Topic | Refusal
+) -> CreatePartitionsResponse.CreatePartitionsTopicResult:
+    error = None if isinstance(outcome, Topic) else as_kafka_error(outcome)
+    return CreatePartitionsResponse.CreatePartitionsTopicResult(
+        name=name,
+        error_code=0 if error is None else error.code,
+        error_message=None if error is None else error.message,
+    )
 
 
 def _topic_to_grow(

@@ -12,8 +12,8 @@ waits for it and not for `timeout_ms`. It says what was created.
 
 Errors of a topic: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
 INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG, INVALID_REQUEST (named
-twice), POLICY_VIOLATION (more than 10,000 partitions in all), UNKNOWN_SERVER_ERROR (refused by
-ClickHouse).
+twice), POLICY_VIOLATION (more than 10,000 partitions in all), REQUEST_TIMED_OUT,
+UNKNOWN_SERVER_ERROR (refused by ClickHouse).
 """
 
 from __future__ import annotations

@@ -2,25 +2,26 @@
 
     v4 flexible; v5 error message; v6 topics by name or by id
 
-Each topic of a request succeeds or fails by itself. The answer waits for the catalog and not for
-`timeout_ms`.
+Each topic of a request succeeds or fails by itself; all of them are one stored change. The answer
+waits for it and not for `timeout_ms`.
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INVALID_REQUEST (named twice, or by
-name and id at once), UNKNOWN_SERVER_ERROR (refused by ClickHouse).
+name and id at once), REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR (refused by ClickHouse).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from uuid import UUID
 
 from kafka.protocol.admin import DeleteTopicsRequest, DeleteTopicsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, as_kafka_error
+from broker.api.refusals import REFUSALS, Refusal, as_kafka_error
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
-from protocol.errors import InvalidRequest
+from protocol.errors import InvalidRequest, KafkaError
 
 _Named = tuple[str | None, UUID | None]
 """A topic to delete: by name or by id."""
@@ -34,27 +35,47 @@ async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> De
             (item.name, None if item.topic_id == NO_ID else item.topic_id)
             for item in request.topics
         )
-    results = []
+    outcomes: dict[_Named, Topic | Refusal] = {}
     for (name, topic_id), count in times.items():
-        answer_name, answer_id = name, topic_id or NO_ID
-        code, message = 0, None
         try:
             if count > 1:
                 raise InvalidRequest("The topic is in the request more than once.")
             topic = _topic_to_delete(ctx, name, topic_id)
             if (topic.name, None) in times and (None, topic.topic_id) in times:
                 raise InvalidRequest("The topic is in the request by name and by id.")
-            answer_name, answer_id = topic.name, topic.topic_id
-            await ctx.broker.topics.delete(topic)
-        except REFUSALS as refusal:
-            error = as_kafka_error(refusal)
-            code, message = error.code, error.message
-        results.append(
-            DeleteTopicsResponse.DeletableTopicResult(
-                name=answer_name, topic_id=answer_id, error_code=code, error_message=message
-            )
-        )
-    return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
+            outcomes[name, topic_id] = topic
+        except KafkaError as error:
+            outcomes[name, topic_id] = error
+    topics = [outcome for outcome in outcomes.values() if isinstance(outcome, Topic)]
+    refused: Mapping[UUID, Refusal] = {}
+    if topics:
+        try:
+            refused = await ctx.broker.topics.delete_all(topics)
+        except REFUSALS as error:
+            refused = dict.fromkeys((topic.topic_id for topic in topics), error)
+    return DeleteTopicsResponse(
+        throttle_time_ms=0,
+        responses=[_result(named, outcome, refused) for named, outcome in outcomes.items()],
+    )
+
+
+def _result(
+    named: _Named, outcome: Topic | Refusal, refused: Mapping[UUID, Refusal]
+) -> DeleteTopicsResponse.DeletableTopicResult:
+    name, topic_id = named
+    refusal: Refusal | None
+    if isinstance(outcome, Topic):
+        name, topic_id = outcome.name, outcome.topic_id
+        refusal = refused.get(outcome.topic_id)
+    else:
+        refusal = outcome
+    error = None if refusal is None else as_kafka_error(refusal)
+    return DeleteTopicsResponse.DeletableTopicResult(
+        name=name,
+        topic_id=topic_id or NO_ID,
+        error_code=0 if error is None else error.code,
+        error_message=None if error is None else error.message,
+    )
 
 
 def _topic_to_delete(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> Topic:

@@ -1,18 +1,22 @@
 """The error that a client gets when a change of topics or configs fails.
 
-On a full disk the client gets KAFKA_STORAGE_ERROR and what to do. If ClickHouse refuses a change
-for another reason, the client gets UNKNOWN_SERVER_ERROR with that reason. Admin clients show this
-error at once. With a retriable error they would repeat the request until their time is up.
+On a full disk the client gets KAFKA_STORAGE_ERROR and what to do. If ClickHouse or Keeper does not
+answer in time, it gets REQUEST_TIMED_OUT, and asks again. If ClickHouse refuses a change for
+another reason, the client gets UNKNOWN_SERVER_ERROR with that reason. Admin clients show this error
+at once. With a retriable error they would repeat the request until their time is up.
 """
 
 import logging
 
-from protocol.errors import KafkaError, KafkaStorageError, UnknownServerError
+from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
+_NO_ANSWER = frozenset({0, 159, 209, 210, 225, 999})
+"""No answer at all; TIMEOUT_EXCEEDED, SOCKET_TIMEOUT, NETWORK_ERROR, NO_ZOOKEEPER, KEEPER_EXCEPTION
+(https://clickhouse.com/docs, system.errors)."""
 Refusal = KafkaError | EngineError
 REFUSALS = (KafkaError, EngineError)
 """For `except`: errors of one topic or resource, which do not stop the rest of the request."""
@@ -23,6 +27,8 @@ def as_kafka_error(error: Refusal) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
     log.error("ClickHouse refused a change of topics or configs: %s", error)
+    if error.code in _NO_ANSWER:
+        return RequestTimedOut(str(error))
     if error.code == NOT_ENOUGH_SPACE:
         return KafkaStorageError(str(error))
     return UnknownServerError(f"ClickHouse refused the change: {error}")

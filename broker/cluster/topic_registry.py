@@ -8,9 +8,10 @@ as done; the key is removed when the rows are deleted (broker/cluster/housekeepi
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 VERSION_KEY = "topics_version"
 _TOPIC = "topic/"
 _DELETING = "deleting/"
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,27 @@ class TopicRegistry:
     async def stored(self, name: str) -> Versioned | None:
         return await self._topics.get(_TOPIC + name)
 
-    async def mark_deleted(self, topic: Topic) -> None:
-        """From now on the topic is deleted, even if its name still exists."""
-        await self._topics.compare_and_set(f"{_DELETING}{topic.topic_id}", None, _text(topic))
+    async def delete(self, topics: Sequence[Topic], stored: Mapping[str, Versioned]) -> None:
+        """From then on the topics are deleted, even if their names still exist. One change.
 
-    async def free_name(self, name: str, stored: Versioned) -> None:
-        await self._topics.delete(_TOPIC + name, stored)
+        `stored`: what is stored under their names.
+        """
+        await self._topics.create({f"{_DELETING}{one.topic_id}": _text(one) for one in topics})
+        # A name that stays is written over by the next topic of that name.
+        for at in range(0, len(topics), _AT_ONCE):
+            await asyncio.gather(
+                *(
+                    self._free_name(one.name, stored[one.name])
+                    for one in topics[at : at + _AT_ONCE]
+                    if one.name in stored
+                )
+            )
+
+    async def _free_name(self, name: str, stored: Versioned) -> None:
+        try:
+            await self._topics.delete(_TOPIC + name, stored)
+        except EngineError as error:
+            log.info("the name of deleted topic %s stays for now: %s", name, error)
 
     async def deleted(self) -> list[DeletedTopic]:
         """Topics whose rows are to be removed."""
@@ -118,7 +135,7 @@ class TopicRegistry:
         left = await self.stored(deleted.topic.name)
         topic = None if left is None else self.understood(_TOPIC + deleted.topic.name, left)
         if left is not None and topic is not None and topic.topic_id == deleted.topic.topic_id:
-            await self.free_name(topic.name, left)  # the deletion was interrupted
+            await self._topics.delete(_TOPIC + topic.name, left)  # the deletion was interrupted
         await self._topics.delete(deleted.key, deleted.stored)
 
     def understood(self, key: str, stored: Versioned) -> Topic | None:

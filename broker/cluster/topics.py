@@ -22,7 +22,7 @@ from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
 from broker.topics import ChangedElsewhere, TopicCatalog, TopicData, store_versions
 from common.tasks import Outage, Periodic
-from protocol.errors import KafkaError, TopicAlreadyExists
+from protocol.errors import KafkaError, KafkaStorageError, TopicAlreadyExists
 from storage.engine import Engine, EngineError
 from storage.registry import Versioned
 
@@ -201,17 +201,32 @@ class SharedCatalog(TopicCatalog):
 
     # What this broker changes
 
-    async def _store(self, topic: Topic, state: str) -> None:
-        if state == "deleting":
-            await self._registry.mark_deleted(topic)
-            self.gone.add(str(topic.topic_id))
-            stored = self._stored.pop(topic.name, None)
-            if stored is not None:
-                await self._registry.free_name(topic.name, stored)
-        else:
-            await self._set(topic)
-        await self._announce()
-        await _mirror(self._shards.reachable(), [topic], state)
+    async def _store_all(
+        self, topics: Sequence[Topic], state: str
+    ) -> dict[UUID, KafkaError | EngineError]:
+        refused: dict[UUID, KafkaError | EngineError] = {}
+        is_deleted = state == "deleting"
+        for some in portions(topics) if is_deleted else ([topic] for topic in topics):
+            try:
+                if is_deleted:
+                    await self._registry.delete(some, self._stored)
+                    self.gone.update(str(topic.topic_id) for topic in some)
+                    for topic in some:
+                        self._stored.pop(topic.name, None)
+                else:
+                    await self._set(some[0])
+            except EngineError as error:
+                refused |= dict.fromkeys((topic.topic_id for topic in some), error)
+            except ChangedElsewhere:
+                if len(topics) == 1:
+                    raise
+                refused[some[0].topic_id] = KafkaStorageError("another broker changes the topic")
+        stored = [topic for topic in topics if topic.topic_id not in refused]
+        if stored:
+            await self._announce()
+            for some in portions(stored):
+                await _mirror(self._shards.reachable(), some, state)
+        return refused
 
     async def _store_new(self, topics: Sequence[Topic]) -> Mapping[str, KafkaError | EngineError]:
         refused: dict[str, KafkaError | EngineError] = {}

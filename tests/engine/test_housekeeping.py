@@ -21,6 +21,7 @@ from broker.wiring import decompressions
 from storage.embedded import EmbeddedEngine
 from storage.slot_map import SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
+from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 from tests.support.stored_rows import store_records
 from tests.support.waiting import LIMIT_S
@@ -90,13 +91,13 @@ def house(engine: EmbeddedEngine) -> HousekeptCluster:
 async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_long_end(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = await house.catalog.create("orders", 2, {})
-    gone = await house.catalog.create("gone", 1, {})
+    topic = await create_topic(house.catalog, "orders", 2, {})
+    gone = await create_topic(house.catalog, "gone", 1, {})
     await house.keeping.round()
     live = "SELECT name, partitions FROM topics ORDER BY name"
     assert await house.engine.rows(live) == [["gone", 1], ["orders", 2]]
-    await house.catalog.delete(gone)
-    await house.catalog.add_partitions(topic, 5)
+    await delete_topic(house.catalog, gone)
+    await add_partitions(house.catalog, topic, 5)
     await house.keeping.round()
     assert await house.engine.rows(live) == [["gone", 1], ["orders", 5]]
     monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
@@ -107,7 +108,7 @@ async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_lo
 async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
     house: HousekeptCluster,
 ) -> None:
-    topic = await house.catalog.create("orders", 1, {})
+    topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     house.known.sessions[2] = session(2, append_floors={"a": NOW_MS - 1})
     await house.keeping.round()
@@ -121,7 +122,7 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
 
 
 async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptCluster) -> None:
-    topic = await house.catalog.create("orders", 1, {})
+    topic = await create_topic(house.catalog, "orders", 1, {})
     for offset in range(5):
         await house.record(topic, offset, NOW_MS - 30_000)
     await house.keeping.round()  # the topic is written to the shard
@@ -137,7 +138,7 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptClu
 async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(
     house: HousekeptCluster,
 ) -> None:
-    topic = await house.catalog.create("orders", 1, {})
+    topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     house.known.sessions[2] = session(2, state=SessionState.DEAD)
     await house.keeping.round()
@@ -149,7 +150,7 @@ async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_o
 
 
 async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
-    topic = await house.catalog.create("orders", 1, {})
+    topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     other = HousekeptCluster(house.engine)
     other.catalog = house.catalog
@@ -162,9 +163,9 @@ async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
 async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_gone(
     house: HousekeptCluster,
 ) -> None:
-    topic = await house.catalog.create("orders", 1, {})
+    topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS)
-    await house.catalog.delete(topic)
+    await delete_topic(house.catalog, topic)
     await house.keeping.round()  # tells the others
     await house.catalog.refresh()
     await house.keeping.round()
@@ -183,7 +184,7 @@ async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_
 
 
 async def test_a_shard_that_is_away_is_left_alone(house: HousekeptCluster) -> None:
-    await house.catalog.create("orders", 1, {})
+    await create_topic(house.catalog, "orders", 1, {})
     house.shard.away = True
     await house.keeping.round()
     assert await house.engine.rows("SELECT count() FROM topics") == [[0]]
@@ -204,12 +205,12 @@ async def test_a_shard_is_asked_nothing_while_nothing_has_changed(
 
         monkeypatch.setattr(house.shard, name, noted)
     house.keeping._sweep_every_s = 3600.0
-    await house.catalog.create("orders", 1, {})
+    await create_topic(house.catalog, "orders", 1, {})
     await house.keeping.round()
     asked.clear()
     await house.keeping.round()
     assert asked == []
-    await house.catalog.create("more", 1, {})
+    await create_topic(house.catalog, "more", 1, {})
     await house.keeping.round()
     assert [sql for sql in asked if "topic_versions" in sql]
     asked.clear()

@@ -28,6 +28,7 @@ from tests.support.log_parts import (
     rows_of,
     stored_values,
 )
+from tests.support.one_topic import create_topic
 from tests.support.record_batches import Record, batch_of
 
 ALL = 1 << 40
@@ -63,7 +64,7 @@ class CompactedTopics:
         tail_bytes: int = 64 << 20,
     ) -> PartitionLog:
         """Partition 0 of a new compacted topic, a batch per record; values are their offsets."""
-        topic = await self.catalog.create(f"t-{uuid4()}", partitions, configs or COMPACT)
+        topic = await create_topic(self.catalog, f"t-{uuid4()}", partitions, configs or COMPACT)
         log = log_of(self.catalog, topic, 0)
         await self.append(log, records, tail_bytes)
         return log

@@ -24,6 +24,7 @@ from storage.engine import EngineError
 from storage.registry import Versioned
 from tests.support.cluster_parts import DeletedTopics, embedded_shard
 from tests.support.log_parts import log_of
+from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 
 
@@ -57,7 +58,7 @@ async def two(engine: EmbeddedEngine) -> AsyncIterator[Two]:
 
 
 async def test_a_topic_is_seen_by_every_broker_and_each_leads_its_own_partitions(two: Two) -> None:
-    made = await two.even.create("orders", 3, {"retention.ms": "5"})
+    made = await create_topic(two.even, "orders", 3, {"retention.ms": "5"})
     assert two.odd.get("orders") is None
     await two.odd.refresh()
     seen = two.odd.get("orders")
@@ -77,9 +78,9 @@ async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_ti
 ) -> None:
     two.topics.before_write = asyncio.get_running_loop().create_future()
     released = two.topics.before_write
-    slow = asyncio.create_task(two.even.create("orders", 1, {}))
+    slow = asyncio.create_task(create_topic(two.even, "orders", 1, {}))
     await two.topics.writing.wait()
-    made = await two.odd.create("orders", 2, {})
+    made = await create_topic(two.odd, "orders", 2, {})
     released.set_result(None)
     with pytest.raises(TopicAlreadyExists):
         await slow
@@ -89,7 +90,7 @@ async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_ti
 async def test_many_topics_are_a_few_changes_of_the_registry(
     two: Two, engine: EmbeddedEngine
 ) -> None:
-    await two.odd.create("t7", 5, {})
+    await create_topic(two.odd, "t7", 5, {})
     wanted = [NewTopic(f"t{n}", 1, {"retention.ms": "5"}) for n in range(600)]
     two.topics.creations.clear()
 
@@ -103,7 +104,7 @@ async def test_many_topics_are_a_few_changes_of_the_registry(
     assert len(two.odd.all()) == 600
     assert {name: two.odd.get(name) for name in outcomes} == outcomes
     assert await engine.rows("SELECT count() FROM topic_versions FINAL") == [[600]]
-    changed = await two.even.add_partitions(two.even.all()[0], 3)
+    changed = await add_partitions(two.even, two.even.all()[0], 3)
     await two.odd.refresh()
     assert two.odd.get(changed.name) == changed
 
@@ -114,7 +115,7 @@ async def test_of_topics_that_two_brokers_create_at_once_each_is_created_once(tw
     released = two.topics.before_write
     slow = asyncio.create_task(two.even.create_all(wanted))
     await two.topics.writing.wait()
-    taken = [await two.odd.create(f"t{n}", 2, {}) for n in (3, 270)]
+    taken = [await create_topic(two.odd, f"t{n}", 2, {}) for n in (3, 270)]
     released.set_result(None)
     outcomes = await slow
     refused = {name for name, one in outcomes.items() if isinstance(one, TopicAlreadyExists)}
@@ -137,13 +138,13 @@ async def test_topics_stay_unknown_while_the_registry_is_away(two: Two) -> None:
 
 
 async def test_two_changes_at_the_same_time_are_both_made(two: Two) -> None:
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     await two.odd.refresh()
     two.topics.before_write = asyncio.get_running_loop().create_future()
     released = two.topics.before_write
     slow = asyncio.create_task(two.even.set_configs(topic, {"retention.ms": "9"}))
     await two.topics.writing.wait()
-    await two.odd.add_partitions(topic, 4)
+    await add_partitions(two.odd, topic, 4)
     released.set_result(None)
     changed = await slow
     assert (changed.partitions, changed.configs) == (4, {"retention.ms": "9"})
@@ -152,22 +153,22 @@ async def test_two_changes_at_the_same_time_are_both_made(two: Two) -> None:
 
 
 async def test_partitions_that_another_broker_added_are_led(two: Two) -> None:
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     await two.odd.refresh()
-    await two.even.add_partitions(topic, 4)
+    await add_partitions(two.even, topic, 4)
     await two.odd.refresh()
     assert [log_of(two.odd, topic, number).partition for number in (1, 3)] == [1, 3]
     with pytest.raises(InvalidPartitions):
-        await two.odd.add_partitions(topic, 4)
+        await add_partitions(two.odd, topic, 4)
 
 
 async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_know(
     two: Two, engine: EmbeddedEngine
 ) -> None:
-    topic = await two.even.create("orders", 2, {})
+    topic = await create_topic(two.even, "orders", 2, {})
     await two.odd.refresh()
     of_odd = log_of(two.odd, topic, 1)
-    await two.even.delete(topic)
+    await delete_topic(two.even, topic)
     assert two.odd.get("orders") is not None
     await settled(two.odd)
     before = two.odd.seen
@@ -184,7 +185,7 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
     states = await engine.rows("SELECT state FROM topic_versions ORDER BY version")
     assert states == [["live"], ["deleting"]]
 
-    again = await two.odd.create("orders", 1, {})
+    again = await create_topic(two.odd, "orders", 1, {})
     await two.registry.forget(deleted)
     await two.even.refresh()
     assert two.even.get("orders") == again
@@ -193,9 +194,9 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
 
 
 async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     left = dict(two.topics.values)
-    await two.even.delete(topic)
+    await delete_topic(two.even, topic)
     two.topics.values.update(left)  # as if the broker had died before it took the name away
     await two.odd.refresh()
     assert two.odd.get("orders") is None
@@ -205,7 +206,7 @@ async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
 
 
 async def test_nothing_is_read_while_nothing_has_changed(two: Two) -> None:
-    await two.even.create("orders", 1, {})
+    await create_topic(two.even, "orders", 1, {})
     await two.odd.refresh()
     two.topics.away = True
     await two.odd.refresh()
@@ -214,9 +215,13 @@ async def test_nothing_is_read_while_nothing_has_changed(two: Two) -> None:
 
 
 async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     two.state.away = True
-    for change in (two.even.refresh(), two.even.create("b", 1, {}), two.even.delete(topic)):
+    for change in (
+        two.even.refresh(),
+        create_topic(two.even, "b", 1, {}),
+        delete_topic(two.even, topic),
+    ):
         with pytest.raises(EngineError):
             await change
     assert two.even.get("orders") == topic
@@ -224,7 +229,7 @@ async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
 
 
 async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> None:
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     assert log_of(two.even, topic, 0).partition == 0
     two.halves[0].awake = False
     with pytest.raises(NotLeaderOrFollower):
@@ -232,10 +237,10 @@ async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> Non
 
 
 async def test_no_topic_appears_while_the_catalog_holds_still(two: Two) -> None:
-    await two.odd.create("orders", 4, {})
+    await create_topic(two.odd, "orders", 4, {})
     async with two.even.latest() as topics:
         assert [topic.name for topic in topics] == ["orders"], "what others made is seen first"
-        creating = asyncio.create_task(two.even.create("b", 1, {}))
+        creating = asyncio.create_task(create_topic(two.even, "b", 1, {}))
         for _ in range(10):
             await asyncio.sleep(0)
         assert two.even.get("b") is None
@@ -243,7 +248,7 @@ async def test_no_topic_appears_while_the_catalog_holds_still(two: Two) -> None:
 
 
 async def test_a_log_that_is_given_up_is_led_elsewhere(two: Two) -> None:
-    topic = await two.even.create("orders", 4, {})
+    topic = await create_topic(two.even, "orders", 4, {})
     two.even.logs.remove([log_of(two.even, topic, 2)])
     with pytest.raises(NotLeaderOrFollower):
         log_of(two.even, topic, 2)
@@ -251,7 +256,7 @@ async def test_a_log_that_is_given_up_is_led_elsewhere(two: Two) -> None:
 
 async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
     before = dict(two.topics.values), dict(two.state.values)
-    topic = await two.even.create("orders", 1, {})
+    topic = await create_topic(two.even, "orders", 1, {})
     log = log_of(two.even, topic, 0)
     now = dict(two.topics.values), dict(two.state.values)
     two.topics.values, two.state.values = before
@@ -269,21 +274,21 @@ async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
 async def test_a_topic_that_was_made_and_not_answered_is_there_at_the_next_try(two: Two) -> None:
     two.state.away = True
     with pytest.raises(EngineError):
-        await two.even.create("orders", 1, {})
+        await create_topic(two.even, "orders", 1, {})
     two.state.away = False
     # As it is when the registry fails between the topic and its announcement.
-    topic = await two.odd.create("orders", 1, {})
+    topic = await create_topic(two.odd, "orders", 1, {})
     two.even._stored["orders"] = two.topics.values["topic/orders"]
     two.even._looked_at = 99
     with pytest.raises(TopicAlreadyExists):
-        await two.even.create("orders", 1, {})
+        await create_topic(two.even, "orders", 1, {})
     assert two.even.get("orders") == topic
 
 
 async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> None:
     half = two.halves[0]
     half.away = True
-    topic = await two.odd.create("orders", 1, {})
+    topic = await create_topic(two.odd, "orders", 1, {})
     await two.even.refresh()
     with pytest.raises(NotLeaderOrFollower):
         log_of(two.even, topic, 0)
@@ -294,7 +299,7 @@ async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> Non
 
 
 async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
-    await two.odd.create("sound", 1, {})
+    await create_topic(two.odd, "sound", 1, {})
     two.topics.values["topic/new"] = Versioned('{"of": "a newer version"}', 0)
     await two.even.refresh()
     assert [topic.name for topic in two.even.all()] == ["sound"]
@@ -316,7 +321,7 @@ async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
 
     monkeypatch.setattr(half, "open_one", open_one)
     partitions = LedPartitions(two.odd)
-    topic = await two.even.create("orders", 4, {})
+    topic = await create_topic(two.even, "orders", 4, {})
 
     async def ask(number: int) -> None:
         await partitions.await_open([("orders", 1)])
@@ -336,7 +341,7 @@ async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
 
 
 async def test_a_request_for_a_log_that_is_open_does_not_wait_for_others(two: Two) -> None:
-    await two.odd.create("orders", 4, {})
+    await create_topic(two.odd, "orders", 4, {})
     two.state.away = True
     partitions = LedPartitions(two.odd)
     waiting = asyncio.create_task(partitions.await_open([("unknown", 0)]))

@@ -28,6 +28,7 @@ from storage.registry import Versioned
 from storage.slot_map import Slot, SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.log_parts import LANES, log_of
+from tests.support.one_topic import create_topic
 from tests.support.shared_catalog import MemoryRegistry
 from tests.support.waiting import LIMIT_S
 
@@ -97,7 +98,7 @@ async def made_elsewhere(broker: OneBroker) -> None:
     registry = TopicRegistry(broker.topics, broker.state, Settings())
     other = SharedCatalog(registry, Settings(), Nothing(), DeletedTopics())
     await other.load()
-    await other.create("t", 2, {})
+    await create_topic(other, "t", 2, {})
     await other.close()
 
 
@@ -158,7 +159,7 @@ async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
 async def test_slots_that_are_given_up_are_led_elsewhere_and_their_logs_are_closed(
     broker: OneBroker,
 ) -> None:
-    topic = await broker.catalog.create("t", 2, {})
+    topic = await create_topic(broker.catalog, "t", 2, {})
     with pytest.raises(NotLeaderOrFollower):
         log_of(broker.catalog, topic, 0)
     await broker.serve()
@@ -188,7 +189,7 @@ async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
     broker = OneBroker(engine)
     broker.host.rows.start()
     broker.ids.go_on.set()
-    await broker.catalog.create("orders", 1, {})
+    await create_topic(broker.catalog, "orders", 1, {})
     await broker.serve()
     appender = broker.host.appender
     assert appender is not None
@@ -211,7 +212,7 @@ async def test_a_lane_that_ended_leaves_its_slots_to_a_fence_though_the_session_
     """Its last block may still be stored: an owner that does not fence would double its offsets."""
     broker = OneBroker(engine)
     broker.host.rows.start()
-    await broker.catalog.create("orders", 1, {})
+    await create_topic(broker.catalog, "orders", 1, {})
     await broker.serve()
     appender = broker.host.appender
     assert appender is not None

@@ -30,6 +30,7 @@ from tests.support.log_parts import (
     plain,
     stored_values,
 )
+from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -87,8 +88,8 @@ def catalog(engine: EmbeddedEngine) -> LocalCatalog:
 async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
-    made = await catalog.create("b", 3, LOG_APPEND_TIME)
-    other = await catalog.create("a", 1, {})
+    made = await create_topic(catalog, "b", 3, LOG_APPEND_TIME)
+    other = await create_topic(catalog, "a", 1, {})
     for known in (catalog, await restarted(engine)):
         assert known.get("b") == known.by_id(made.topic_id) == made
         assert known.all() == [other, made]
@@ -101,7 +102,7 @@ async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
 
 
 async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -> None:
-    topic = await catalog.create("t", 2, {})
+    topic = await create_topic(catalog, "t", 2, {})
     for partition in (-1, 2, 2**31 - 1):
         with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
             log_of(catalog, topic, partition)
@@ -111,7 +112,7 @@ async def test_of_many_who_create_a_topic_one_does(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     results = await asyncio.gather(
-        *(catalog.create("t", n, {}) for n in range(1, 9)), return_exceptions=True
+        *(create_topic(catalog, "t", n, {}) for n in range(1, 9)), return_exceptions=True
     )
     (made,) = [result for result in results if isinstance(result, Topic)]
     assert sum(isinstance(result, TopicAlreadyExists) for result in results) == 7
@@ -121,7 +122,7 @@ async def test_of_many_who_create_a_topic_one_does(
 async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_itself(
     engine: EmbeddedEngine,
 ) -> None:
-    old = await catalog_on(engine).create("old.1", 1, {})
+    old = await create_topic(catalog_on(engine), "old.1", 1, {})
     scripted = ScriptedEngine(engine)
     catalog = await restarted(scripted)
     wanted = {name: NewTopic(name, 2, {"retention.ms": "5"}) for name in ("a.b", "a_b", "c")}
@@ -141,7 +142,7 @@ async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_i
         (2, "5")
     }
 
-    await catalog.delete(old)
+    await delete_topic(catalog, old)
     assert isinstance((await catalog.create_all([wanted["old_1"]]))["old_1"], Topic)
 
 
@@ -170,7 +171,7 @@ async def test_what_a_config_holds_comes_back_as_it_was(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     text = "*, 'a':\"b\"\\\t\n{}[]é,"
-    topic = await catalog.create("t", 1, {"leader.replication.throttled.replicas": text})
+    topic = await create_topic(catalog, "t", 1, {"leader.replication.throttled.replicas": text})
     found = (await restarted(engine)).get("t")
     assert found == topic
 
@@ -181,9 +182,9 @@ async def test_what_a_config_holds_comes_back_as_it_was(
 async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
-    topic = await catalog.create("t", 2, {})
+    topic = await create_topic(catalog, "t", 2, {})
     before = [log_of(catalog, topic, n) for n in range(2)]
-    changed = await catalog.add_partitions(topic, 4)
+    changed = await add_partitions(catalog, topic, 4)
     assert changed.partitions == 4
     assert [log_of(catalog, changed, n) for n in range(2)] == before
     assert all(log.topic is changed for log in before)
@@ -193,16 +194,16 @@ async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
 
 @pytest.mark.parametrize("total", [0, 1, 2])
 async def test_partitions_never_become_fewer(catalog: LocalCatalog, total: int) -> None:
-    topic = await catalog.create("t", 2, {})
+    topic = await create_topic(catalog, "t", 2, {})
     with pytest.raises(InvalidPartitions, match=f"has 2 partitions; {total} is not more"):
-        await catalog.add_partitions(topic, total)
+        await add_partitions(catalog, topic, total)
     assert catalog.get("t") == topic
 
 
 async def test_configs_are_replaced_and_act_on_the_logs_at_once(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
-    topic = await catalog.create("t", 1, {"retention.ms": "5"})
+    topic = await create_topic(catalog, "t", 1, {"retention.ms": "5"})
     log = log_of(catalog, topic, 0)
     changed = await catalog.set_configs(topic, LOG_APPEND_TIME)
     assert changed.configs == LOG_APPEND_TIME
@@ -216,9 +217,9 @@ async def test_configs_are_replaced_and_act_on_the_logs_at_once(
 async def test_changes_at_the_same_time_are_all_made(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     await asyncio.gather(
-        catalog.add_partitions(topic, 5), catalog.set_configs(topic, LOG_APPEND_TIME)
+        add_partitions(catalog, topic, 5), catalog.set_configs(topic, LOG_APPEND_TIME)
     )
     for known in (catalog, await restarted(engine)):
         found = known.get("t")
@@ -229,20 +230,20 @@ async def test_changes_at_the_same_time_are_all_made(
 async def test_a_change_that_the_engine_refuses_changes_nothing(engine: EmbeddedEngine) -> None:
     scripted = ScriptedEngine(engine)
     catalog = catalog_on(scripted)
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
 
     async def refused(change: Coroutine[Any, Any, object]) -> None:
         scripted.failing_rows.append("INSERT INTO topic_versions")
         with pytest.raises(EngineError):
             await change
 
-    await refused(catalog.create("other", 1, {}))
-    await refused(catalog.add_partitions(topic, 2))
+    await refused(create_topic(catalog, "other", 1, {}))
+    await refused(add_partitions(catalog, topic, 2))
     await refused(catalog.set_configs(topic, LOG_APPEND_TIME))
-    await refused(catalog.delete(topic))
+    await refused(delete_topic(catalog, topic))
     assert catalog.all() == (await restarted(engine)).all() == [topic]
     assert log_of(catalog, topic, 0).closed is None
-    await catalog.create("other", 1, {})
+    await create_topic(catalog, "other", 1, {})
 
 
 @pytest.mark.parametrize("change", ["create", "add_partitions", "set_configs", "delete"])
@@ -251,12 +252,12 @@ async def test_a_client_that_leaves_leaves_no_change_half_made(
     engine: EmbeddedEngine, catalog: LocalCatalog, change: str, ticks: int
 ) -> None:
     """Otherwise records are acknowledged in a topic that the table calls deleted."""
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     changes: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
-        "create": lambda: catalog.create("other", 1, {}),
-        "add_partitions": lambda: catalog.add_partitions(topic, 2),
+        "create": lambda: create_topic(catalog, "other", 1, {}),
+        "add_partitions": lambda: add_partitions(catalog, topic, 2),
         "set_configs": lambda: catalog.set_configs(topic, LOG_APPEND_TIME),
-        "delete": lambda: catalog.delete(topic),
+        "delete": lambda: delete_topic(catalog, topic),
     }
     request = asyncio.create_task(changes[change]())
     for _ in range(ticks):
@@ -276,7 +277,7 @@ async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
     scripted = ScriptedEngine(engine)
     catalog = catalog_on(scripted)
     scripted.execute_gate.clear()
-    request = asyncio.create_task(catalog.create("t", 1, {}))
+    request = asyncio.create_task(create_topic(catalog, "t", 1, {}))
     await asyncio.sleep(0)
     request.cancel()
     closing = asyncio.create_task(catalog.close())
@@ -294,14 +295,14 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
-    topic, other = await catalog.create("t", 1, {}), await catalog.create("o", 1, {})
+    topic, other = await create_topic(catalog, "t", 1, {}), await create_topic(catalog, "o", 1, {})
     await append(appender, catalog, topic, b"x")
     await append(appender, catalog, other, b"y")
     log = log_of(catalog, topic, 0)
     woken: list[object] = []
     log.waiters.add(woken.append)
 
-    await catalog.delete(topic)
+    await delete_topic(catalog, topic)
     assert (catalog.get("t"), catalog.by_id(topic.topic_id)) == (None, None)
     assert isinstance(log.closed, UnknownTopicOrPartition)
     assert woken == [log]
@@ -319,10 +320,10 @@ async def test_a_topic_made_again_is_another_one_and_starts_empty(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
-    first = await catalog.create("t", 2, {})
+    first = await create_topic(catalog, "t", 2, {})
     await append(appender, catalog, first, b"old", b"old")
-    await catalog.delete(first)
-    second = await catalog.create("t", 1, {})
+    await delete_topic(catalog, first)
+    second = await create_topic(catalog, "t", 1, {})
     assert second.topic_id != first.topic_id
     assert await append(appender, catalog, second, b"new") == 0
     await clean_ups_of(catalog)
@@ -343,10 +344,10 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
 
     appender = make_appender(engine)
     catalog = LocalCatalog(engine, Settings(), SettledBy(wait))
-    first = await catalog.create("t", 1, {})
+    first = await create_topic(catalog, "t", 1, {})
     await append(appender, catalog, first, b"old")
-    await catalog.delete(first)
-    second = await catalog.create("t", 1, {})
+    await delete_topic(catalog, first)
+    second = await create_topic(catalog, "t", 1, {})
     await append(appender, catalog, second, b"new")
     settled.set()
     await clean_ups_of(catalog)
@@ -355,12 +356,12 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
 
 
 async def test_what_is_gone_cannot_be_changed(catalog: LocalCatalog) -> None:
-    topic = await catalog.create("t", 1, {})
-    await catalog.delete(topic)
-    await catalog.create("t", 1, {})  # of the same name, but not the same
+    topic = await create_topic(catalog, "t", 1, {})
+    await delete_topic(catalog, topic)
+    await create_topic(catalog, "t", 1, {})  # of the same name, but not the same
     for change in (
-        catalog.delete(topic),
-        catalog.add_partitions(topic, 2),
+        delete_topic(catalog, topic),
+        add_partitions(catalog, topic, 2),
         catalog.set_configs(topic, {}),
     ):
         with pytest.raises(UnknownTopicOrPartition, match="topic t has been deleted"):
@@ -374,12 +375,12 @@ async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted)
     catalog = LocalCatalog(scripted, Settings(), SettledBy(appender.settled))
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     scripted.gate.clear()
     stored = asyncio.create_task(append(appender, catalog, topic, b"x"))
     await scripted.next_insert()
-    await catalog.delete(topic)
+    await delete_topic(catalog, topic)
     clean_up = asyncio.create_task(clean_ups_of(catalog))
     await asyncio.wait([clean_up], timeout=0.2)
     scripted.gate.set()
@@ -396,11 +397,11 @@ async def test_rows_that_could_not_be_removed_are_removed_after_the_next_start(
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted)
     catalog = catalog_on(scripted)
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
     scripted.failing_rows += ["DELETE FROM messages"] * 2
-    await catalog.delete(topic)
+    await delete_topic(catalog, topic)
     for _ in range(2):
         await clean_ups_of(catalog)
         assert await states(engine) == ["deleting"]
@@ -419,11 +420,11 @@ async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
     scripted = ScriptedEngine(engine)
     appender = make_appender(engine)
     catalog = catalog_on(scripted)
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
     scripted.failing_rows.append("DELETE FROM messages")
-    await catalog.delete(topic)
+    await delete_topic(catalog, topic)
     await clean_ups_of(catalog)
     assert await states(engine) == ["deleting"]
     await catalog.remove_left_over()
@@ -443,10 +444,10 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
 
     appender = make_appender(engine)
     catalog = LocalCatalog(engine, Settings(), SettledBy(never_settled))
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
-    await catalog.delete(topic)
+    await delete_topic(catalog, topic)
     await catalog.close()
     assert await states(engine) == ["deleting"]
     await clean_ups_of(await restarted(engine))
@@ -462,7 +463,7 @@ async def test_a_log_goes_on_where_its_rows_end(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
-    topic = await catalog.create("t", 3, {})
+    topic = await create_topic(catalog, "t", 3, {})
     await append(appender, catalog, topic, b"a", b"b", b"c")
     again = await restarted(engine)
     log, empty = log_of(again, topic, 0), log_of(again, topic, 1)
@@ -477,7 +478,7 @@ async def test_the_next_offset_never_goes_back_below_its_checkpoint(
     engine: EmbeddedEngine, catalog: LocalCatalog, rows: int, floor: int, end: int
 ) -> None:
     appender = make_appender(engine)
-    topic = await catalog.create("t", 1, {})
+    topic = await create_topic(catalog, "t", 1, {})
     if rows:
         await append(appender, catalog, topic, *[b"x"] * rows)
     for start, next_offset in ((2, floor), (1, floor - 1)):
@@ -493,7 +494,7 @@ async def test_the_next_offset_never_goes_back_below_its_checkpoint(
 async def test_producers_of_before_the_start_are_told_from_fresh_ones(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
-    await catalog.create("t", 1, {})
+    await create_topic(catalog, "t", 1, {})
     again = catalog_on(engine)
     again.logs.first_fresh_producer_id = 2000
     await again.load()
@@ -506,7 +507,7 @@ async def test_sizes_are_those_of_keys_and_values_by_partition(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
-    topic = await catalog.create("t", 2, {})
+    topic = await create_topic(catalog, "t", 2, {})
     await append(appender, catalog, topic, b"12345", b"678")
     assert await catalog.size_bytes() == {(topic.topic_id, 0): 8, (topic.topic_id, 1): 0}
     await appender.close()
@@ -529,14 +530,14 @@ async def test_after_any_changes_a_restart_finds_what_there_was(
         if kind == "create":
             name = f"t{rnd.randrange(6)}"
             if catalog.get(name) is None:
-                await catalog.create(name, rnd.randrange(1, 5), {})
+                await create_topic(catalog, name, rnd.randrange(1, 5), {})
         elif kind == "restart":
             catalog = await restarted(engine)
             assert catalog.all() == known
         elif stale and kind == "delete":
-            await catalog.delete(stale)
+            await delete_topic(catalog, stale)
         elif stale and topic and kind == "partitions":
-            await catalog.add_partitions(stale, topic.partitions + 1)
+            await add_partitions(catalog, stale, topic.partitions + 1)
         elif stale:
             await catalog.set_configs(stale, {"retention.ms": str(rnd.randrange(1000))})
     await clean_ups_of(catalog)

@@ -18,6 +18,7 @@ from broker.api import (
 )
 from broker.api.config_resources import ResourceType
 from broker.api.context import RequestContext
+from broker.api.refusals import as_kafka_error
 from broker.auto_creation import AutoCreation
 from broker.config import Settings
 from broker.encoded_topics import EncodedTopics
@@ -26,9 +27,10 @@ from broker.node import Broker
 from broker.response_memory import ResponseMemory
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
-from protocol.errors import KafkaStorageError
+from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
+from tests.support.one_topic import create_topic
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
 INVALID_REQUEST = 42
@@ -105,6 +107,19 @@ async def test_a_topic_that_clickhouse_refuses_does_not_stop_the_others(broker: 
     assert "NOT_ENOUGH_SPACE" in answer.topics[1].error_message
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (0, RequestTimedOut),
+        (159, RequestTimedOut),
+        (999, RequestTimedOut),
+        (60, UnknownServerError),
+    ],
+)
+def test_a_client_asks_again_if_there_was_no_answer(code: int, told: type[KafkaError]) -> None:
+    assert type(as_kafka_error(EngineError("why", code))) is told
+
+
 async def test_a_topic_that_cannot_be_made_on_demand_is_unknown_as_in_kafka(
     broker: Broker,
 ) -> None:
@@ -145,7 +160,7 @@ async def test_clients_that_ask_for_the_same_new_topic_at_once_all_get_it(broker
 
 
 async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) -> None:
-    await broker.topics.create("a", 1, {})
+    await create_topic(broker.topics, "a", 1, {})
     row = IncrementalAlterConfigs.AlterConfigsResource
 
     async def set_one(name: str) -> int:

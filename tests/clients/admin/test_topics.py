@@ -221,3 +221,32 @@ def test_new_partitions_are_assigned_to_the_broker_there_is(wire: AdminWire, top
     assert codes(grow(wire, 3, (topic, 3, [[1], [2]]))) == [INVALID_REPLICA_ASSIGNMENT]
     assert codes(grow(wire, 3, (topic, 3, [[1], []]))) == [INVALID_REPLICA_ASSIGNMENT]
     assert codes(grow(wire, 3, (topic, 3, [[1], [1]]))) == [0]
+
+
+@pytest.mark.one_broker("counts the rows of one engine")
+def test_many_topics_are_made_grow_and_go_in_one_change_each(
+    own_broker: OwnBrokers, topic: str
+) -> None:
+    broker = own_broker()
+    wire = AdminWire(broker.kafka)
+    names = [f"{topic}-{n}" for n in range(50)]
+
+    def changes(version: int) -> list[dict[str, Any]]:
+        return broker.sql(
+            "SELECT count() AS topics, uniqExact(changed_at) AS changes"
+            f" FROM topic_versions WHERE version = {version}"
+        )
+
+    assert set(codes(create(wire, *(new_topic(name) for name in names)))) == {0}
+    assert changes(1) == [{"topics": 50, "changes": 1}]
+    grown = grow(wire, 3, (f"{topic}-x", 3, None), *((name, 3, None) for name in names))
+    assert codes(grown) == [UNKNOWN_TOPIC_OR_PARTITION] + [0] * 50
+    assert changes(2) == [{"topics": 50, "changes": 1}]
+    assert {len(one.partitions) for one in metadata(wire, asked(*names)).topics} == {3}
+    gone = delete(wire, (f"{topic}-x", None), *((name, None) for name in names))
+    assert codes(gone) == [UNKNOWN_TOPIC_OR_PARTITION] + [0] * 50
+    assert set(codes(metadata(wire, asked(*names)).topics)) == {UNKNOWN_TOPIC_OR_PARTITION}
+    wire.close()
+    broker.kill()
+    broker.start()
+    assert broker.sql("SELECT count() AS n FROM topics") == [{"n": 0}]

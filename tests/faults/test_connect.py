@@ -30,6 +30,8 @@ from tests.support.restarts import BROKER_SETTINGS, Restart
 TOPIC = "lines"
 CONNECTOR = "file"
 EXACTLY_ONCE = {"exactly.once.source.support": "enabled"}
+FOR_A_CLUSTER = {"session.timeout.ms": "10000", "producer.transaction.timeout.ms": "15000"}
+"""Longer than a broker takes to replace another."""
 WRITE_EVERY_S = 0.01
 LINES_AT_ONCE = 10
 
@@ -122,6 +124,6 @@ def test_each_line_becomes_one_record_while_the_brokers_of_a_cluster_change(
     app_cluster: ClusterBroker, tmp_path: Path
 ) -> None:
     chance = restarts.seeded()
-    with ConnectWorker(tmp_path, app_cluster.kafka, EXACTLY_ONCE) as worker:
+    with ConnectWorker(tmp_path, app_cluster.kafka, EXACTLY_ONCE | FOR_A_CLUSTER) as worker:
         killings = restarts.of_a_cluster(app_cluster.cluster, [worker], chance)
         check_each_line_once(app_cluster, worker, tmp_path / "lines.txt", killings, chance)

@@ -30,6 +30,12 @@ from tests.support.streams_app import COUNTS, WORDS, StreamsApp
 
 PARTITIONS = 2
 DIFFERENT_WORDS = 50
+FOR_A_CLUSTER = {
+    "session.timeout.ms": "10000",
+    "heartbeat.interval.ms": "1000",
+    "transaction.timeout.ms": "30000",
+}
+"""Longer than a broker takes to replace another."""
 
 
 class Talk:
@@ -115,7 +121,10 @@ def test_each_count_of_each_word_is_there_once_while_the_brokers_of_a_cluster_ch
     app_cluster: ClusterBroker, tmp_path: Path
 ) -> None:
     chance = restarts.seeded()
-    two = [StreamsApp(tmp_path, app_cluster.kafka, name=name) for name in ("app1", "app2")]
+    two = [
+        StreamsApp(tmp_path, app_cluster.kafka, FOR_A_CLUSTER, name=name)
+        for name in ("app1", "app2")
+    ]
     with ended(*two) as apps:
         killings = restarts.of_a_cluster(app_cluster.cluster, apps, chance)
         check_each_count_once(app_cluster, apps, killings, chance)

@@ -15,7 +15,9 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.admin_store import AdminStore
 from broker.auto_creation import AutoCreation
+from broker.client_quotas import ClientQuotas
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
@@ -62,6 +64,7 @@ class Parts:
     groups: GroupCoordinator | ShardedGroups
     producer_ids: ProducerIds
     transactions: Transactions
+    admin_store: AdminStore
     data_dir: Path | None
     """The data directory, if the broker has an embedded engine."""
 
@@ -85,6 +88,7 @@ class Broker:
         self.transactions = parts.transactions.coordinator
         self.marker_writer = parts.transactions.markers
         self.transaction_checks = TransactionChecks(parts.transactions.coordinators)
+        self.client_quotas = ClientQuotas(parts.admin_store)
         self.data_dir = parts.data_dir
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.encoded_topics = EncodedTopics()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from broker.admin_store import AdminStore
 from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
@@ -146,6 +147,7 @@ class SingleNode:
                 self.groups,
                 producer_ids,
                 Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
+                AdminStore(registry),
                 Path(settings.data_dir).resolve(),
             ),
         )

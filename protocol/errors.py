@@ -58,6 +58,12 @@ class RequestTimedOut(KafkaError):
     code = 7  # REQUEST_TIMED_OUT
 
 
+class ReplicaNotAvailable(KafkaError):
+    """The broker that was asked does not lead the partition."""
+
+    code = 9  # REPLICA_NOT_AVAILABLE
+
+
 class MessageTooLarge(KafkaError):
     code = 10  # MESSAGE_TOO_LARGE
 
@@ -202,6 +208,10 @@ class KafkaStorageError(KafkaError):
     code = 56  # KAFKA_STORAGE_ERROR
 
 
+class LogDirNotFound(KafkaError):
+    code = 57  # LOG_DIR_NOT_FOUND
+
+
 class NonEmptyGroup(KafkaError):
     code = 68  # NON_EMPTY_GROUP
 
@@ -234,6 +244,12 @@ class MemberIdRequired(KafkaError):
     code = 79  # MEMBER_ID_REQUIRED
 
 
+class PreferredLeaderNotAvailable(KafkaError):
+    """The partition has no leader at the moment."""
+
+    code = 80  # PREFERRED_LEADER_NOT_AVAILABLE
+
+
 class GroupMaxSizeReached(KafkaError):
     """The group is full, or the memory for all groups is (`groups_max_bytes`)."""
 
@@ -244,6 +260,14 @@ class FencedInstanceId(KafkaError):
     """Another member has joined with the same group instance id (KIP-345)."""
 
     code = 82  # FENCED_INSTANCE_ID
+
+
+class ElectionNotNeeded(KafkaError):
+    code = 84  # ELECTION_NOT_NEEDED
+
+
+class NoReassignmentInProgress(KafkaError):
+    code = 85  # NO_REASSIGNMENT_IN_PROGRESS
 
 
 class GroupSubscribedToTopic(KafkaError):
@@ -282,8 +306,18 @@ class ProducerFenced(KafkaError):
     code = 90  # PRODUCER_FENCED
 
 
+class InvalidUpdateVersion(KafkaError):
+    """The feature does not exist, or cannot be at this level."""
+
+    code = 95  # INVALID_UPDATE_VERSION
+
+
 class UnknownTopicId(KafkaError):
     code = 100  # UNKNOWN_TOPIC_ID
+
+
+class BrokerIdNotRegistered(KafkaError):
+    code = 102  # BROKER_ID_NOT_REGISTERED
 
 
 class TransactionalIdNotFound(KafkaError):

@@ -4,8 +4,8 @@
     v4 the version range of a feature may begin at 0
 
 A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the list, so
-that the client can retry (KIP-511). The feature `transaction.version` says that clients may use
-transactions as in KIP-890.
+that the client can retry (KIP-511). The features are those of `features.py`: `transaction.version`
+says that clients may use transactions as in KIP-890.
 
 Errors: INVALID_REQUEST (the name or version of the client software has characters that are not
 allowed), UNSUPPORTED_VERSION.
@@ -18,11 +18,10 @@ from collections.abc import Iterable, Mapping
 
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
+from broker.api import features
 from broker.api.context import Api, RequestContext
 from protocol.errors import InvalidRequest, UnsupportedVersion
 
-_TRANSACTIONS = "transaction.version"
-_TRANSACTION_VERSION = 2
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", re.ASCII)
 
 
@@ -33,18 +32,16 @@ async def api_versions(ctx: RequestContext, request: ApiVersionsRequest) -> ApiV
         return _answer(InvalidRequest.code, ())
     answer = _answer(0, ctx.apis.values())
     answer.supported_features = [
-        ApiVersionsResponse.SupportedFeatureKey(
-            name=_TRANSACTIONS, min_version=0, max_version=_TRANSACTION_VERSION
-        )
+        ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=level, max_version=level)
+        for name, level in features.LEVELS.items()
     ]
     answer.finalized_features = [
         ApiVersionsResponse.FinalizedFeatureKey(
-            name=_TRANSACTIONS,
-            max_version_level=_TRANSACTION_VERSION,
-            min_version_level=_TRANSACTION_VERSION,
+            name=name, max_version_level=level, min_version_level=level
         )
+        for name, level in features.LEVELS.items()
     ]
-    answer.finalized_features_epoch = 0
+    answer.finalized_features_epoch = features.EPOCH
     return answer
 
 

@@ -20,13 +20,12 @@ from uuid import UUID
 from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.log.topic import Topic
+from broker.api.log_dirs import leads, log_dir_name
 from protocol.errors import KafkaStorageError
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
-_SHARDS = "clickhouse"
 _UNKNOWN_BYTES = -1
 
 
@@ -34,7 +33,7 @@ async def describe_log_dirs(
     ctx: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     directory = ctx.broker.data_dir
-    name = _SHARDS if directory is None else str(directory)
+    name = log_dir_name(ctx)
     result = DescribeLogDirsResponse.DescribeLogDirsResult
     total, usable = _UNKNOWN_BYTES, _UNKNOWN_BYTES
     try:
@@ -78,15 +77,10 @@ def _topics(
             )
             for index in range(topic.partitions)
             if asked is None or (topic.name, index) in asked
-            if _leads(ctx, topic, index)
+            if leads(ctx, topic, index)
         ]
         if partitions:
             yield row(name=topic.name, partitions=partitions)
-
-
-def _leads(ctx: RequestContext, topic: Topic, index: int) -> bool:
-    leader = ctx.broker.leadership.leader(topic.topic_id, index)
-    return leader.node_id == ctx.broker.node_id
 
 
 API = Api(

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
+from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.groups import ShardedGroups
@@ -110,9 +111,8 @@ class ClusterNode:
         producer_ids = ProducerIds(state)
         served = ServedSlots(cluster.slots)
         logs = SlotLogs(served, self._hosts, session, producer_ids)
-        topic_registry = TopicRegistry(
-            registry_of(registry_servers, "topic_registry"), state, settings
-        )
+        changed_by_clients = registry_of(registry_servers, "topic_registry")
+        topic_registry = TopicRegistry(changed_by_clients, state, settings)
         self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
         leadership = SlotLeadership(view, endpoint)
         owners = CoordinatorHosts(served, session, self._hosts)
@@ -155,6 +155,7 @@ class ClusterNode:
                     marker_writer,
                     CoordinatorsOfCluster(served, transactions, leadership, peers),
                 ),
+                AdminStore(changed_by_clients),
                 data_dir=None,
             ),
         )

@@ -21,6 +21,7 @@ from tests.support.adapters import (
     Kcat,
 )
 from tests.support.broker_process import BrokerProcess
+from tests.support.console_tools import Tools
 from tests.support.helper_process import HelperProcess
 from tests.support.sql_client import PASSWORD, USER, broker_with_writer, write
 
@@ -59,6 +60,21 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
             return clients[name]
 
         yield get
+
+
+@pytest.fixture(scope="module")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
+    """A JVM in which Kafka's tools run, one after the other."""
+    log = tmp_path_factory.mktemp("tools") / "java.log"
+    process = HelperProcess([*tools.java_command(), "Tools"], log)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def run(broker: BrokerProcess, jvm: HelperProcess) -> Tools:
+    """Kafka's tools against the shared broker."""
+    return Tools(broker, jvm)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ The classes are those that Kafka's shell scripts start: kafka-topics.sh is Topic
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,13 @@ from tests.support import tools
 from tests.support.adapters import ConfluentKafka, Kcat
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import output
+from tests.support.console_tools import CLUSTER, CONFIGS, LIMIT_S, TRANSACTIONS, Tools
 from tests.support.group_consumer import consuming
-from tests.support.helper_process import HelperProcess
 from tests.support.records import Record, rows
 from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 
 TOPICS = "org.apache.kafka.tools.TopicCommand"
-CONFIGS = "kafka.admin.ConfigCommand"
 CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -34,63 +32,7 @@ PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 API_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
-CLUSTER = "org.apache.kafka.tools.ClusterTool"
-TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 MESSAGE_COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
-LIMIT_S = 60.0
-
-
-class Tools:
-    """Runs the tools against one broker: in one JVM, or `alone` in a JVM of its own."""
-
-    def __init__(self, broker: BrokerProcess, jvm: HelperProcess) -> None:
-        self._broker = broker
-        self._jvm = jvm
-
-    def __call__(self, main_class: str, *arguments: str) -> str:
-        """What the tool prints; fails when it fails."""
-        return _without_errors(*self._run(main_class, *arguments))
-
-    def alone(self, main_class: str, *arguments: str, typed: bytes = b"") -> str:
-        command = [*tools.java_command(), main_class, *self._to_the_broker(arguments)]
-        return _without_errors(*tools.run(command, limit_s=LIMIT_S, typed=typed))
-
-    def complaint(self, main_class: str, *arguments: str) -> str:
-        """The error that a tool prints; its exit code is still 0."""
-        printed, errors = self._run(main_class, *arguments)
-        assert "Exception" in errors, printed
-        return errors
-
-    def _run(self, main_class: str, *arguments: str) -> tuple[str, str]:
-        if main_class == TRANSACTIONS:  # it has subcommands, and wants the broker before them
-            to_the_broker = ["--bootstrap-server", self._broker.kafka, *arguments]
-        else:
-            to_the_broker = self._to_the_broker(arguments)
-        ended = self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
-        assert ended["code"] == 0, ended
-        return ended["stdout"], ended["stderr"]
-
-    def _to_the_broker(self, arguments: Sequence[str]) -> list[str]:
-        return [*arguments, "--bootstrap-server", self._broker.kafka]
-
-
-def _without_errors(printed: str, errors: str) -> str:
-    assert "ERROR" not in errors, errors
-    assert "Exception" not in errors, errors
-    return printed
-
-
-@pytest.fixture(scope="module")
-def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
-    log = tmp_path_factory.mktemp("tools") / "java.log"
-    process = HelperProcess([*tools.java_command(), "Tools"], log)
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
-def run(broker: BrokerProcess, jvm: HelperProcess) -> Tools:
-    return Tools(broker, jvm)
 
 
 @pytest.mark.each_change

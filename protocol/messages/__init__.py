@@ -1,0 +1,16 @@
+"""Messages that kafka-python does not have, in the format of its own: a JSON file for each.
+
+A class finds its file by its own name. kafka-python has no types, so mypy cannot check the classes.
+"""
+
+from __future__ import annotations
+
+from kafka.protocol.api_message import ApiMessage
+
+
+class UnregisterBrokerRequest(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """Forget a broker that is gone for good (KIP-631)."""
+
+
+class UnregisterBrokerResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """Whether the broker was forgotten."""

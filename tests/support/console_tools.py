@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
@@ -40,14 +41,23 @@ class Tools:
         assert "Exception" in errors, printed
         return errors
 
+    def refused(self, main_class: str, *arguments: str) -> str:
+        """All that a tool prints that fails."""
+        ended = self._ended(main_class, *arguments)
+        assert ended["code"] != 0, ended
+        return f"{ended['stdout']}{ended['stderr']}"
+
     def _run(self, main_class: str, *arguments: str) -> tuple[str, str]:
+        ended = self._ended(main_class, *arguments)
+        assert ended["code"] == 0, ended
+        return ended["stdout"], ended["stderr"]
+
+    def _ended(self, main_class: str, *arguments: str) -> dict[str, Any]:
         if main_class in _SUBCOMMANDS:  # they want the broker before the subcommand
             to_the_broker = ["--bootstrap-server", self._broker.kafka, *arguments]
         else:
             to_the_broker = self._to_the_broker(arguments)
-        ended = self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
-        assert ended["code"] == 0, ended
-        return ended["stdout"], ended["stderr"]
+        return self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
 
     def _to_the_broker(self, arguments: Sequence[str]) -> list[str]:
         return [*arguments, "--bootstrap-server", self._broker.kafka]

@@ -1,0 +1,86 @@
+"""Kafka's own admin tools: features, elections, reassignments, the quorum, quotas."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.console_tools import (
+    CLUSTER,
+    CONFIGS,
+    FEATURES,
+    LEADER_ELECTION,
+    METADATA_QUORUM,
+    REASSIGN_PARTITIONS,
+    Tools,
+)
+
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+pytestmark = pytest.mark.one_broker("names the only broker there is")
+
+
+def test_kafka_features_lists_the_features_and_leaves_them_at_their_levels(run: Tools) -> None:
+    described = run(FEATURES, "describe")
+    levels = {line.split()[1]: line.split() for line in described.splitlines() if line}
+    assert "4.3-IV0" in levels["metadata.version"]
+    assert levels["transaction.version"][-3] == "2"
+    same = run(FEATURES, "upgrade", "--feature", "transaction.version=2")
+    assert "was upgraded to 2" in same
+    refused = run.refused(FEATURES, "downgrade", "--feature", "transaction.version=1")
+    assert "transaction.version is at level 2" in refused
+
+
+def test_kafka_leader_election_finds_the_leader_elected(run: Tools, topic: str) -> None:
+    run(TOPICS, "--create", "--topic", topic, "--partitions", "2")
+    one = run(LEADER_ELECTION, "--election-type", "preferred", "--topic", topic, "--partition", "1")
+    assert f"Valid replica already elected for partitions {topic}-1" in one
+    run(LEADER_ELECTION, "--election-type", "preferred", "--all-topic-partitions")
+
+
+def test_kafka_metadata_quorum_shows_the_broker(run: Tools, broker: BrokerProcess) -> None:
+    status = run(METADATA_QUORUM, "describe", "--status")
+    assert "LeaderId:               1\n" in status
+    assert broker.kafka in status
+    assert "Leader" in run(METADATA_QUORUM, "describe", "--replication").splitlines()[1]
+
+
+def test_kafka_reassign_partitions_moves_a_partition_to_where_it_is(
+    run: Tools, broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    run(TOPICS, "--create", "--topic", topic)
+    plan = tmp_path / "plan.json"
+
+    def planned(broker_id: int, directory: str) -> tuple[str, str]:
+        replica = {"topic": topic, "partition": 0, "replicas": [broker_id], "log_dirs": [directory]}
+        plan.write_text(json.dumps({"version": 1, "partitions": [replica]}))
+        return "--reassignment-json-file", str(plan)
+
+    here = planned(1, str(broker.data_dir.resolve()))
+    started = run(REASSIGN_PARTITIONS, "--execute", *here)
+    assert f"Successfully started partition reassignment for {topic}-0" in started
+    assert "Successfully started moving log directory" in started
+    assert "No partition reassignments found" in run(REASSIGN_PARTITIONS, "--list")
+    refused = run.refused(REASSIGN_PARTITIONS, "--execute", *planned(1, "/nowhere"))
+    assert "LogDirNotFoundException" in refused
+
+
+def test_kafka_cluster_cannot_unregister_a_broker_that_runs(run: Tools) -> None:
+    assert "There is no broker 7" in run.refused(CLUSTER, "unregister", "--id", "7")
+    assert "Broker 1 is running" in run.refused(CLUSTER, "unregister", "--id", "1")
+
+
+def test_kafka_configs_sets_and_describes_quotas(run: Tools, topic: str) -> None:
+    of_user = ("--entity-type", "users", "--entity-name", topic)
+    of_client = (*of_user, "--entity-type", "clients", "--entity-default")
+    run(CONFIGS, "--alter", *of_user, "--add-config", "producer_byte_rate=1024")
+    run(CONFIGS, "--alter", *of_client, "--add-config", "request_percentage=12.5")
+    run(CONFIGS, "--alter", *of_client, "--add-config", "consumer_byte_rate=3")
+    run(CONFIGS, "--alter", *of_client, "--delete-config", "consumer_byte_rate")
+    described = run(CONFIGS, "--describe", *of_client)
+    assert f"user-principal '{topic}', the default client-id" in described
+    assert described.rstrip().endswith("are request_percentage=12.5")
+    of_address = ("--entity-type", "ips", "--entity-name", "127.0.0.1")
+    run(CONFIGS, "--alter", *of_address, "--add-config", "connection_creation_rate=10")
+    assert "connection_creation_rate=10.0" in run(CONFIGS, "--describe", *of_address)
+    run(CONFIGS, "--alter", *of_address, "--delete-config", "connection_creation_rate")

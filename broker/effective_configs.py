@@ -6,10 +6,11 @@ from functools import lru_cache
 from typing import Literal
 
 from broker.config import Settings
-from storage.topic_configs import TOPIC_CONFIGS, TopicConfig, Value
+from storage.config_definitions import ConfigDefinition, Value
+from storage.topic_configs import TOPIC_CONFIGS
 
 
-def default_text(config: TopicConfig, settings: Settings) -> str:
+def default_text(config: ConfigDefinition, settings: Settings) -> str:
     """The value of a config that no topic override sets: a broker setting, or Kafka's default."""
     of_settings = {
         "max.message.bytes": settings.message_max_bytes,

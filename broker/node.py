@@ -8,7 +8,7 @@ broker knows no connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from broker.client_quotas import ClientQuotas
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
+from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
@@ -33,9 +34,11 @@ from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.producer_ids import ProducerIds
 from broker.response_memory import ResponseMemory
+from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
 from broker.transaction_checks import CoordinatorCalls, TransactionChecks
 from broker.transaction_markers import MarkerWriter
+from common.logging import set_level
 from coordinator.coordinator import GroupCoordinator
 from coordinator.transactions import TransactionCoordinator
 
@@ -65,6 +68,7 @@ class Parts:
     producer_ids: ProducerIds
     transactions: Transactions
     admin_store: AdminStore
+    stored_configs: StoredConfigs
     data_dir: Path | None
     """The data directory, if the broker has an embedded engine."""
 
@@ -73,7 +77,10 @@ class Broker:
     """The state that every request handler uses: topics, log, groups, settings."""
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.settings = settings
+        self.stored_configs = parts.stored_configs
+        self.dynamic_settings = DynamicSettings(
+            settings, parts.stored_configs, [parts.topics.use_settings, use_log_level]
+        )
         self.node_id = settings.node_id
         self.endpoint = parts.endpoint
         self.cluster_id = parts.cluster_id
@@ -97,8 +104,34 @@ class Broker:
         self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)
         self.response_memory = ResponseMemory(settings.response_budget_bytes)
+        self._changes: set[asyncio.Task[None]] = set()
         self.stopping = False
         self.long_polls: set[asyncio.Event] = set()
+
+    @property
+    def settings(self) -> Settings:
+        """As they are now: some change while the broker runs (broker/dynamic_settings.py)."""
+        return self.dynamic_settings.current
+
+    async def load_stored_configs(self) -> None:
+        """Read what administrators have set, and use it. Raises `EngineError`."""
+        await self.stored_configs.load()
+        self.dynamic_settings.apply()
+
+    async def change_stored_configs(
+        self, kind: str, name: str, change: Callable[[Configs], Configs]
+    ) -> None:
+        """As `StoredConfigs.change`, and use what has changed, even if the client has left."""
+        task = asyncio.create_task(self._change_configs(kind, name, change))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def _change_configs(
+        self, kind: str, name: str, change: Callable[[Configs], Configs]
+    ) -> None:
+        await self.stored_configs.change(kind, name, change)
+        self.dynamic_settings.apply()
 
     def stop_waiting(self) -> None:
         """The broker is stopping: answer long polls and waiting members of groups now."""
@@ -106,6 +139,10 @@ class Broker:
         self.groups.stop_waiting()
         for long_poll in self.long_polls:
             long_poll.set()
+
+
+def use_log_level(settings: Settings) -> None:
+    set_level(settings.log_level)
 
 
 class BrokerRuntime(Protocol):

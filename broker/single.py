@@ -35,6 +35,7 @@ from broker.log.transaction_tables import TransactionSweep
 from broker.log.write_lease import EndlessLease
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
+from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from broker.transaction_checks import LocalCoordinator
 from broker.transaction_markers import LocalMarkers, MarkerWriter
@@ -73,6 +74,10 @@ class _TopicData:
 
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         await self.groups.forget_topic(topic, topic_id)
+
+
+async def _nobody_else() -> None:
+    """No other broker has to be told of a change."""
 
 
 class SingleNode:
@@ -134,6 +139,7 @@ class SingleNode:
             engine.embedded.reserve,
             self.topics.remove_left_over,
         ).periodic
+        admin_store = AdminStore(registry)
         self.broker = Broker(
             settings,
             Parts(
@@ -147,7 +153,8 @@ class SingleNode:
                 self.groups,
                 producer_ids,
                 Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
-                AdminStore(registry),
+                admin_store,
+                StoredConfigs(admin_store, _nobody_else),
                 Path(settings.data_dir).resolve(),
             ),
         )
@@ -164,6 +171,7 @@ class SingleNode:
         progress("reading topics")
         self.topics.logs.first_fresh_producer_id = await self.broker.producer_ids.load()
         await self.topics.load()
+        await self.broker.load_stored_configs()
         await self.rollup.open()
         self.appender.start()
         progress("reading consumer groups")

@@ -172,9 +172,6 @@ class TopicCatalog(ABC):
         """Every topic, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
-    def has_compacted(self) -> bool:
-        return any("compact" in topic.config.cleanup_policy for topic in self._by_name.values())
-
     def check_free(self, name: str) -> None:
         """Raises `TopicAlreadyExists`, or `InvalidTopic` if the name collides with another."""
         if name in self._by_name:
@@ -285,6 +282,12 @@ class TopicCatalog(ABC):
             self._publish(changed)
             return changed
 
+    def use_settings(self, settings: Settings) -> None:
+        """The settings have changed: configs that a topic does not set have other defaults."""
+        self._settings = settings
+        for topic in self.all():
+            self._publish(topic)
+
     async def close(self) -> None:
         """Wait for running changes; stop clean-ups, which begin again at the next start."""
         await asyncio.gather(*self._changes, return_exceptions=True)
@@ -337,6 +340,9 @@ class TopicCatalog(ABC):
         return known, unknown
 
     def _publish(self, topic: Topic) -> None:
+        config = effective(topic.configs, self._settings)
+        if config != topic.config:  # the settings have changed since the topic was read
+            topic = replace(topic, config=config)
         self.logs.adopt(topic)
         key = topic_names.collision_key(topic.name)
         if key is not None:

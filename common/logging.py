@@ -40,6 +40,11 @@ def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
     logging.getLogger("aiohttp.server").addFilter(_client_fault)
 
 
+def set_level(level: str) -> None:
+    """The lowest severity that is written from now on."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def _escape(
     logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:

@@ -14,139 +14,24 @@ have no effect.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from common.clock import DAY_MS
 from protocol.errors import InvalidConfig
+from storage.config_definitions import (
+    ConfigDefinition,
+    ConfigType,
+    Value,
+    anything,
+    at_least,
+    between,
+    config,
+    each_one_of,
+    one_of,
+)
 
-Value = bool | int | float | str | tuple[str, ...]
-
-_INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
-
-
-class ConfigType(IntEnum):
-    """The type of a config's value, by its number in DescribeConfigs."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    SHORT = 4
-    LONG = 5
-    DOUBLE = 6
-    LIST = 7
-    CLASS = 8
-    PASSWORD = 9
-
-
-Rule = Callable[[Value], str | None]
-"""Takes a parsed value. Returns the end of "it must ..." if the value is not allowed, else None."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
-    """One config.
-
-    `default` is text, `broker_name` the broker config that gives a topic its default, `has_effect`
-    whether this broker's behaviour depends on the value.
-    """
-
-    name: str
-    type: ConfigType
-    default: str
-    rule: Rule
-    has_effect: bool
-    broker_name: str | None
-    doc: str
-
-    @property
-    def documentation(self) -> str:
-        if self.has_effect:
-            return self.doc
-        return f"{self.doc} The value is checked and stored; it has no effect in this broker."
-
-    def parse(self, text: str) -> Value:
-        """The typed value of `text`. Raises `InvalidConfig`, which says what is allowed."""
-        value = _parse(self.type, text.strip())
-        problem = _EXPECTED[self.type] if value is None else self.rule(value)
-        if value is None or problem is not None:
-            raise InvalidConfig(f"{self.name} = {text!r} cannot be used: it must {problem}.")
-        return value
-
-
-def _parse(kind: ConfigType, text: str) -> Value | None:
-    """Parses text as Kafka's ConfigDef does; None if `text` is not a value of this type."""
-    match kind:
-        case ConfigType.BOOLEAN:
-            return {"true": True, "false": False}.get(text.lower())
-        case ConfigType.INT:
-            return _whole_number(text, _INT32)
-        case ConfigType.LONG:
-            return _whole_number(text, _INT64)
-        case ConfigType.DOUBLE:
-            try:
-                return float(text)
-            except ValueError:
-                return None
-        case ConfigType.LIST:
-            return tuple(dict.fromkeys(re.split(r"\s*,\s*", text))) if text else ()
-        case _:
-            return text
-
-
-def _whole_number(text: str, largest: int) -> int | None:
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
-        return None
-    number = int(text)
-    return number if -largest - 1 <= number <= largest else None
-
-
-_EXPECTED = {
-    ConfigType.BOOLEAN: "be true or false",
-    ConfigType.INT: "be a whole number of at most 32 bits",
-    ConfigType.LONG: "be a whole number of at most 64 bits",
-    ConfigType.DOUBLE: "be a number",
-}
-
-
-def _anything(_: Value) -> str | None:
-    return None
-
-
-def _between(smallest: float, largest: float) -> Rule:
-    def rule(value: Value) -> str | None:
-        assert isinstance(value, int | float)
-        ok = smallest <= value <= largest
-        return None if ok else f"be from {smallest} to {largest}"
-
-    return rule
-
-
-def _at_least(smallest: int) -> Rule:
-    def rule(value: Value) -> str | None:
-        assert isinstance(value, int)
-        return None if value >= smallest else f"be at least {smallest}"
-
-    return rule
-
-
-def _one_of(*names: str) -> Rule:
-    def rule(value: Value) -> str | None:
-        return None if value in names else f"be one of {', '.join(names)}"
-
-    return rule
-
-
-def _each_one_of(*names: str) -> Rule:
-    def rule(value: Value) -> str | None:
-        assert isinstance(value, tuple)
-        ok = all(item in names for item in value)
-        return None if ok else f"be a comma-separated list of {', '.join(names)}"
-
-    return rule
 
 
 def _gzip_level(value: Value) -> str | None:
@@ -165,33 +50,20 @@ def _not_true(value: Value) -> str | None:
     return "be false, since there is no tiered storage" if value is True else None
 
 
-def _config(
-    name: str,
-    kind: ConfigType,
-    default: str | int | float | bool,
-    rule: Rule,
-    doc: str,
-    broker_name: str | None = None,
-    has_effect: bool = False,
-) -> TopicConfig:
-    text = str(default).lower() if isinstance(default, bool) else str(default)
-    return TopicConfig(name, kind, text, rule, has_effect, broker_name, doc)
-
-
 _BOOLEAN, _STRING, _LIST = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.LIST
 _INT, _LONG, _DOUBLE = ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE
 
 _TABLE = (
-    _config(
+    config(
         "cleanup.policy",
         _LIST,
         "delete",
-        _each_one_of("compact", "delete"),
+        each_one_of("compact", "delete"),
         "What happens to old records: they are deleted, or compacted to the last one of each key.",
         "log.cleanup.policy",
         has_effect=True,
     ),
-    _config(
+    config(
         "compression.gzip.level",
         _INT,
         -1,
@@ -199,283 +71,269 @@ _TABLE = (
         "Compression level if compression.type is gzip.",
         "compression.gzip.level",
     ),
-    _config(
+    config(
         "compression.lz4.level",
         _INT,
         9,
-        _between(1, 17),
+        between(1, 17),
         "Compression level if compression.type is lz4.",
         "compression.lz4.level",
     ),
-    _config(
+    config(
         "compression.type",
         _STRING,
         "producer",
-        _one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
         "Codec of stored batches. This broker stores rows in columns that ClickHouse compresses, "
         "and serves the latest batches as the producer compressed them.",
         "compression.type",
     ),
-    _config(
+    config(
         "compression.zstd.level",
         _INT,
         3,
-        _between(-131072, 22),
+        between(-131072, 22),
         "Compression level if compression.type is zstd.",
         "compression.zstd.level",
     ),
-    _config(
+    config(
         "delete.retention.ms",
         _LONG,
         DAY_MS,
-        _at_least(0),
+        at_least(0),
         "How long compaction keeps a record that deletes a key (a tombstone) after it has removed "
         "the earlier records of that key.",
         "log.cleaner.delete.retention.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "file.delete.delay.ms",
         _LONG,
         60_000,
-        _at_least(0),
+        at_least(0),
         "How long a deleted segment file stays on disk.",
         "log.segment.delete.delay.ms",
     ),
-    _config(
+    config(
         "flush.messages",
         _LONG,
         _INT64,
-        _at_least(1),
+        at_least(1),
         "Records after which a log is flushed to disk. Here the setting fsync decides that.",
         "log.flush.interval.messages",
     ),
-    _config(
+    config(
         "flush.ms",
         _LONG,
         _INT64,
-        _at_least(0),
+        at_least(0),
         "Time after which a log is flushed to disk. Here the setting fsync decides that.",
         "log.flush.interval.ms",
     ),
-    _config(
+    config(
         "follower.replication.throttled.replicas",
         _LIST,
         "",
         _throttled_replicas,
         "Replicas whose fetching from the leader is throttled.",
     ),
-    _config(
+    config(
         "index.interval.bytes",
         _INT,
         4096,
-        _at_least(0),
+        at_least(0),
         "Bytes between two entries of an offset index.",
         "log.index.interval.bytes",
     ),
-    _config(
+    config(
         "leader.replication.throttled.replicas",
         _LIST,
         "",
         _throttled_replicas,
         "Replicas whose serving of followers is throttled.",
     ),
-    _config(
+    config(
         "local.retention.bytes",
         _LONG,
         -2,
-        _at_least(-2),
+        at_least(-2),
         "Size of a partition's local part under tiered storage; -2 follows retention.bytes.",
         "log.local.retention.bytes",
     ),
-    _config(
+    config(
         "local.retention.ms",
         _LONG,
         -2,
-        _at_least(-2),
+        at_least(-2),
         "Age of a partition's local part under tiered storage; -2 follows retention.ms.",
         "log.local.retention.ms",
     ),
-    _config(
+    config(
         "max.compaction.lag.ms",
         _LONG,
         _INT64,
-        _at_least(1),
+        at_least(1),
         "Longest time that a record may wait for compaction, which runs when its job is started.",
         "log.cleaner.max.compaction.lag.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "max.message.bytes",
         _INT,
         1_048_588,
-        _at_least(0),
+        at_least(0),
         "Largest record batch that is accepted, in bytes, as the producer compressed it.",
         "message.max.bytes",
         has_effect=True,
     ),
-    _config(
+    config(
         "message.timestamp.after.max.ms",
         _LONG,
         3_600_000,
-        _at_least(0),
+        at_least(0),
         "How far a record's timestamp may be ahead of the broker's clock if the timestamp type is "
         "CreateTime; 9223372036854775807 allows every timestamp.",
         "log.message.timestamp.after.max.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "message.timestamp.before.max.ms",
         _LONG,
         _INT64,
-        _at_least(0),
+        at_least(0),
         "How far a record's timestamp may be behind the broker's clock if the timestamp type is "
         "CreateTime.",
         "log.message.timestamp.before.max.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "message.timestamp.type",
         _STRING,
         "CreateTime",
-        _one_of("CreateTime", "LogAppendTime"),
+        one_of("CreateTime", "LogAppendTime"),
         "Who sets a record's timestamp: the producer (CreateTime), or the broker when it appends "
         "the record (LogAppendTime).",
         "log.message.timestamp.type",
         has_effect=True,
     ),
-    _config(
+    config(
         "min.cleanable.dirty.ratio",
         _DOUBLE,
         0.5,
-        _between(0, 1),
+        between(0, 1),
         "Share of a log that must be new since the last compaction before it is compacted again.",
         "log.cleaner.min.cleanable.ratio",
         has_effect=True,
     ),
-    _config(
+    config(
         "min.compaction.lag.ms",
         _LONG,
         0,
-        _at_least(0),
+        at_least(0),
         "Shortest time that a record stays in the log before compaction may remove it.",
         "log.cleaner.min.compaction.lag.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "min.insync.replicas",
         _INT,
         1,
-        _at_least(1),
+        at_least(1),
         "Replicas that must have a record before acks=all is answered. Here every acknowledged "
         "record is a row in ClickHouse; replication is configured in ClickHouse.",
         "min.insync.replicas",
     ),
-    _config(
+    config(
         "preallocate",
         _BOOLEAN,
         False,
-        _anything,
+        anything,
         "Whether a new segment file is created at its full size.",
         "log.preallocate",
     ),
-    _config(
-        "remote.copy.lag.bytes",
-        _LONG,
-        0,
-        _at_least(-1),
-        "Bytes that may wait to be copied to tiered storage.",
-    ),
-    _config(
-        "remote.copy.lag.ms",
-        _LONG,
-        0,
-        _at_least(-1),
-        "Time that records may wait to be copied to tiered storage.",
-    ),
-    _config(
+    config(
         "remote.log.copy.disable",
         _BOOLEAN,
         False,
-        _anything,
+        anything,
         "Whether records are no longer copied to tiered storage.",
     ),
-    _config(
+    config(
         "remote.log.delete.on.disable",
         _BOOLEAN,
         False,
-        _anything,
+        anything,
         "Whether turning tiered storage off deletes the records in it.",
     ),
-    _config(
+    config(
         "remote.storage.enable",
         _BOOLEAN,
         False,
         _not_true,
         "Tiered storage for the topic. This broker has none: ClickHouse tiers its own disks.",
     ),
-    _config(
+    config(
         "retention.bytes",
         _LONG,
         -1,
-        _anything,
+        anything,
         "Bytes of keys and values that a partition keeps; beyond them its oldest records are "
         "deleted. -1 for no limit.",
         "log.retention.bytes",
         has_effect=True,
     ),
-    _config(
+    config(
         "retention.ms",
         _LONG,
         7 * DAY_MS,
-        _at_least(-1),
+        at_least(-1),
         "Age, by its timestamp, at which a record is deleted; -1 for never.",
         "log.retention.ms",
         has_effect=True,
     ),
-    _config(
+    config(
         "segment.bytes",
         _INT,
         1024**3,
-        _at_least(1024**2),
+        at_least(1024**2),
         "Size of a segment file. This broker has no segment files.",
         "log.segment.bytes",
     ),
-    _config(
+    config(
         "segment.index.bytes",
         _INT,
         10 * 1024**2,
-        _at_least(4),
+        at_least(4),
         "Size of a segment's offset index. This broker has no segment files.",
         "log.index.size.max.bytes",
     ),
-    _config(
+    config(
         "segment.jitter.ms",
         _LONG,
         0,
-        _at_least(0),
+        at_least(0),
         "Random time by which a segment ends early. This broker has no segment files.",
         "log.roll.jitter.ms",
     ),
-    _config(
+    config(
         "segment.ms",
         _LONG,
         7 * DAY_MS,
-        _at_least(1),
+        at_least(1),
         "Age at which a segment ends. This broker has no segment files.",
         "log.roll.ms",
     ),
-    _config(
+    config(
         "unclean.leader.election.enable",
         _BOOLEAN,
         False,
-        _anything,
+        anything,
         "Whether a replica that lags may become the leader. Here every broker reads the same rows.",
         "unclean.leader.election.enable",
     ),
 )
 
-TOPIC_CONFIGS: Mapping[str, TopicConfig] = MappingProxyType({row.name: row for row in _TABLE})
+TOPIC_CONFIGS: Mapping[str, ConfigDefinition] = MappingProxyType({row.name: row for row in _TABLE})
 """By name, in alphabetical order."""
 
 
@@ -483,10 +341,10 @@ def check(configs: Mapping[str, str]) -> None:
     """Raises `InvalidConfig`, with a sentence, if a topic may not have these overrides together."""
     values: dict[str, Value] = {}
     for name, text in configs.items():
-        config = TOPIC_CONFIGS.get(name)
-        if config is None:
+        known = TOPIC_CONFIGS.get(name)
+        if known is None:
             raise InvalidConfig(f"There is no topic config with the name {name!r}.")
-        values[name] = config.parse(text)
+        values[name] = known.parse(text)
     shortest = values.get("min.compaction.lag.ms", 0)
     longest = values.get("max.compaction.lag.ms", _INT64)
     assert isinstance(shortest, int)

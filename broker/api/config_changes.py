@@ -1,34 +1,44 @@
-"""Changes the configs of topics, for AlterConfigs and IncrementalAlterConfigs.
+"""Changes configs, for AlterConfigs and IncrementalAlterConfigs.
 
-Each resource of a request succeeds or fails by itself. Only topics can be altered. The broker reads
-its settings once, at its start, so a change of them is refused, and the error says what to do.
+Each resource of a request succeeds or fails by itself. The configs of a broker are its settings; an
+empty name stands for all brokers. Most settings are read once, at the start: a change of them is
+refused, and the error names them and says what to do (broker/dynamic_settings.py). Configs of
+groups and client metrics are stored and have no effect. Levels of loggers last until a restart.
 
 Errors of a resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, INVALID_CONFIG,
-INVALID_REQUEST (named twice, a config without a value, a broker), UNKNOWN_SERVER_ERROR (refused by
-ClickHouse).
+INVALID_REQUEST (named twice, a config without a value, a setting that cannot change, another
+broker, no resource type), UNKNOWN_SERVER_ERROR (refused by ClickHouse).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from broker import topic_names
-from broker.api.config_resources import ResourceType, check_broker_name
+from broker.api import loggers
+from broker.api.config_resources import (
+    ResourceType,
+    check_broker_name,
+    check_name,
+    resource_type,
+)
 from broker.api.context import RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_topic
-from broker.config import Settings
+from broker.dynamic_settings import check_can_change
 from broker.effective_configs import default_text
+from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS, UNUSED_BROKER_CONFIGS
 from broker.topics import TopicCatalog
 from protocol.errors import InvalidConfig, InvalidRequest, KafkaError
 from storage import topic_configs
-from storage.topic_configs import TOPIC_CONFIGS, ConfigType
+from storage.config_definitions import ConfigDefinition, ConfigType
+from storage.topic_configs import TOPIC_CONFIGS
 
 
 class Operation(IntEnum):
@@ -95,22 +105,17 @@ async def alter_all(
 
 
 async def _alter(ctx: RequestContext, change: ConfigChange, validate_only: bool) -> None:
+    kind = resource_type(change.resource_type)
     _check_steps(change)
-    match change.resource_type:
-        case ResourceType.TOPIC:
-            # A change reads the configs and writes them back. Two at once would lose one of them.
-            async with _ALTERATIONS.setdefault(ctx.broker.topics, asyncio.Lock()):
-                await _alter_topic(ctx, change, validate_only)
-        case ResourceType.BROKER:
-            if change.resource_name:
-                check_broker_name(ctx, change.resource_name)
-            if change.steps:
-                raise InvalidRequest(
-                    "The broker reads its configs at its start: change its settings (flags, "
-                    "BROKERHOUSE_* variables or the TOML file) and restart it."
-                )
-        case _:
-            raise InvalidRequest(f"Configs of resource type {change.resource_type} cannot be set.")
+    if kind is ResourceType.BROKER_LOGGER:
+        _alter_loggers(ctx, change, validate_only)
+        return
+    # A change reads the configs and writes them back. Two at once would lose one of them.
+    async with _ALTERATIONS.setdefault(ctx.broker.topics, asyncio.Lock()):
+        if kind is ResourceType.TOPIC:
+            await _alter_topic(ctx, change, validate_only)
+        else:
+            await _alter_stored(ctx, kind, change, validate_only)
 
 
 _ALTERATIONS: WeakKeyDictionary[TopicCatalog, asyncio.Lock] = WeakKeyDictionary()
@@ -134,15 +139,87 @@ async def _alter_topic(ctx: RequestContext, change: ConfigChange, validate_only:
     known = ctx.broker.topics.get(change.resource_name)
     after = dict(known.configs) if known is not None and change.keeps_others else {}
     for name, operation, value in change.steps:
-        _apply(after, name, operation, value, ctx.broker.settings)
+        _apply(
+            after,
+            name,
+            operation,
+            value,
+            TOPIC_CONFIGS,
+            lambda config: default_text(config, ctx.broker.settings),
+        )
     topic_configs.check(after)
     topic = find_topic(ctx, change.resource_name)
     if not validate_only and after != dict(topic.configs):
         await ctx.broker.topics.set_configs(topic, after)
 
 
+def _alter_loggers(ctx: RequestContext, change: ConfigChange, validate_only: bool) -> None:
+    check_broker_name(ctx, change.resource_name)
+    if not change.keeps_others:
+        raise InvalidRequest("Levels of loggers are changed with IncrementalAlterConfigs.")
+    steps = []
+    for name, operation, value in change.steps:
+        if operation not in (Operation.SET, Operation.DELETE):
+            raise InvalidRequest(f"The level of {name} cannot be appended to or subtracted from.")
+        level = value if operation == Operation.SET else None
+        loggers.check(name, level)
+        steps.append((name, level))
+    for name, level in () if validate_only else steps:
+        loggers.set_level(name, level)
+
+
+async def _alter_stored(
+    ctx: RequestContext, kind: ResourceType, change: ConfigChange, validate_only: bool
+) -> None:
+    """Change configs of a broker, of all brokers, of a group, or of client metrics."""
+    broker, name = ctx.broker, change.resource_name
+    if kind is not ResourceType.BROKER:
+        check_name(kind, name)
+    elif name:
+        check_broker_name(ctx, name)
+    known = _KNOWN[kind]
+    if kind is ResourceType.BROKER:
+        check_can_change(step[0] for step in change.steps)
+
+    def after(before: Mapping[str, str]) -> Mapping[str, str]:
+        configs = dict(before) if change.keeps_others else {}
+        for step in change.steps:
+            _apply(configs, *step, known, lambda one: one.default)
+        if kind is ResourceType.BROKER:
+            broker.dynamic_settings.check(name, configs)
+        else:
+            _check_known(kind, configs)
+        return configs
+
+    await broker.stored_configs.load()
+    after(broker.stored_configs.of(kind.name, name))
+    if not validate_only:
+        await broker.change_stored_configs(kind.name, name, after)
+
+
+_KNOWN: Mapping[ResourceType, Mapping[str, ConfigDefinition]] = {
+    ResourceType.BROKER: UNUSED_BROKER_CONFIGS,
+    ResourceType.CLIENT_METRICS: CLIENT_METRICS_CONFIGS,
+    ResourceType.GROUP: GROUP_CONFIGS,
+}
+
+
+def _check_known(kind: ResourceType, configs: Mapping[str, str]) -> None:
+    for name, text in configs.items():
+        definition = _KNOWN[kind].get(name)
+        if definition is None:
+            error = InvalidConfig if kind is ResourceType.GROUP else InvalidRequest  # as in Kafka
+            raise error(f"A resource of type {kind.name} has no config {name!r}.")
+        definition.parse(text)
+
+
 def _apply(
-    configs: dict[str, str], name: str, operation: int, value: str | None, settings: Settings
+    configs: dict[str, str],
+    name: str,
+    operation: int,
+    value: str | None,
+    known: Mapping[str, ConfigDefinition],
+    default: Callable[[ConfigDefinition], str],
 ) -> None:
     if value is None or operation == Operation.DELETE:
         configs.pop(name, None)
@@ -150,12 +227,12 @@ def _apply(
     if operation == Operation.SET:
         configs[name] = value
         return
-    config = TOPIC_CONFIGS.get(name)
+    config = known.get(name)
     if config is None or config.type is not ConfigType.LIST:
         raise InvalidConfig(
             f"{name} is not a list, so it cannot be appended to or subtracted from."
         )
-    items = _split(configs.get(name, default_text(config, settings)))
+    items = _split(configs.get(name, default(config)))
     if operation == Operation.APPEND:
         items += [item for item in _split(value) if item not in items]
     else:

@@ -1,31 +1,42 @@
 """Configs as DescribeConfigs and CreateTopics show them: value, source, synonyms.
 
-Topic configs come from `storage/topic_configs.py`. Broker configs are the settings. A setting that
-Kafka has too is shown under Kafka's name, any other as `brokerhouse.<setting>`, so that an admin
-tool shows every setting of this broker. All are read-only: the broker reads them at its start.
+Topic configs come from `storage/topic_configs.py`, those of groups and client metrics from
+`broker/resource_configs.py`. Broker configs are the settings. A setting that Kafka has too is shown
+under Kafka's name, any other as `brokerhouse.<setting>`, so that an admin tool shows every setting
+of this broker. Those that cannot change while it runs are read-only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
 from pydantic import SecretStr
 
+from broker.api import loggers
 from broker.config import Settings, as_text
+from broker.dynamic_settings import can_change, names_of
 from broker.effective_configs import default_text
 from broker.node import Broker
-from storage.topic_configs import TOPIC_CONFIGS, ConfigType, TopicConfig
+from broker.resource_configs import UNUSED_BROKER_CONFIGS
+from broker.stored_configs import ALL_BROKERS, BROKER
+from storage.config_definitions import ConfigDefinition, ConfigType
+from storage.topic_configs import TOPIC_CONFIGS
 
 
 class Source(IntEnum):
     """Where a value comes from, by its number in DescribeConfigs."""
 
     TOPIC = 1
+    BROKER = 2
+    ALL_BROKERS = 3
     STATIC_BROKER = 4
     DEFAULT = 5
+    BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
+    GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +62,6 @@ class ConfigEntry:
     documentation: str
 
 
-# Settings that Kafka has too, under another name.
-_KAFKA_NAMES: Mapping[str, tuple[str, ...]] = {
-    "node_id": ("node.id", "broker.id"),
-    "data_dir": ("log.dirs", "log.dir"),
-    "auto_create_topics": ("auto.create.topics.enable",),
-    "num_partitions": ("num.partitions",),
-    "message_max_bytes": ("message.max.bytes",),
-    "request_max_bytes": ("socket.request.max.bytes",),
-    "in_flight_max_bytes": ("queued.max.request.bytes",),
-    "max_connections": ("max.connections",),
-    "connections_max_idle_ms": ("connections.max.idle.ms",),
-    "fetch_max_bytes": ("fetch.max.bytes",),
-    "fetch_sessions_max": ("max.incremental.fetch.session.cache.slots",),
-    "retention_ms": ("log.retention.ms",),
-    "retention_check_interval_ms": ("log.retention.check.interval.ms",),
-    "producer_id_expiration_ms": ("producer.id.expiration.ms",),
-}
 # Shown as listeners and advertised.listeners, in Kafka's form.
 _SHOWN_AS_LISTENERS = frozenset({"kafka", "advertised"})
 # Kafka's types of settings whose Python type does not tell it.
@@ -82,22 +76,41 @@ _LONGS = frozenset(
 _LISTS = frozenset({"log.dirs", "log.dir"})
 
 
-def topic_entries(configs: Mapping[str, str], settings: Settings) -> Iterator[ConfigEntry]:
+# Kafka takes these topic configs from a second broker config if the first is not set, and does not
+# show where they come from while neither is.
+_COARSER: Mapping[str, tuple[str, str]] = {
+    "flush.ms": ("log.flush.scheduler.interval.ms", str(2**63 - 1)),
+    "retention.ms": ("log.retention.hours", "168"),
+    "segment.jitter.ms": ("log.roll.jitter.hours", "0"),
+    "segment.ms": ("log.roll.hours", "168"),
+}
+_MIN_INSYNC = "min.insync.replicas"
+
+
+def topic_entries(configs: Mapping[str, str], broker: Broker) -> Iterator[ConfigEntry]:
     """Every config of a topic with these overrides, by name."""
     for config in TOPIC_CONFIGS.values():
-        yield _topic_entry(config, configs.get(config.name), settings)
+        yield _topic_entry(config, configs.get(config.name), broker)
 
 
-def _topic_entry(config: TopicConfig, override: str | None, settings: Settings) -> ConfigEntry:
-    synonyms = _broker_synonyms(config, settings)
+def _topic_entry(config: ConfigDefinition, override: str | None, broker: Broker) -> ConfigEntry:
+    synonyms = _broker_synonyms(config, broker)
     if override is not None:
         synonyms = (Synonym(config.name, override, Source.TOPIC), *synonyms)
     first = synonyms[0] if synonyms else Synonym(config.name, config.default, Source.DEFAULT)
+    if config.name in _COARSER and first.source is Source.DEFAULT:
+        return _definition_entry(config, config.default, Source.DEFAULT, ())
+    return _definition_entry(config, first.value, first.source, synonyms)
+
+
+def _definition_entry(
+    config: ConfigDefinition, value: str | None, source: Source, synonyms: tuple[Synonym, ...]
+) -> ConfigEntry:
     return ConfigEntry(
         name=config.name,
-        value=first.value,
+        value=value,
         type=config.type,
-        source=first.source,
+        source=source,
         read_only=False,
         sensitive=False,
         synonyms=synonyms,
@@ -105,26 +118,109 @@ def _topic_entry(config: TopicConfig, override: str | None, settings: Settings) 
     )
 
 
-def _broker_synonyms(config: TopicConfig, settings: Settings) -> tuple[Synonym, ...]:
+def _broker_synonyms(config: ConfigDefinition, broker: Broker) -> tuple[Synonym, ...]:
     """The values of a topic config that the topic does not set. Empty without a broker config."""
     if config.broker_name is None:
         return ()
-    default = Synonym(config.broker_name, config.default, Source.DEFAULT)
-    value = default_text(config, settings)
+    own = _dynamic_synonyms(config.broker_name, broker)
+    name, text = _COARSER.get(config.name, (config.broker_name, config.default))
+    default = Synonym(name, text, Source.DEFAULT)
+    value = default_text(config, broker.dynamic_settings.at_start)
     if value == config.default:
-        return (default,)
-    return Synonym(config.broker_name, value, Source.STATIC_BROKER), default
+        return (*own, default)
+    return *own, Synonym(config.broker_name, value, Source.STATIC_BROKER), default
+
+
+def _dynamic_synonyms(name: str, broker: Broker) -> tuple[Synonym, ...]:
+    """What is set while the broker runs: for this broker, then for all."""
+    found = []
+    for resource, source in (
+        (str(broker.node_id), Source.BROKER),
+        (ALL_BROKERS, Source.ALL_BROKERS),
+    ):
+        value = broker.stored_configs.of(BROKER, resource).get(name)
+        if value is not None:
+            found.append(Synonym(name, value, source))
+        elif name == _MIN_INSYNC and source is Source.ALL_BROKERS:
+            # Kafka 4.3 has a default for all brokers, which it stores for a new cluster.
+            found.append(Synonym(name, UNUSED_BROKER_CONFIGS[name].default, source))
+    return tuple(found)
+
+
+def resource_entries(
+    table: Mapping[str, ConfigDefinition], configs: Mapping[str, str], source: Source
+) -> Iterator[ConfigEntry]:
+    """Every config of a group, or of a subscription to client metrics, by name."""
+    for config in table.values():
+        synonyms: tuple[Synonym, ...] = ()
+        if config.broker_name is not None:
+            synonyms = (Synonym(config.broker_name, config.default, Source.DEFAULT),)
+        if config.name in configs:
+            synonyms = (Synonym(config.name, configs[config.name], source), *synonyms)
+            yield _definition_entry(config, configs[config.name], source, synonyms)
+        else:
+            yield _definition_entry(config, config.default, Source.DEFAULT, synonyms)
+
+
+def logger_entries() -> Iterator[ConfigEntry]:
+    """Every logger with its level, `root` first."""
+    for name, level in loggers.levels():
+        yield ConfigEntry(
+            name=name,
+            value=level,
+            type=ConfigType.UNKNOWN,
+            source=Source.BROKER_LOGGER,
+            read_only=False,
+            sensitive=False,
+            synonyms=(),
+            documentation=f"The lowest severity that {name} writes.",
+        )
+
+
+def all_brokers_entries(broker: Broker) -> Iterator[ConfigEntry]:
+    """What is set for all brokers while they run, by name."""
+    names = {*broker.stored_configs.of(BROKER, ALL_BROKERS), _MIN_INSYNC}
+    for entry in broker_entries(broker):
+        for synonym in entry.synonyms:
+            if entry.name in names and synonym.source is Source.ALL_BROKERS:
+                yield replace(
+                    entry, value=synonym.value, source=synonym.source, synonyms=(synonym,)
+                )
 
 
 def broker_entries(broker: Broker) -> list[ConfigEntry]:
     """Every config of this broker, by name."""
     entries = [
-        *_setting_entries(broker.settings),
+        *_setting_entries(broker.dynamic_settings.at_start),
         *_listener_entries(broker),
-        *_topic_default_entries(broker.settings),
+        *_topic_default_entries(broker.dynamic_settings.at_start),
         *_fixed_entries(),
+        *_unused_entries(),
     ]
-    return sorted(entries, key=lambda entry: entry.name)
+    changed = (_as_it_is_now(entry, broker) for entry in entries)
+    return sorted(changed, key=lambda entry: entry.name)
+
+
+def _as_it_is_now(entry: ConfigEntry, broker: Broker) -> ConfigEntry:
+    """A config as the start of the broker found it, with what was set since then."""
+    if not can_change(entry.name):
+        return entry
+    found = (*_dynamic_synonyms(entry.name, broker), *entry.synonyms)
+    return replace(
+        entry, value=found[0].value, source=found[0].source, synonyms=found, read_only=False
+    )
+
+
+def _unused_entries() -> Iterator[ConfigEntry]:
+    for config in UNUSED_BROKER_CONFIGS.values():
+        yield _broker_entry(
+            config.name,
+            config.default,
+            config.default,
+            config.type,
+            config.documentation,
+            is_set=False,
+        )
 
 
 def _setting_entries(settings: Settings) -> Iterator[ConfigEntry]:
@@ -133,7 +229,7 @@ def _setting_entries(settings: Settings) -> Iterator[ConfigEntry]:
             continue
         value = getattr(settings, field_name)
         sensitive = field.annotation == SecretStr | None
-        for name in _KAFKA_NAMES.get(field_name, (f"brokerhouse.{field_name}",)):
+        for name in names_of(field_name):
             yield _broker_entry(
                 name,
                 None if sensitive else _shown(value),
@@ -179,10 +275,17 @@ def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
 
 def _topic_default_entries(settings: Settings) -> Iterator[ConfigEntry]:
     """The defaults of topic configs, except those that are settings and shown already."""
-    shown = {name for names in _KAFKA_NAMES.values() for name in names}
+    shown = {name for setting in Settings.model_fields for name in names_of(setting)}
+    shown |= UNUSED_BROKER_CONFIGS.keys()
     for config in TOPIC_CONFIGS.values():
         if config.broker_name is not None and config.broker_name not in shown:
-            value = default_text(config, settings)
+            value: str | None = default_text(config, settings)
+            if config.name in _COARSER:
+                name, default = _COARSER[config.name]
+                yield _broker_entry(
+                    name, default, default, config.type, config.documentation, is_set=False
+                )
+                value = None
             yield _broker_entry(
                 config.broker_name, value, value, config.type, config.documentation, is_set=False
             )
@@ -210,14 +313,16 @@ def _broker_entry(
     *,
     is_set: bool,
 ) -> ConfigEntry:
-    synonyms: tuple[Synonym, ...] = (Synonym(name, default, Source.DEFAULT),)
+    synonyms: tuple[Synonym, ...] = ()
+    if default is not None:
+        synonyms = (Synonym(name, default, Source.DEFAULT),)
     if is_set:
         synonyms = (Synonym(name, value, Source.STATIC_BROKER), *synonyms)
     return ConfigEntry(
         name=name,
         value=value,
         type=kind,
-        source=synonyms[0].source,
+        source=synonyms[0].source if synonyms else Source.DEFAULT,
         read_only=True,
         sensitive=kind is ConfigType.PASSWORD,
         synonyms=synonyms,

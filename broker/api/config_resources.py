@@ -1,4 +1,4 @@
-"""What has configs: resource types, and the check of a broker's name."""
+"""What has configs: resource types, and the checks of a resource's type and name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,21 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
+def resource_type(number: int) -> ResourceType:
+    """Raises `InvalidRequest` for a number that is no resource type."""
+    if number not in set(ResourceType):
+        known = ", ".join(f"{kind.name} ({kind.value})" for kind in ResourceType)
+        raise InvalidRequest(f"There is no resource type {number}; there are {known}.")
+    return ResourceType(number)
+
+
 def check_broker_name(ctx: RequestContext, name: str) -> None:
     """Raises `InvalidRequest` unless `name` is the id of this broker."""
     if name != str(ctx.broker.node_id):
         raise InvalidRequest(f"This is broker {ctx.broker.node_id}; the request names {name!r}.")
+
+
+def check_name(kind: ResourceType, name: str) -> None:
+    """Raises `InvalidRequest` for an empty name: these resources have no common default."""
+    if not name:
+        raise InvalidRequest(f"The resource of type {kind.name} has no name.")

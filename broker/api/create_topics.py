@@ -131,7 +131,7 @@ def _result(
                 config_source=int(entry.source),
                 is_sensitive=entry.sensitive,
             )
-            for entry in topic_entries(outcome.configs, ctx.broker.settings)
+            for entry in topic_entries(outcome.configs, ctx.broker)
         ],
     )
 

@@ -1,11 +1,12 @@
-"""DescribeConfigs (32), versions 1 to 4: the configs of topics and of this broker.
+"""DescribeConfigs (32), versions 1 to 4: the configs of topics, brokers, loggers, groups, metrics.
 
     v1 synonyms and sources; v3 type and documentation; v4 flexible
 
-Each resource of a request succeeds or fails by itself.
+Each resource of a request succeeds or fails by itself. As in Kafka, a group or a subscription to
+client metrics need not exist: its configs have their defaults then.
 
 Errors of a resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, INVALID_REQUEST (another
-broker, or a resource type without configs).
+broker, no name, or a resource type that does not exist), UNKNOWN_SERVER_ERROR (not readable).
 """
 
 from __future__ import annotations
@@ -13,11 +14,25 @@ from __future__ import annotations
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from broker import topic_names
-from broker.api.config_entries import ConfigEntry, broker_entries, topic_entries
-from broker.api.config_resources import ResourceType, check_broker_name
+from broker.api.config_entries import (
+    ConfigEntry,
+    Source,
+    all_brokers_entries,
+    broker_entries,
+    logger_entries,
+    resource_entries,
+    topic_entries,
+)
+from broker.api.config_resources import (
+    ResourceType,
+    check_broker_name,
+    check_name,
+    resource_type,
+)
 from broker.api.context import Api, RequestContext
+from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_topic
-from protocol.errors import InvalidRequest, KafkaError
+from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
 
 
 async def describe_configs(
@@ -27,8 +42,9 @@ async def describe_configs(
     for resource in request.resources:
         code, message, entries = 0, None, []
         try:
-            entries = _entries(ctx, resource.resource_type, resource.resource_name)
-        except KafkaError as error:
+            entries = await _entries(ctx, resource.resource_type, resource.resource_name)
+        except REFUSALS as refusal:
+            error = as_kafka_error(refusal)
             code, message = error.code, error.message
         keys = set(resource.configuration_keys or ()) or {entry.name for entry in entries}
         results.append(
@@ -47,18 +63,29 @@ async def describe_configs(
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
-def _entries(ctx: RequestContext, resource_type: int, name: str) -> list[ConfigEntry]:
-    match resource_type:
-        case ResourceType.TOPIC:
-            topic_names.check(name)
-            return list(topic_entries(find_topic(ctx, name).configs, ctx.broker.settings))
-        case ResourceType.BROKER if not name:
-            # The cluster's dynamic defaults. There are none: settings are read at the start.
-            return []
-        case ResourceType.BROKER:
-            check_broker_name(ctx, name)
-            return broker_entries(ctx.broker)
-    raise InvalidRequest(f"This broker has no configs of resource type {resource_type}.")
+async def _entries(ctx: RequestContext, number: int, name: str) -> list[ConfigEntry]:
+    kind, broker = resource_type(number), ctx.broker
+    if kind is ResourceType.TOPIC:
+        topic_names.check(name)
+        return list(topic_entries(find_topic(ctx, name).configs, broker))
+    if kind is ResourceType.BROKER_LOGGER:
+        check_broker_name(ctx, name)
+        return list(logger_entries())
+    await broker.load_stored_configs()
+    if kind is ResourceType.BROKER:
+        if not name:
+            return list(all_brokers_entries(broker))
+        check_broker_name(ctx, name)
+        return broker_entries(broker)
+    check_name(kind, name)
+    is_group = kind is ResourceType.GROUP
+    return list(
+        resource_entries(
+            GROUP_CONFIGS if is_group else CLIENT_METRICS_CONFIGS,
+            broker.stored_configs.of(kind.name, name),
+            Source.GROUP if is_group else Source.CLIENT_METRICS,
+        )
+    )
 
 
 def _described(

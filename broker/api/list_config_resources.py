@@ -1,9 +1,12 @@
 """ListConfigResources (74), versions 0 to 1: which resources have configs.
 
-    v0 lists only subscriptions to client metrics, and this broker has none
+    v0 lists only subscriptions to client metrics
     v1 lists any resource type (KIP-1142)
 
-Errors: UNSUPPORTED_VERSION (a resource type that does not exist).
+Groups and subscriptions to client metrics are listed if they have configs.
+
+Errors: UNSUPPORTED_VERSION (a resource type that does not exist), UNKNOWN_SERVER_ERROR (what is
+stored cannot be read).
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from kafka.protocol.admin import ListConfigResourcesRequest, ListConfigResources
 
 from broker.api.config_resources import ResourceType
 from broker.api.context import Api, RequestContext
+from broker.api.refusals import as_kafka_error
 from protocol.errors import UnsupportedVersion
+from storage.engine import EngineError
 
 
 async def list_config_resources(
@@ -28,8 +33,13 @@ async def list_config_resources(
     named: list[tuple[str, ResourceType]] = []
     if ResourceType.TOPIC in asked:
         named += [(topic.name, ResourceType.TOPIC) for topic in ctx.broker.topics.all()]
-    if ResourceType.BROKER in asked:
-        named.append((str(ctx.broker.node_id), ResourceType.BROKER))
+    for kind in asked & {ResourceType.BROKER, ResourceType.BROKER_LOGGER}:
+        named += [(str(one.node_id), ResourceType(kind)) for one in ctx.broker.leadership.brokers()]
+    stored = asked & {ResourceType.CLIENT_METRICS, ResourceType.GROUP}
+    if stored:
+        await _read(ctx)
+    for kind in map(ResourceType, stored):
+        named += [(name, kind) for name in ctx.broker.stored_configs.names(kind.name)]
     return ListConfigResourcesResponse(
         throttle_time_ms=0,
         error_code=0,
@@ -40,6 +50,13 @@ async def list_config_resources(
             for name, resource_type in named
         ],
     )
+
+
+async def _read(ctx: RequestContext) -> None:
+    try:
+        await ctx.broker.load_stored_configs()
+    except EngineError as error:
+        raise as_kafka_error(error) from error
 
 
 API = Api(

@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
+from broker import stored_configs
 from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
+from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
@@ -30,7 +32,7 @@ from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
-from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, version_number
+from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
 from broker.cluster.transactions import (
     CoordinatorsOfCluster,
@@ -47,6 +49,7 @@ from broker.log.tail_cache import TailCache
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
+from broker.stored_configs import StoredConfigs
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import decompressions, transaction_coordinator
 from common.clock import Clock, wall_ms
@@ -138,6 +141,7 @@ class ClusterNode:
         slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
         log_starts = LogStarts(logs)
+        admin_store = AdminStore(changed_by_clients)
         self.broker = Broker(
             settings,
             Parts(
@@ -155,7 +159,8 @@ class ClusterNode:
                     marker_writer,
                     CoordinatorsOfCluster(served, transactions, leadership, peers),
                 ),
-                AdminStore(changed_by_clients),
+                admin_store,
+                StoredConfigs(admin_store, lambda: announce(state, stored_configs.VERSION_KEY)),
                 data_dir=None,
             ),
         )
@@ -171,6 +176,10 @@ class ClusterNode:
         ).periodic
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
         self._watching = topic_watch(self._topics, lambda: version_number(view.value(VERSION_KEY)))
+        self._configs = ConfigWatch(
+            self.broker.load_stored_configs,
+            lambda: version_number(view.value(stored_configs.VERSION_KEY)),
+        ).periodic
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read the topics and start what needs no session. Raises `EngineError`."""
@@ -178,6 +187,7 @@ class ClusterNode:
             await shard.start()
         progress("reading topics")
         await _patiently(self._topics.load)
+        await _patiently(self.broker.load_stored_configs)
         # Clients can connect before `begin`: they must not hear that nobody leads anything.
         await _patiently(self._read_registry)
         for host in self._hosts:
@@ -195,13 +205,21 @@ class ClusterNode:
         await self._ownership.join()
         self._upkeep.start()
         self._watching.start()
+        self._configs.start()
         self._lanes.start()
         self._housekeeping.start()
         self._removals.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        begun = (self._upkeep, self._watching, self._lanes, self._housekeeping, self._removals)
+        begun = (
+            self._upkeep,
+            self._watching,
+            self._configs,
+            self._lanes,
+            self._housekeeping,
+            self._removals,
+        )
         tasks = [*self._ownership.background]
         tasks += [one.task for one in begun if one.task is not None]
         for shard in self._shards:
@@ -243,6 +261,7 @@ class ClusterNode:
             parts.push_async_callback(self._transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._watching.close)
+            parts.push_async_callback(self._configs.close)
             parts.push_async_callback(self._lanes.close)
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)

@@ -64,11 +64,7 @@ class TopicRegistry:
 
     async def announce(self) -> int:
         """Tell the other brokers to read the topics again; returns the new version."""
-        while True:
-            version = await self._state.get(VERSION_KEY)
-            number = version_number(version) + 1
-            if await self._state.compare_and_set(VERSION_KEY, version, str(number)):
-                return number
+        return await announce(self._state, VERSION_KEY)
 
     async def read(self) -> StoredTopics:
         found = await self._topics.list("")
@@ -157,12 +153,21 @@ class TopicRegistry:
         )
 
 
+async def announce(state: Registry, key: str) -> int:
+    """Add one to the number under `key`, which other brokers watch. Raises `EngineError`."""
+    while True:
+        version = await state.get(key)
+        number = version_number(version) + 1
+        if await state.compare_and_set(key, version, str(number)):
+            return number
+
+
 def version_number(version: Versioned | None) -> int:
-    """The number under `VERSION_KEY`. Raises `EngineError`."""
+    """The number under a key that other brokers watch. Raises `EngineError`."""
     try:
         return 0 if version is None else int(version.value)
     except ValueError as error:
-        raise EngineError(f"{VERSION_KEY} in the registry is not a number: {error}") from error
+        raise EngineError(f"a version in the registry is not a number: {error}") from error
 
 
 def _text(topic: Topic) -> str:

@@ -57,7 +57,8 @@ class Tools:
             to_the_broker = ["--bootstrap-server", self._broker.kafka, *arguments]
         else:
             to_the_broker = self._to_the_broker(arguments)
-        return self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
+        ended: dict[str, Any] = self._jvm.ask("run", tool=main_class, arguments=to_the_broker)
+        return ended
 
     def _to_the_broker(self, arguments: Sequence[str]) -> list[str]:
         return [*arguments, "--bootstrap-server", self._broker.kafka]

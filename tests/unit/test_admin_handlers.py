@@ -9,6 +9,7 @@ import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataResponse
 
+from broker.admin_store import AdminStore
 from broker.api import (
     APIS,
     create_topics,
@@ -21,15 +22,18 @@ from broker.api.context import RequestContext
 from broker.api.refusals import as_kafka_error
 from broker.auto_creation import AutoCreation
 from broker.config import Settings
+from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
 from broker.response_memory import ResponseMemory
+from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from protocol.codec import RequestHeader
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
+from storage.registry import TableRegistry
 from tests.support.one_topic import create_topic
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -55,12 +59,19 @@ class RecordingEngine:
             raise EngineError("Code: 243. Cannot reserve 1.00 MiB (NOT_ENOUGH_SPACE)", 243)
 
 
+async def nothing() -> None:
+    """No other broker has to be told."""
+
+
 @pytest.fixture
 def broker() -> Broker:
     settings = Settings()
     catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
+    stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))), nothing)
     known = SimpleNamespace(
         settings=settings,
+        stored_configs=stored,
+        dynamic_settings=DynamicSettings(settings, stored, ()),
         topics=catalog,
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,

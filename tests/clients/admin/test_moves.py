@@ -124,7 +124,8 @@ def test_a_partition_can_be_reassigned_only_to_where_it_is(wire: AdminWire, topi
     ):
         assert reassign(wire, topic, index, replicas).error_code == code, (index, replicas)
     assert reassign(wire, "no-such-topic", 0, [1]).error_code == UNKNOWN_TOPIC_OR_PARTITION
-    for topics in (None, []):
+    wanted: list[list[Any] | None] = [None, []]
+    for topics in wanted:
         listed = wire.ask(ApiKey.ListPartitionReassignments, timeout_ms=1000, topics=topics)
         assert (listed.error_code, list(listed.topics)) == (0, [])
 

@@ -6,7 +6,9 @@
 * response_memory.py: the memory of responses; outgoing.py: those that are not sent yet;
   slow_clients.py: closes clients that do not read them; turns.py: who makes a large one next.
 * config.py: the settings; config_sources.py: flags, environment, file; effective_configs.py: the
-  configs that apply to a topic.
+  configs that apply to a topic; dynamic_settings.py: what changes while the broker runs.
+* admin_store.py: what administrators set beside topics, with stored_configs.py, client_quotas.py;
+  resource_configs.py: which configs groups and client metrics have.
 * topics.py: the topics; topic_names.py: Kafka's rules for their names.
 * leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
   NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.

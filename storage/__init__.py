@@ -14,5 +14,5 @@
 * registry.py: keys changed by compare-and-set; registry_values.py, slot_map.py: what they hold.
 * Migrations: schema.py (embedded), cluster_schema.py and cluster_sql.py (servers), schema_files.py
   (the files of sql/schema/).
-* topic_configs.py: the topic configs that Kafka knows.
+* config_definitions.py: what a config is; topic_configs.py: the topic configs that Kafka knows.
 """

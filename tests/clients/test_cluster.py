@@ -10,9 +10,12 @@ from functools import partial
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.admin import (
+    AlterClientQuotasRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
+    DescribeClientQuotasRequest,
+    DescribeConfigsRequest,
     DescribeGroupsRequest,
     IncrementalAlterConfigsRequest,
     ListGroupsRequest,
@@ -30,7 +33,7 @@ from protocol.errors import (
 from protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.adapters import CLIENTS, GetClient
-from tests.support.cluster_processes import Cluster
+from tests.support.cluster_processes import Broker, Cluster
 from tests.support.cluster_view import (
     another,
     await_leaders,
@@ -379,3 +382,55 @@ def _is_at(address: str, group: str, topic: str, offset: int) -> bool:
         return bool(found.offset == offset)
     finally:
         consumer.close()
+
+
+# What administrators set
+
+
+def test_quotas_and_configs_are_shared_and_a_restart_keeps_them(
+    cluster: Cluster, target: Target
+) -> None:
+    row = IncrementalAlterConfigsRequest.AlterConfigsResource
+    entity = AlterClientQuotasRequest.EntryData.EntityData(entity_type="user", entity_name="shared")
+
+    def change(value: str | None) -> None:
+        """Set the same at one broker for all, or remove it at another one."""
+        config = row.AlterableConfig(
+            name="message.max.bytes", config_operation=int(value is None), value=value
+        )
+        quota = AlterClientQuotasRequest.EntryData.OpData(
+            key="producer_byte_rate", value=float(value or 0), remove=value is None
+        )
+        with Wire(cluster.brokers[0 if value else 1]) as wire:
+            changed = wire.ask(
+                IncrementalAlterConfigsRequest(
+                    resources=[row(resource_type=4, resource_name="", configs=[config])],
+                    validate_only=False,
+                ),
+                1,
+            )
+            assert changed.responses[0].error_code == 0
+            entry = AlterClientQuotasRequest.EntryData(entity=[entity], ops=[quota])
+            set_quota = AlterClientQuotasRequest(entries=[entry], validate_only=False)
+            assert wire.ask(set_quota, 1).entries[0].error_code == 0
+
+    def seen(broker: Broker) -> tuple[str, list[float]]:
+        """The largest batch of a topic, and the quota, as this broker knows them."""
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=2, resource_name=target.name, configuration_keys=["max.message.bytes"]
+        )
+        with Wire(broker) as wire:
+            described = wire.ask(DescribeConfigsRequest(resources=[resource]), 4)
+            quotas = wire.ask(DescribeClientQuotasRequest(components=[], strict=False), 1)
+        values = [value.value for one in quotas.entries for value in one.values]
+        return described.results[0].configs[0].value, values
+
+    change("5000")
+    for broker in cluster.brokers:
+        until(lambda broker=broker: seen(broker) == ("5000", [5000.0]))  # type: ignore[misc]
+    cluster.brokers[2].restart()
+    assert seen(cluster.brokers[2]) == ("5000", [5000.0])
+    change(None)
+    for broker in cluster.brokers:
+        until(lambda broker=broker: seen(broker) == ("1048588", []))  # type: ignore[misc]
+    await_settled(cluster)

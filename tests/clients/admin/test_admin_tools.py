@@ -16,6 +16,7 @@ from tests.support.console_tools import (
     Tools,
 )
 
+BROKER_1 = ("--entity-type", "brokers", "--entity-name", "1")
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 pytestmark = pytest.mark.one_broker("names the only broker there is")
 
@@ -60,6 +61,11 @@ def test_kafka_reassign_partitions_moves_a_partition_to_where_it_is(
     started = run(REASSIGN_PARTITIONS, "--execute", *here)
     assert f"Successfully started partition reassignment for {topic}-0" in started
     assert "Successfully started moving log directory" in started
+    throttled = run(REASSIGN_PARTITIONS, "--execute", "--throttle", "5000", *here)
+    assert "throttle limit was set to 5000" in throttled
+    verified = run(REASSIGN_PARTITIONS, "--verify", *here)
+    assert f"Reassignment of partition {topic}-0 is completed" in verified
+    assert "throttled.rate" not in run(CONFIGS, "--describe", *BROKER_1)
     assert "No partition reassignments found" in run(REASSIGN_PARTITIONS, "--list")
     refused = run.refused(REASSIGN_PARTITIONS, "--execute", *planned(1, "/nowhere"))
     assert "LogDirNotFoundException" in refused
@@ -84,3 +90,28 @@ def test_kafka_configs_sets_and_describes_quotas(run: Tools, topic: str) -> None
     run(CONFIGS, "--alter", *of_address, "--add-config", "connection_creation_rate=10")
     assert "connection_creation_rate=10.0" in run(CONFIGS, "--describe", *of_address)
     run(CONFIGS, "--alter", *of_address, "--delete-config", "connection_creation_rate")
+
+
+def test_kafka_configs_changes_settings_loggers_groups_and_client_metrics(
+    run: Tools, topic: str
+) -> None:
+    for entity, config, value in (
+        (BROKER_1, "fetch.max.bytes", "5000000"),
+        (("--entity-type", "brokers", "--entity-default"), "fetch.max.bytes", "6000000"),
+        (
+            ("--entity-type", "groups", "--entity-name", topic),
+            "share.isolation.level",
+            "read_committed",
+        ),
+        (("--entity-type", "client-metrics", "--entity-name", topic), "interval.ms", "1000"),
+    ):
+        run(CONFIGS, "--alter", *entity, "--add-config", f"{config}={value}")
+        assert f"{config}={value}" in run(CONFIGS, "--describe", *entity), entity
+        run(CONFIGS, "--alter", *entity, "--delete-config", config)
+        assert f"{config}={value}" not in run(CONFIGS, "--describe", *entity), entity
+    logger = ("--entity-type", "broker-loggers", "--entity-name", "1")
+    run(CONFIGS, "--alter", *logger, "--add-config", "broker.topics=ERROR")
+    assert "broker.topics=ERROR" in run(CONFIGS, "--describe", *logger)
+    run(CONFIGS, "--alter", *logger, "--delete-config", "broker.topics")
+    refused = run.refused(CONFIGS, "--alter", *BROKER_1, "--add-config", "num.partitions=3")
+    assert "the setting num_partitions" in refused

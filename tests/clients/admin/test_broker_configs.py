@@ -1,0 +1,304 @@
+"""Settings that change while the broker runs, levels of loggers, configs of groups and metrics."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient as ConfluentAdmin
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry
+from confluent_kafka.admin._config import ConfigResource as ConfluentResource
+
+from protocol.errors import MessageTooLarge
+from protocol.versions import ApiKey
+from tests.conftest import OwnBrokers
+from tests.support import messages
+from tests.support.admin_requests import (
+    APPEND,
+    BROKER,
+    DELETE,
+    INVALID_CONFIG,
+    INVALID_REQUEST,
+    LIMIT_S,
+    SET,
+    TOPIC,
+    AdminWire,
+    AlterConfigs,
+    alter,
+    create,
+    describe,
+    new_topic,
+)
+from tests.support.waiting import until
+from tests.support.wire import Wire
+
+BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
+ALL = ""
+OF_TOPIC, OF_BROKER, OF_ALL, STATIC, DEFAULT = range(1, 6)
+
+
+def entry(wire: AdminWire, kind: int, name: str, config: str) -> Any:
+    (found,) = describe(wire, kind, name, [config], include_synonyms=True).configs
+    return found
+
+
+def shown(wire: AdminWire, kind: int, name: str, config: str) -> tuple[Any, ...]:
+    """The value, its source, and the sources of all synonyms."""
+    found = entry(wire, kind, name, config)
+    return found.value, found.config_source, [one.source for one in found.synonyms]
+
+
+def test_what_is_set_for_a_broker_counts_before_what_is_set_for_all(
+    own_broker: OwnBrokers,
+) -> None:
+    process = own_broker(message_max_bytes="100000")
+    wire = AdminWire(process.kafka)
+    create(wire, new_topic("t"), new_topic("own", configs={"max.message.bytes": "300000"}))
+    assert shown(wire, BROKER, "1", "message.max.bytes") == ("100000", STATIC, [STATIC, DEFAULT])
+    for name, value in ((ALL, "200000"), ("1", "50")):
+        assert alter(wire, BROKER, name, ("message.max.bytes", SET, value)).error_code == 0
+    expected = ("50", OF_BROKER, [OF_BROKER, OF_ALL, STATIC, DEFAULT])
+    assert shown(wire, BROKER, "1", "message.max.bytes") == expected
+    assert shown(wire, TOPIC, "t", "max.message.bytes") == expected
+    assert shown(wire, BROKER, ALL, "message.max.bytes") == ("200000", OF_ALL, [OF_ALL])
+    assert shown(wire, TOPIC, "own", "max.message.bytes")[:2] == ("300000", OF_TOPIC)
+    wire.close()
+    process.kill()
+    process.start()
+    wire = AdminWire(process.kafka)
+    assert shown(wire, TOPIC, "t", "max.message.bytes") == expected
+    assert alter(wire, BROKER, "1", ("message.max.bytes", DELETE, None)).error_code == 0
+    assert shown(wire, TOPIC, "t", "max.message.bytes")[:2] == ("200000", OF_ALL)
+    assert alter(wire, BROKER, ALL, ("message.max.bytes", DELETE, None)).error_code == 0
+    assert shown(wire, TOPIC, "t", "max.message.bytes")[:2] == ("100000", STATIC)
+    wire.close()
+
+
+def test_records_are_refused_by_the_size_that_was_set_last(own_broker: OwnBrokers) -> None:
+    process = own_broker()
+    wire = AdminWire(process.kafka)
+    with Wire(process) as producer:
+        target = messages.create_topic(producer, "t", 1)
+
+        def produced() -> int:
+            answer = producer.ask(messages.produce(target, messages.small_batch()), 9)
+            return int(answer.responses[0].partition_responses[0].error_code)
+
+        assert produced() == 0
+        assert alter(wire, BROKER, ALL, ("message.max.bytes", SET, "20")).error_code == 0
+        assert produced() == MessageTooLarge.code
+        process.restart()
+    with Wire(process) as producer:
+        assert produced() == MessageTooLarge.code
+        wire = AdminWire(process.kafka)
+        assert alter(wire, BROKER, ALL, ("message.max.bytes", DELETE, None)).error_code == 0
+        assert produced() == 0
+    wire.close()
+
+
+def test_records_are_deleted_by_the_age_that_was_set_last(own_broker: OwnBrokers) -> None:
+    process = own_broker(retention_check_interval_ms="100", retention_ms="-1")
+    wire = AdminWire(process.kafka)
+    with Wire(process) as producer:
+        target = messages.create_topic(producer, "t", 1)
+        producer.ask(messages.produce(target, messages.small_batch()), 9)
+
+        def begins_at() -> int:
+            answer = producer.ask(messages.list_offsets(target, -2), 7)
+            return int(answer.topics[0].partitions[0].offset)
+
+        assert begins_at() == 0
+        assert alter(wire, BROKER, "1", ("log.retention.ms", SET, "1")).error_code == 0
+        until(lambda: begins_at() == 2)
+    assert shown(wire, TOPIC, "t", "retention.ms")[:2] == ("1", OF_BROKER)
+    wire.close()
+
+
+def test_connections_are_refused_by_the_limit_that_was_set_last(own_broker: OwnBrokers) -> None:
+    process = own_broker()
+    wire = AdminWire(process.kafka)
+    assert alter(wire, BROKER, "1", ("max.connections", SET, "1")).error_code == 0
+    with Wire(process) as refused:
+        assert refused.frames_until_closed() == []
+    assert alter(wire, BROKER, "1", ("max.connections", DELETE, None)).error_code == 0
+    AdminWire(process.kafka).close()
+    with Wire(process) as accepted:
+        messages.create_topic(accepted, "t", 1)
+    wire.close()
+
+
+@pytest.mark.one_broker("names the only broker there is")
+def test_a_setting_that_cannot_change_is_named(wire: AdminWire) -> None:
+    for steps, code, named in (
+        ([("num.partitions", SET, "3")], INVALID_REQUEST, "num_partitions"),
+        ([("num.partitions", DELETE, None)], INVALID_REQUEST, "num_partitions"),
+        ([("no.such.config", SET, "3")], INVALID_REQUEST, "no.such.config"),
+        ([("listeners", SET, "x")], INVALID_REQUEST, "listeners"),
+        ([("message.max.bytes", SET, "many")], INVALID_REQUEST, "message.max.bytes"),
+        ([("message.max.bytes", SET, "0")], INVALID_REQUEST, "at least 1"),
+        ([("message.max.bytes", SET, "104857601")], INVALID_REQUEST, "request_max_bytes"),
+        ([("message.max.bytes", APPEND, "3")], INVALID_CONFIG, "not a list"),
+        ([("brokerhouse.log_level", SET, "loud")], INVALID_REQUEST, "brokerhouse.log_level"),
+        ([("min.insync.replicas", SET, "0")], INVALID_REQUEST, "at least 1"),
+        (
+            [("max.connections", SET, "500"), ("node.id", SET, "2")],
+            INVALID_REQUEST,
+            "node_id",
+        ),
+    ):
+        for name in ("1", ALL):
+            result = alter(wire, BROKER, name, *steps)
+            assert (result.error_code, named in result.error_message) == (code, True), result
+    good = ("max.connections", SET, "500")
+    assert alter(wire, BROKER, "1", good, validate_only=True).error_code == 0
+    assert shown(wire, BROKER, "1", "max.connections")[1] == DEFAULT
+    found = describe(wire, BROKER, "1").configs
+    assert {one.name for one in found if not one.read_only} == {
+        "auto.create.topics.enable",
+        "brokerhouse.log_level",
+        "brokerhouse.offset_metadata_max_bytes",
+        "fetch.max.bytes",
+        "follower.replication.throttled.rate",
+        "leader.replication.throttled.rate",
+        "log.retention.ms",
+        "max.connections",
+        "message.max.bytes",
+        "min.insync.replicas",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    }
+
+
+def test_alter_configs_replaces_all_that_is_set_for_a_broker(own_broker: OwnBrokers) -> None:
+    process = own_broker()
+    wire = AdminWire(process.kafka)
+
+    def replace(**configs: str) -> int:
+        row = AlterConfigs.AlterConfigsResource
+        resource = row(
+            resource_type=BROKER,
+            resource_name="1",
+            configs=[
+                row.AlterableConfig(name=name.replace("_", "."), value=value)
+                for name, value in configs.items()
+            ],
+        )
+        answer = wire.ask(ApiKey.AlterConfigs, resources=[resource], validate_only=False)
+        return int(answer.responses[0].error_code)
+
+    def own() -> dict[str, str]:
+        found = describe(wire, BROKER, "1").configs
+        return {one.name: one.value for one in found if one.config_source == OF_BROKER}
+
+    assert replace(max_connections="50", fetch_max_bytes="5000") == 0
+    assert own() == {"max.connections": "50", "fetch.max.bytes": "5000"}
+    assert replace(fetch_max_bytes="6000") == 0
+    assert own() == {"fetch.max.bytes": "6000"}
+    assert replace(num_partitions="5") == INVALID_REQUEST
+    assert own() == {"fetch.max.bytes": "6000"}
+    assert replace() == 0
+    assert own() == {}
+    wire.close()
+
+
+def test_confluent_changes_a_setting(own_broker: OwnBrokers) -> None:
+    process = own_broker()
+    admin = ConfluentAdmin({"bootstrap.servers": process.kafka})
+    change = ConfluentResource(
+        ConfluentResource.Type.BROKER,
+        "1",
+        incremental_configs=[
+            ConfigEntry("max.connections", "70", incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    [changed] = admin.incremental_alter_configs([change]).values()
+    changed.result(LIMIT_S)
+    resource = ConfluentResource(ConfluentResource.Type.BROKER, "1")
+    configs = admin.describe_configs([resource])[resource].result(LIMIT_S)
+    assert (configs["max.connections"].value, configs["max.connections"].source) == ("70", 2)
+
+
+def test_levels_of_loggers_change_and_a_restart_forgets_them(own_broker: OwnBrokers) -> None:
+    process = own_broker(log_level="error")
+    wire = AdminWire(process.kafka)
+
+    def level(name: str) -> str:
+        return str(entry(wire, BROKER_LOGGER, "1", name).value)
+
+    assert (level("root"), level("broker"), level("broker.connection")) == ("ERROR",) * 3
+    malformed = b"\0\0\0\x0anot Kafka!"
+    assert alter(wire, BROKER_LOGGER, "1", ("broker", SET, "INFO")).error_code == 0
+    assert (level("root"), level("broker.connection")) == ("ERROR", "INFO")
+    with Wire(process) as bad:
+        bad.send(malformed)
+        until(lambda: "closed:" in process.printed())
+    for steps, code in (
+        ([("no.such.logger", SET, "INFO")], INVALID_CONFIG),
+        ([("root", SET, "LOUD")], INVALID_CONFIG),
+        ([("root", DELETE, None)], INVALID_REQUEST),
+        ([("broker", APPEND, "INFO")], INVALID_REQUEST),
+        ([("broker", SET, "FATAL"), ("no.such.logger", SET, "INFO")], INVALID_CONFIG),
+    ):
+        assert alter(wire, BROKER_LOGGER, "1", *steps).error_code == code, steps
+    assert alter(wire, BROKER_LOGGER, "2", ("root", SET, "INFO")).error_code == INVALID_REQUEST
+    assert level("broker") == "INFO"
+    assert alter(wire, BROKER_LOGGER, "1", ("broker", DELETE, None)).error_code == 0
+    assert level("broker") == "ERROR"
+    change = ("brokerhouse.log_level", SET, "debug")
+    assert alter(wire, BROKER, "1", change).error_code == 0
+    assert alter(wire, BROKER_LOGGER, "1", ("storage", SET, "WARN")).error_code == 0
+    assert (level("root"), level("storage")) == ("DEBUG", "WARN")
+    process.restart()
+    wire = AdminWire(process.kafka)
+    assert (level("root"), level("storage")) == ("DEBUG", "DEBUG")
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "value", "source"),
+    [
+        (GROUP, "consumer.session.timeout.ms", "50000", 8),
+        (CLIENT_METRICS, "interval.ms", "1000", 7),
+    ],
+)
+def test_configs_of_groups_and_client_metrics_are_kept(
+    own_broker: OwnBrokers, kind: int, config: str, value: str, source: int
+) -> None:
+    process = own_broker()
+    wire = AdminWire(process.kafka)
+
+    def listed() -> list[str]:
+        answer = wire.ask(ApiKey.ListConfigResources, 1, resource_types=[kind])
+        return [one.resource_name for one in answer.config_resources]
+
+    assert shown(wire, kind, "x/y", config)[1] == DEFAULT
+    assert listed() == []
+    assert alter(wire, kind, "x/y", (config, SET, value)).error_code == 0
+    process.kill()
+    process.start()
+    wire = AdminWire(process.kafka)
+    assert shown(wire, kind, "x/y", config)[:2] == (value, source)
+    assert listed() == ["x/y"]
+    assert shown(wire, kind, "x", config)[1] == DEFAULT
+    assert alter(wire, kind, "x/y", (config, DELETE, None)).error_code == 0
+    assert shown(wire, kind, "x/y", config)[1] == DEFAULT
+    assert listed() == []
+    wire.close()
+
+
+def test_configs_of_groups_and_client_metrics_are_checked(wire: AdminWire, topic: str) -> None:
+    for kind, name, step, code in (
+        (GROUP, topic, ("consumer.session.timeout.ms", SET, "1"), INVALID_CONFIG),
+        (GROUP, topic, ("share.auto.offset.reset", SET, "soon"), INVALID_CONFIG),
+        (GROUP, topic, ("no.such", SET, "1"), INVALID_CONFIG),
+        (GROUP, "", ("consumer.session.timeout.ms", SET, "50000"), INVALID_REQUEST),
+        (CLIENT_METRICS, topic, ("interval.ms", SET, "1"), INVALID_CONFIG),
+        (CLIENT_METRICS, topic, ("match", SET, "planet=mars"), INVALID_CONFIG),
+        (CLIENT_METRICS, topic, ("match", SET, "client_id=("), INVALID_CONFIG),
+        (CLIENT_METRICS, topic, ("no.such", SET, "1"), INVALID_REQUEST),
+        (CLIENT_METRICS, "", ("interval.ms", SET, "1000"), INVALID_REQUEST),
+        (CLIENT_METRICS, "x" * 5000, ("interval.ms", SET, "1000"), INVALID_REQUEST),
+    ):
+        result = alter(wire, kind, name, step)
+        assert result.error_code == code, (kind, step)
+        assert result.error_message
+    for kind in (GROUP, CLIENT_METRICS):
+        sources = {one.config_source for one in describe(wire, kind, topic).configs}
+        assert sources == {DEFAULT}

@@ -81,7 +81,7 @@ async def _check_address(entity: Mapping[str, str | None]) -> None:
         return
     try:
         await asyncio.get_running_loop().getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidRequest(f"{host!r} is no IP address, and no host with one: {error}") from error
 
 

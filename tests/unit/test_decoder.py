@@ -35,6 +35,7 @@ _MAKE: dict[str, Callable[[random.Random], object]] = {
     "int16": lambda rnd: rnd.randrange(-(2**15), 2**15),
     "int32": lambda rnd: rnd.randrange(-(2**31), 2**31),
     "int64": lambda rnd: rnd.randrange(-(2**63), 2**63),
+    "float64": lambda rnd: rnd.uniform(-1e300, 1e300),
 }
 
 

@@ -32,6 +32,7 @@ from tests.support.wire import Wire
 
 BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
 ALL = ""
+NAME = "x/y \0 line\n quotes \"'` back\\slash é 😀"
 OF_TOPIC, OF_BROKER, OF_ALL, STATIC, DEFAULT = range(1, 6)
 
 
@@ -268,17 +269,17 @@ def test_configs_of_groups_and_client_metrics_are_kept(
         answer = wire.ask(ApiKey.ListConfigResources, 1, resource_types=[kind])
         return [one.resource_name for one in answer.config_resources]
 
-    assert shown(wire, kind, "x/y", config)[1] == DEFAULT
+    assert shown(wire, kind, NAME, config)[1] == DEFAULT
     assert listed() == []
-    assert alter(wire, kind, "x/y", (config, SET, value)).error_code == 0
+    assert alter(wire, kind, NAME, (config, SET, value)).error_code == 0
     process.kill()
     process.start()
     wire = AdminWire(process.kafka)
-    assert shown(wire, kind, "x/y", config)[:2] == (value, source)
-    assert listed() == ["x/y"]
+    assert shown(wire, kind, NAME, config)[:2] == (value, source)
+    assert listed() == [NAME]
     assert shown(wire, kind, "x", config)[1] == DEFAULT
-    assert alter(wire, kind, "x/y", (config, DELETE, None)).error_code == 0
-    assert shown(wire, kind, "x/y", config)[1] == DEFAULT
+    assert alter(wire, kind, NAME, (config, DELETE, None)).error_code == 0
+    assert shown(wire, kind, NAME, config)[1] == DEFAULT
     assert listed() == []
     wire.close()
 

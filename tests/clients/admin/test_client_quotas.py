@@ -129,6 +129,7 @@ def test_a_change_that_is_wrong_changes_nothing(wire: AdminWire, topic: str) -> 
         ((("user", "x" * 5000),), {"producer_byte_rate": 1.0}),
         ((("ip", "127.0.0.1"), ("user", topic)), {"connection_creation_rate": 1.0}),
         ((("ip", "no address"),), {"connection_creation_rate": 1.0}),
+        ((("ip", "no\0address"),), {"connection_creation_rate": 1.0}),
         ((("ip", "127.0.0.1"),), {"producer_byte_rate": 1.0}),
         (user, {"connection_creation_rate": 1.0}),
         (user, {"no_such_quota": 1.0}),
@@ -166,6 +167,15 @@ def test_each_entity_of_a_request_succeeds_or_fails_by_itself(wire: AdminWire, t
     assert described(wire, of_user) == {}
     assert alter(wire, entry(user, consumer_byte_rate=8.0)) == [0]
     assert described(wire, of_user) == {user: {"consumer_byte_rate": 8.0}}
+    assert alter(wire, entry(user, consumer_byte_rate=None)) == [0]
+
+
+def test_any_text_can_be_a_name(wire: AdminWire) -> None:
+    user: Entity = (("user", "null \0, line\n, quotes \"'`, back\\slash\\, %2F, {a:String}, é 😀"),)
+    assert alter(wire, entry(user, producer_byte_rate=1.0)) == [0]
+    assert described(wire, ("user", EXACT, user[0][1])) == {user: {"producer_byte_rate": 1.0}}
+    assert alter(wire, entry(user, producer_byte_rate=None)) == [0]
+    assert described(wire, ("user", EXACT, user[0][1])) == {}
 
 
 def test_quotas_are_still_there_after_a_crash(own_broker: OwnBrokers) -> None:

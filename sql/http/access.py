@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import pairwise
 
-from sql.http.engine import Handle, run
+from sql.http.engine import WHOLE, Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, access_denied, sql_error
 from sql.http.private import lines_of, refuse_private
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
@@ -246,13 +246,25 @@ def _refuse_outside(tree: str) -> None:
 
 def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:
     """The handle's database, and the statement as the engine writes it."""
-    statement = b"SELECT currentDatabase(), formatQuerySingleLine(" + literal(sql) + b")"
-    database, _, canonical = run(handle, statement, "TSVRaw").bytes().partition(b"\t")
+    statement = b"SELECT currentDatabase(), formatQuerySingleLine(" + literal(sql) + b")" + WHOLE
+    database, _, canonical = _told(handle, statement).partition(b"\t")
     return database.decode("utf-8", "replace"), canonical
 
 
+def _told(handle: Handle, statement: bytes, params: Mapping[str, str] | None = None) -> bytes:
+    """What the engine says about a client's statement.
+
+    The client's settings hold here, too: one that leaves nothing of the answer must not leave
+    nothing to check.
+    """
+    answer = run(handle, statement, "TSVRaw", params).bytes()
+    if not answer.strip():
+        raise access_denied("With these settings the server cannot check the statement.")
+    return answer
+
+
 def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
-    tree = run(handle, b"EXPLAIN AST " + sql, "TSVRaw", params).bytes()
+    tree = _told(handle, b"EXPLAIN AST " + sql, params)
     if len(tree) > TREE_MAX_BYTES:
         raise sql_error(
             SYNTAX_ERROR, "SYNTAX_ERROR",
@@ -262,7 +274,9 @@ def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
 
 
 _OWN_SCOPE = re.compile(
-    r": In scope SELECT currentDatabase\(\), formatQuerySingleLine\(.*\)\.", re.DOTALL
+    r": In scope SELECT currentDatabase\(\), formatQuerySingleLine\(.*\)"
+    r"(?: SETTINGS limit = 0, offset = 0)?\.",
+    re.DOTALL,
 )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sql.http.access import Action, Role, judge
-from sql.http.engine import Handle, SqlEngine, new_mark, run, set_statement
+from sql.http.engine import WHOLE, Handle, SqlEngine, new_mark, run, set_statement
 from sql.http.errors import SYNTAX_ERROR, sql_error
 from sql.http.pool import Permit
 from sql.http.sessions import SqlSession
@@ -193,13 +193,13 @@ def _undo(handle: Handle, context: StatementContext) -> list[bytes]:
     """
     statements = []
     if context.database is not None:
-        current = run(handle, b"SELECT currentDatabase()", "TSVRaw").bytes()[:-1].decode()
+        current = run(handle, b"SELECT currentDatabase()" + WHOLE, "TSVRaw").bytes()[:-1].decode()
         statements.append(b"USE " + identifier(current))
     if context.settings:
         names = b", ".join(literal(name.encode()) for name in context.settings)
         rows = run(
             handle,
-            b"SELECT name, value FROM system.settings WHERE name IN (" + names + b")",
+            b"SELECT name, value FROM system.settings WHERE name IN (" + names + b")" + WHOLE,
             "JSONCompactEachRow",
         )
         before = dict(json.loads(line) for line in rows.bytes().splitlines())

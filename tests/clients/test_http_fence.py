@@ -370,3 +370,29 @@ def test_a_column_called_file_is_read_by_its_full_name(server: BrokerProcess) ->
     sql = "SELECT t.file FROM (SELECT 1 AS x) AS t"
     assert ask(server, sql).code == 47
     assert ask(server, sql.replace("t.file", "file")).code == 497
+
+
+EMPTIES_AN_ANSWER = [
+    {"offset": "1"},
+    {"limit": "1", "offset": "1"},
+    {"offset": "1", "extremes": "1"},
+    {"max_execution_time": "0.001", "timeout_overflow_mode": "break", "offset": "1"},
+    {"max_result_rows": "1", "result_overflow_mode": "break", "max_block_size": "1", "offset": "2"},
+]
+
+
+@pytest.mark.parametrize("settings", EMPTIES_AN_ANSWER, ids=str)
+def test_no_setting_leaves_the_check_without_an_answer(
+    server: BrokerProcess, settings: dict[str, str]
+) -> None:
+    """The broker asks the engine about a statement with the settings of that statement."""
+    for sql in (
+        f"SELECT arrayJoin([file('{FILE}'), file('{FILE}'), file('{FILE}')])",
+        "SELECT * FROM url('http://127.0.0.1:1/', LineAsString)",
+    ):
+        assert ask(server, sql, **settings).code == 497, sql
+        session = f"empties {settings} {sql}"
+        names = ", ".join(f"{name} = '{value}'" for name, value in settings.items())
+        assert ask(server, f"SET {names}", session_id=session).status == 200
+        assert ask(server, sql, session_id=session).code == 497, sql
+    assert read(server, "SELECT arrayJoin([1, 2])", offset="1") == "2\n"

@@ -9,8 +9,8 @@ Three layers, each of which stops most attempts by itself:
    only one in its text.
 3. What grants do not cover is looked for in the statement as the engine writes it back
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
-   escapes are gone: the function `file`, table functions and table engines that reach outside,
-   views that run with the rights of another user.
+   escapes are gone: the function `file`, table functions that reach outside, views that run with
+   the rights of another user. Engines and dictionaries: definitions.py.
 
 In the broker's own database a writer may only add rows to JOB_TABLES, and only by INSERT. The right
 to INSERT would also allow moving parts in and views that write there: both are refused.
@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import pairwise
 
+from sql.http.definitions import refuse_definitions
 from sql.http.engine import WHOLE, Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, access_denied, sql_error
 from sql.http.private import lines_of, refuse_private
@@ -63,7 +64,9 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         _refuse_other_ways_in(words, database, params)
     if action is not Action.SESSION or words[0].is_word(b"CREATE"):
         tree = _syntax_tree(handle, sql, params)
-        _refuse_outside(tree)
+        definitions = _refuse_outside(tree)
+        if definitions:
+            refuse_definitions(_parsed(handle, sql), definitions)
         if role is Role.READER:
             refuse_private(words, tree, database, params)
     return action
@@ -113,12 +116,22 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     into_table = first.is_word(b"INSERT") and not any(
         word.is_word(b"FUNCTION") for word in words[:4]
     )
-    if query_class == "MUTATING" or into_table:
+    if query_class == "MUTATING" or into_table or _acts_on_one(words):
         return Action.WRITE
     if any(one.is_word(b"INTO") and two.is_word(b"OUTFILE") for one, two in pairwise(words)):
         raise access_denied("INTO OUTFILE would write a file of the server: leave it out.")
     name = " ".join(word.text.decode("ascii", "replace") for word in words[:2])
     raise access_denied(f"This server does not run {name} statements for its users.")
+
+
+def _acts_on_one(words: list[Token]) -> bool:
+    """Whether this is a SYSTEM statement about one view or dictionary, for which grants exist."""
+    if len(words) < 4 or not words[0].is_word(b"SYSTEM"):
+        return False
+    _, verb, kind = words[:3]
+    return (
+        verb.is_word(b"REFRESH", b"WAIT", b"CANCEL", b"STOP", b"START") and kind.is_word(b"VIEW")
+    ) or (verb.is_word(b"RELOAD") and kind.is_word(b"DICTIONARY"))
 
 
 _READ_ONLY = (
@@ -213,18 +226,14 @@ _TABLE_FUNCTIONS = frozenset(
         "primes", "SQLStandardValues", "values", "view", "viewExplain", "zeros", "zeros_mt",
     }
 )  # fmt: skip
-# Table engines that keep data here. Others forward rows to another table with rights of their own,
-# or reach outside.
-_ENGINES = re.compile(
-    r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
-    r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Atomic"
-)
 _OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
 
-def _refuse_outside(tree: str) -> None:
+def _refuse_outside(tree: str) -> int:
+    """Returns how many definitions of storages and dictionaries the statement has."""
     parents: list[str] = []
+    definitions = 0
     for line in lines_of(tree):
         match = _TREE_LINE.match(line)
         if match is None:
@@ -236,12 +245,13 @@ def _refuse_outside(tree: str) -> None:
         del parents[depth:]
         parent = parents[-1] if parents else ""
         parents.append(node)
-        if node != "Function":
-            continue
-        if parent in _OVER_TABLE_FUNCTIONS and name not in _TABLE_FUNCTIONS:
+        if node in ("Storage", "Dictionary") and name == "definition":
+            definitions += 1
+        elif (
+            node == "Function" and parent in _OVER_TABLE_FUNCTIONS and name not in _TABLE_FUNCTIONS
+        ):
             raise access_denied(f"Table function {name} is not available here.")
-        if parent == "Storage" and _ENGINES.fullmatch(name) is None:
-            raise access_denied(f"Engine {name} is not available here.")
+    return definitions
 
 
 def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:
@@ -261,6 +271,10 @@ def _told(handle: Handle, statement: bytes, params: Mapping[str, str] | None = N
     if not answer.strip():
         raise access_denied("With these settings the server cannot check the statement.")
     return answer
+
+
+def _parsed(handle: Handle, sql: bytes) -> bytes:
+    return _told(handle, b"SELECT parseQueryToJSON(" + literal(sql) + b")" + WHOLE)
 
 
 def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:

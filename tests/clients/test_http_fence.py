@@ -2,6 +2,7 @@
 
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -372,7 +373,7 @@ def test_a_column_called_file_is_read_by_its_full_name(server: BrokerProcess) ->
     assert ask(server, sql.replace("t.file", "file")).code == 497
 
 
-EMPTIES_AN_ANSWER = [
+EMPTIES_AN_ANSWER: list[dict[str, Any]] = [
     {"offset": "1"},
     {"limit": "1", "offset": "1"},
     {"offset": "1", "extremes": "1"},
@@ -383,7 +384,7 @@ EMPTIES_AN_ANSWER = [
 
 @pytest.mark.parametrize("settings", EMPTIES_AN_ANSWER, ids=str)
 def test_no_setting_leaves_the_check_without_an_answer(
-    server: BrokerProcess, settings: dict[str, str]
+    server: BrokerProcess, settings: dict[str, Any]
 ) -> None:
     """The broker asks the engine about a statement with the settings of that statement."""
     for sql in (

@@ -1,8 +1,8 @@
-"""`brokerhouse sql`: one query over HTTP, and its answer as a table, or byte for byte.
+"""`brokerhouse sql`: one statement over HTTP, and its answer as a table, or byte for byte.
 
 It speaks ClickHouse's HTTP interface (https://clickhouse.com/docs/interfaces/http), so it works
-against any ClickHouse. A whole answer is never held in memory: bytes are printed as they arrive,
-and a table on a terminal stops after MAX_TABLE_ROWS.
+against any ClickHouse. Neither a whole answer nor the data of an INSERT is held in memory: bytes
+are passed on as they arrive, and a table on a terminal stops after MAX_TABLE_ROWS.
 """
 
 import asyncio
@@ -22,9 +22,11 @@ from rich.text import Text
 from yarl import URL
 
 from common.options import environment_option, server_option
+from sql.http.text import InsertData, insert_head
 
 MAX_TABLE_ROWS = 1000
 MAX_MESSAGE_BYTES = 65536
+PIECE_BYTES = 256 * 1024
 CONNECT_TIMEOUT_S = 5.0
 TABLE_FORMAT = "TabSeparatedWithNamesAndTypes"
 PIPE_FORMAT = "TabSeparatedWithNames"
@@ -71,13 +73,15 @@ def sql(query: str, output: str | None, http: URL, user: str | None, password: s
     The answer is a table on a terminal, and tab-separated lines with a header elsewhere. Another
     format is chosen with --format or at the end of the query. If QUERY is -, it is read from
     standard input.
+
+    The data of an INSERT that ends with VALUES or FORMAT is read from standard input, as in
+    brokerhouse sql "INSERT INTO mine.t FORMAT CSVWithNames" < file.csv
     """
-    if query == "-":
-        query = sys.stdin.read()
+    body = _body_to_send(query)
     wanted = output or (TABLE_FORMAT if sys.stdout.isatty() else PIPE_FORMAT)
     draw = output is None and sys.stdout.isatty()
     with connection_errors(http):
-        asyncio.run(_run(SqlServer(http, user, password), query, wanted, draw))
+        asyncio.run(_run(SqlServer(http, user, password), body, wanted, draw))
 
 
 @contextmanager
@@ -99,13 +103,33 @@ def connection_errors(http: URL) -> Iterator[None]:
         raise click.ClickException(f"{http} does not answer as ClickHouse does: {error}") from error
 
 
-async def _run(server: SqlServer, query: str, output: str, draw: bool) -> None:
+def _body_to_send(query: str) -> bytes | AsyncIterator[bytes]:
+    """The statement, with standard input behind it if that is where its data comes from."""
+    if query == "-":
+        return _with_stdin(b"")
+    text = query.encode()
+    head = insert_head(text, complete=True)
+    if not isinstance(head, InsertData) or text[head.data_start :].strip():
+        return text
+    if sys.stdin.isatty():
+        raise click.UsageError("the INSERT has no data: send it on standard input, as in < FILE")
+    return _with_stdin(text + b"\n")
+
+
+async def _with_stdin(start: bytes) -> AsyncIterator[bytes]:
+    chunk = start or await asyncio.to_thread(sys.stdin.buffer.read1, PIECE_BYTES)
+    while chunk:
+        yield chunk
+        chunk = await asyncio.to_thread(sys.stdin.buffer.read1, PIECE_BYTES)
+
+
+async def _run(
+    server: SqlServer, body: bytes | AsyncIterator[bytes], output: str, draw: bool
+) -> None:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with (
         aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
-        session.post(
-            server.url, params={"default_format": output}, data=query.encode()
-        ) as response,
+        session.post(server.url, params={"default_format": output}, data=body) as response,
     ):
         if response.status != 200:
             raise click.ClickException(failure_text(response.status, await response.text()))

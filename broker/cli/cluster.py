@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.cli.options import WrongSettings, settings_errors
+from broker.cli.options import WrongSettings, json_option, print_json, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
 from broker.config_sources import CONFIG_FILE_ENV
 from common.console import console, new_table
@@ -95,8 +95,9 @@ def slots() -> None:
 
 
 @slots.command()
+@json_option
 @config_option
-def show(config: ClusterConfig) -> None:
+def show(as_json: bool, config: ClusterConfig) -> None:
     """Print ranges of slots that have the same owner, epoch and shards.
 
     New records go to the last shard of a slot; its groups are stored on its first shard.
@@ -106,8 +107,23 @@ def show(config: ClusterConfig) -> None:
         async with _registry(config) as registry:
             return await _slot_map(registry)
 
+    ranges = list(_ranges(_run(read())))
+    if as_json:
+        print_json(
+            [
+                {
+                    "slots": name,
+                    "owner": None if slot.owner == NOBODY else slot.owner,
+                    "epoch": slot.epoch,
+                    "shards": list(slot.shards),
+                    "moving_to": slot.shards[-1] if slot.behind else None,
+                }
+                for name, slot in ranges
+            ]
+        )
+        return
     table = new_table("slots", "owner", "epoch", "shards", "", right=["epoch"])
-    for name, slot in _ranges(_run(read())):
+    for name, slot in ranges:
         owner = "-" if slot.owner == NOBODY else str(slot.owner)
         moving = f"moving to {slot.shards[-1]}" if slot.behind else ""
         table.add_row(name, owner, str(slot.epoch), ", ".join(slot.shards), moving)

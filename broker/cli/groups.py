@@ -4,8 +4,8 @@ Ordinary client code (kafka-python): it works against any Kafka and never joins 
 Resetting offsets has a file of its own, reset_offsets.py.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group as Stacked
@@ -25,9 +25,9 @@ from broker.cli.consumer_groups import (
     topic_partitions,
 )
 from broker.cli.kafka_client import admin_client, bootstrap_option, explained, partition_ranges
+from broker.cli.options import Bootstrap, json_option, print_json
 from broker.cli.reset_offsets import reset_offsets
 from broker.cli.watch import show, watch_option
-from common.address import Address
 from common.console import new_table, printable
 
 if TYPE_CHECKING:
@@ -53,10 +53,17 @@ groups.add_command(reset_offsets)
     help="Only groups in this state; may be repeated.",
 )
 @watch_option
+@json_option
 @bootstrap_option
-def list_groups(states: tuple[str, ...], watch_s: float | None, bootstrap: Address) -> None:
+def list_groups(
+    states: tuple[str, ...], watch_s: float | None, as_json: bool, bootstrap: Bootstrap
+) -> None:
     """Print every group with its state, its protocol and its number of members."""
-    show(lambda: _draw_list(bootstrap, states), watch_s)
+    if as_json:
+        _refuse_watch(watch_s)
+        print_json(_listed(bootstrap, states))
+    else:
+        show(lambda: _draw_list(_listed(bootstrap, states)), watch_s)
 
 
 @groups.command("describe")
@@ -64,20 +71,36 @@ def list_groups(states: tuple[str, ...], watch_s: float | None, bootstrap: Addre
 @click.option("--members", is_flag=True, help="Only the members and their assignments.")
 @click.option("--offsets", is_flag=True, help="Only the offsets and the lag.")
 @watch_option
+@json_option
 @bootstrap_option
 def describe_group(
-    group: str, members: bool, offsets: bool, watch_s: float | None, bootstrap: Address
+    group: str,
+    members: bool,
+    offsets: bool,
+    watch_s: float | None,
+    as_json: bool,
+    bootstrap: Bootstrap,
 ) -> None:
     """Print the state of GROUP, its members, and how far each partition is behind."""
     both = members == offsets
-    show(lambda: _draw_group(bootstrap, group, members or both, offsets or both), watch_s)
+    wanted = (bootstrap, group, members or both, offsets or both)
+    if as_json:
+        _refuse_watch(watch_s)
+        print_json(_described(*wanted))
+    else:
+        show(lambda: _draw_group(_described(*wanted)), watch_s)
+
+
+def _refuse_watch(watch_s: float | None) -> None:
+    if watch_s is not None:
+        raise click.UsageError("--watch draws tables: leave out --json")
 
 
 @groups.command("delete")
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
 @bootstrap_option
 @click.pass_context
-def delete_groups(context: click.Context, names: tuple[str, ...], bootstrap: Address) -> None:
+def delete_groups(context: click.Context, names: tuple[str, ...], bootstrap: Bootstrap) -> None:
     """Delete groups that have no members, with the offsets they committed."""
     failed = False
     with admin_client(bootstrap) as admin:
@@ -111,64 +134,99 @@ def _delete(admin: "KafkaAdminClient", group_id: str) -> str | None:
             return f"group {printable(group_id)}: {explained(getattr(errors, outcome))}"
 
 
-def _draw_list(bootstrap: Address, states: Sequence[str]) -> RenderableType:
+Row = dict[str, Any]
+"""What a row of a table shows, by heading; None where there is no value."""
+
+
+def _listed(bootstrap: Bootstrap, states: Sequence[str]) -> list[Row]:
     with admin_client(bootstrap) as admin:
         from kafka.admin import GroupState
 
         wanted = [GroupState(state) for state in states]
         listed = {each["group_id"]: each for each in admin.list_groups(states_filter=wanted)}
         described = describe(admin, listed)
-    table = new_table("group", "state", "protocol", "members", "coordinator", right=["members"])
+    rows = []
     for group_id, each in sorted(listed.items()):
         group = described.get(group_id)
-        table.add_row(
-            as_text(group_id),
-            group.state if group else each["group_state"],
-            _protocol(group) if group else NONE,
-            str(len(group.members)) if group else NONE,
-            str(group.coordinator) if group else NONE,
+        rows.append(
+            {
+                "group": group_id,
+                "state": group.state if group else each["group_state"],
+                "protocol": _protocol(group) if group else None,
+                "members": len(group.members) if group else None,
+                "coordinator": group.coordinator if group else None,
+            }
         )
+    return rows
+
+
+def _draw_list(rows: list[Row]) -> Table:
+    return _table(("group", "state", "protocol", "members", "coordinator"), rows, ["members"])
+
+
+def _table(columns: Sequence[str], rows: list[Row], right: Collection[str] = ()) -> Table:
+    table = new_table(*columns, right=right)
+    for row in rows:
+        table.add_row(*(as_text(NONE if row[name] is None else str(row[name])) for name in columns))
     return table
 
 
-def _draw_group(
-    bootstrap: Address, group_id: str, with_members: bool, with_offsets: bool
-) -> RenderableType:
+def _described(
+    bootstrap: Bootstrap, group_id: str, with_members: bool, with_offsets: bool
+) -> dict[str, Any]:
     with admin_client(bootstrap) as admin:
         group = find(admin, group_id)
         if group is None:
             raise click.ClickException(f"group {printable(group_id)} does not exist")
-        offsets = _offset_table(admin, group) if with_offsets else None
+        offsets = _offset_rows(admin, group) if with_offsets else None
         nodes = {node["broker_id"]: node for node in admin.describe_cluster()["brokers"]}
     node = nodes[group.coordinator]
+    about: dict[str, Any] = {
+        "group": group_id,
+        "state": group.state,
+        "protocol": _protocol(group),
+        "coordinator": group.coordinator,
+        "coordinator_address": f"{node['host']}:{node['port']}",
+        "members": len(group.members),
+    }
+    if with_members:
+        about["assignments"] = _member_rows(group.members)
+    if offsets is not None:
+        about["offsets"] = offsets
+    return about
+
+
+def _draw_group(group: dict[str, Any]) -> RenderableType:
     about = Table(box=None, show_header=False, pad_edge=False)
-    about.add_row("group", as_text(group_id))
-    about.add_row("state", group.state)
-    about.add_row("protocol", _protocol(group))
-    about.add_row("coordinator", f"{group.coordinator} ({node['host']}:{node['port']})")
-    about.add_row("members", str(len(group.members)))
+    about.add_row("group", as_text(group["group"]))
+    about.add_row("state", group["state"])
+    about.add_row("protocol", group["protocol"] or NONE)
+    about.add_row("coordinator", f"{group['coordinator']} ({group['coordinator_address']})")
+    about.add_row("members", str(group["members"]))
     sections: list[RenderableType] = [about]
-    if with_members and group.members:
-        sections += ["", _member_table(group.members)]
-    if offsets is not None and offsets.row_count:
-        sections += ["", offsets]
+    if members := group.get("assignments"):
+        rows = [{**row, "partitions": row["partitions"] or NONE} for row in members]
+        sections += ["", _table(("member", "instance", "client", "host", "partitions"), rows)]
+    if offsets := group.get("offsets"):
+        numbers = ("partition", "committed", "end", "lag")
+        sections += ["", _table(("topic", *numbers, "owner"), offsets, numbers)]
     return Stacked(*sections)
 
 
-def _member_table(members: Sequence[ListedMember]) -> Table:
-    table = new_table("member", "instance", "client", "host", "partitions")
-    for member in sorted(members, key=lambda member: (member.client_id, member.member_id)):
-        table.add_row(
-            as_text(member.member_id),
-            as_text(member.group_instance_id or NONE),
-            as_text(member.client_id),
-            as_text(member.client_host),
-            as_text(partition_names(member.assigned)),
-        )
-    return table
+def _member_rows(members: Sequence[ListedMember]) -> list[Row]:
+    return [
+        {
+            "member": member.member_id,
+            "instance": member.group_instance_id or None,
+            "client": member.client_id,
+            "host": member.client_host,
+            "partitions": partition_names(member.assigned) if member.assigned else "",
+        }
+        for member in sorted(members, key=lambda member: (member.client_id, member.member_id))
+    ]
 
 
-def _offset_table(admin: "KafkaAdminClient", group: ListedGroup) -> Table:
+def _offset_rows(admin: "KafkaAdminClient", group: ListedGroup) -> list[Row]:
     """Every partition that the group has committed or is assigned."""
     committed = committed_offsets(admin, group.group_id)
     owners = {part: member for member in group.members for part in member.assigned}
@@ -176,21 +234,22 @@ def _offset_table(admin: "KafkaAdminClient", group: ListedGroup) -> Table:
     topics = admin.describe_topics(sorted({part.topic for part in wanted})) if wanted else []
     # A member may be assigned partitions that do not exist (any more).
     ranges = partition_ranges(admin, wanted & topic_partitions(topics))
-    numbers = ("partition", "committed", "end", "lag")
-    table = new_table("topic", *numbers, "owner", right=numbers)
+    rows = []
     for part in sorted(wanted):
         offset, held, owner = committed.get(part), ranges.get(part), owners.get(part)
-        table.add_row(
-            as_text(part.topic),
-            str(part.partition),
-            NONE if offset is None else str(offset),
-            NONE if held is None else str(held.end),
-            NONE if held is None or offset is None else str(held.end - offset),
-            as_text(NONE if owner is None else owner.member_id),
+        rows.append(
+            {
+                "topic": part.topic,
+                "partition": part.partition,
+                "committed": offset,
+                "end": None if held is None else held.end,
+                "lag": None if held is None or offset is None else held.end - offset,
+                "owner": None if owner is None else owner.member_id,
+            }
         )
-    return table
+    return rows
 
 
-def _protocol(group: ListedGroup) -> str:
+def _protocol(group: ListedGroup) -> str | None:
     """Such as `consumer range`; a group that nobody ever joined has no protocol."""
-    return printable(" ".join(filter(None, (group.protocol_type, group.protocol_name)))) or NONE
+    return printable(" ".join(filter(None, (group.protocol_type, group.protocol_name)))) or None

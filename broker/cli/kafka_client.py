@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.cli.options import to_address
-from common.address import Address
+from broker.cli.options import Bootstrap, to_bootstrap
 from common.options import server_option
 
 if TYPE_CHECKING:
@@ -26,12 +25,17 @@ BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
 
 bootstrap_option = server_option(
-    "--bootstrap", "HOST:PORT", "127.0.0.1:9092", "KAFKA", to_address, "The broker to connect to."
+    "--bootstrap",
+    "HOST:PORT,...",
+    "127.0.0.1:9092",
+    "KAFKA",
+    to_bootstrap,
+    "Brokers to connect to; one of them names the others.",
 )
 
 
 @contextmanager
-def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
+def admin_client(bootstrap: Bootstrap) -> "Iterator[KafkaAdminClient]":
     """An admin client. An error that Kafka answers, or no answer, becomes one sentence."""
     with _kafka_errors(bootstrap):
         from kafka import KafkaAdminClient
@@ -48,7 +52,7 @@ def admin_client(bootstrap: Address) -> "Iterator[KafkaAdminClient]":
 
 
 @contextmanager
-def consumer_client(bootstrap: Address) -> "Iterator[KafkaConsumer]":
+def consumer_client(bootstrap: Bootstrap) -> "Iterator[KafkaConsumer]":
     """A consumer outside of any group; errors as in `admin_client`."""
     with _kafka_errors(bootstrap):
         from kafka import KafkaConsumer
@@ -79,7 +83,7 @@ def _client_that_creates_no_topics(**configs: Any) -> "KafkaNetClient":
 
 
 @contextmanager
-def _kafka_errors(bootstrap: Address) -> Iterator[None]:
+def _kafka_errors(bootstrap: Bootstrap) -> Iterator[None]:
     import logging
 
     from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError
@@ -96,16 +100,20 @@ def _kafka_errors(bootstrap: Address) -> Iterator[None]:
         raise click.ClickException(f"{bootstrap} failed: {error}") from error
 
 
-def _connect_once(bootstrap: Address) -> None:
+def _connect_once(bootstrap: Bootstrap) -> None:
     """Fails at once if nothing listens. Kafka's client would keep retrying."""
-    try:
-        socket.create_connection(bootstrap, CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        reason = error.strerror or error
-        raise click.ClickException(
-            f"no broker at {bootstrap} ({reason}): start one with `brokerhouse serve`, "
-            "or name another with --bootstrap"
-        ) from error
+    reasons = []
+    for address in bootstrap:
+        try:
+            socket.create_connection(address, CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            reasons.append(f"{address} ({error.strerror or error})")
+        else:
+            return
+    raise click.ClickException(
+        f"no broker at {', '.join(reasons)}: start one with `brokerhouse serve`, "
+        "or name another with --bootstrap"
+    )
 
 
 def existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""What the options of several commands share: reading addresses, and the error for settings."""
+"""What the options of several commands share: addresses, JSON, and the error for settings."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -49,3 +50,24 @@ def to_addresses(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Address, ...]:
     return tuple(to_address(context, parameter, text) for text in texts)
+
+
+class Bootstrap(tuple[Address, ...]):
+    """Brokers to ask for the others; as text, what Kafka's clients take."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
+def to_bootstrap(context: click.Context, parameter: click.Parameter, text: str) -> Bootstrap:
+    return Bootstrap(to_address(context, parameter, part.strip()) for part in text.split(","))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+
+
+def print_json(content: Any) -> None:
+    """What a table would show, with numbers as numbers, for programs."""
+    click.echo(json.dumps(content, indent=2))

@@ -31,8 +31,7 @@ from broker.cli.kafka_client import (
     explained,
     partition_ranges,
 )
-from broker.cli.options import if_given
-from common.address import Address
+from broker.cli.options import Bootstrap, if_given
 from common.console import console, new_table, printable
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def reset_offsets(
     all_topics: bool,
     execute: bool,
     export: bool,
-    bootstrap: Address,
+    bootstrap: Bootstrap,
     **targets: Any,
 ) -> None:
     """Move the committed offsets of GROUP, which must have no active members.

@@ -12,7 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from io import BufferedReader
+from typing import BinaryIO, cast
 
 import aiohttp
 import click
@@ -117,10 +118,11 @@ def _body_to_send(query: str) -> bytes | AsyncIterator[bytes]:
 
 
 async def _with_stdin(start: bytes) -> AsyncIterator[bytes]:
-    chunk = start or await asyncio.to_thread(sys.stdin.buffer.read1, PIECE_BYTES)
+    stdin = cast(BufferedReader, sys.stdin.buffer)
+    chunk = start or await asyncio.to_thread(stdin.read1, PIECE_BYTES)
     while chunk:
         yield chunk
-        chunk = await asyncio.to_thread(sys.stdin.buffer.read1, PIECE_BYTES)
+        chunk = await asyncio.to_thread(stdin.read1, PIECE_BYTES)
 
 
 async def _run(

@@ -18,7 +18,7 @@ from broker.cli.kafka_client import (
     consumer_client,
     partitions_of,
 )
-from common.address import Address
+from broker.cli.options import Bootstrap
 from common.console import escaped
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def tail(
     offset: str,
     output: str,
     exit_at_end: bool,
-    bootstrap: Address,
+    bootstrap: Bootstrap,
 ) -> None:
     """Print the records of TOPIC as they arrive, until Ctrl-C.
 

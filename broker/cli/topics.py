@@ -10,7 +10,7 @@ from broker.cli.kafka_client import (
     partitions_of,
     raise_for,
 )
-from common.address import Address
+from broker.cli.options import Bootstrap, json_option, print_json
 from common.console import console, new_table
 
 
@@ -20,14 +20,22 @@ def topics() -> None:
 
 
 @topics.command("list")
+@json_option
 @bootstrap_option
-def list_topics(bootstrap: Address) -> None:
+def list_topics(as_json: bool, bootstrap: Bootstrap) -> None:
     """Print every topic with its number of partitions and its id."""
     with admin_client(bootstrap) as admin:
         found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
-    table = new_table("topic", "partitions", "id", right=["partitions"])
-    for topic in found:
-        table.add_row(topic["name"], str(len(topic["partitions"])), str(topic.get("topic_id", "")))
+    rows = [
+        (topic["name"], len(topic["partitions"]), str(topic.get("topic_id", ""))) for topic in found
+    ]
+    columns = ("topic", "partitions", "id")
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    table = new_table(*columns, right=["partitions"])
+    for row in rows:
+        table.add_row(*map(str, row))
     console().print(table)
 
 
@@ -62,7 +70,7 @@ def _to_configs(
 )
 @bootstrap_option
 def create_topic(
-    name: str, partitions: int | None, configs: dict[str, str], bootstrap: Address
+    name: str, partitions: int | None, configs: dict[str, str], bootstrap: Bootstrap
 ) -> None:
     """Create the topic NAME."""
     options = {"num_partitions": partitions or -1, "configs": configs}
@@ -75,8 +83,9 @@ def create_topic(
 
 @topics.command("describe")
 @click.argument("name")
+@json_option
 @bootstrap_option
-def describe_topic(name: str, bootstrap: Address) -> None:
+def describe_topic(name: str, as_json: bool, bootstrap: Bootstrap) -> None:
     """Print the partitions of the topic NAME, the offsets they hold, and the configs set on it."""
     from kafka import TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
@@ -90,25 +99,33 @@ def describe_topic(name: str, bootstrap: Address) -> None:
         configs = admin.describe_configs([resource])["topic"][name]
 
     columns = ("partition", "leader", "earliest", "latest", "records")
+    rows = [
+        (key.partition, part["leader_id"], held.start, held.end, held.end - held.start)
+        for key, part, held in zip(keys, partitions, map(ranges.__getitem__, keys), strict=True)
+    ]
+    topic_id = str(topic.get("topic_id", ""))
+    chosen = {config: str(entry["value"]) for config, entry in sorted(configs.items())}
+    if as_json:
+        held_by = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"topic": name, "id": topic_id, "partitions": held_by, "configs": chosen})
+        return
     table = new_table(*columns, right=columns)
-    for key, part in zip(keys, partitions, strict=True):
-        held = ranges[key]
-        row = (key.partition, part["leader_id"], held.start, held.end, held.end - held.start)
+    for row in rows:
         table.add_row(*map(str, row))
-    click.echo(f"{name}  {topic.get('topic_id', '')}\n")
+    click.echo(f"{name}  {topic_id}\n")
     console().print(table)
-    if configs:
-        chosen = new_table("config", "value")
-        for config, entry in sorted(configs.items()):
-            chosen.add_row(config, str(entry["value"]))
+    if chosen:
+        config_table = new_table("config", "value")
+        for pair in chosen.items():
+            config_table.add_row(*pair)
         click.echo()
-        console().print(chosen)
+        console().print(config_table)
 
 
 @topics.command("delete")
 @click.argument("name")
 @bootstrap_option
-def delete_topic(name: str, bootstrap: Address) -> None:
+def delete_topic(name: str, bootstrap: Bootstrap) -> None:
     """Delete the topic NAME and all its records."""
     with admin_client(bootstrap) as admin:
         [outcome] = admin.delete_topics([name], raise_errors=False)["topics"]

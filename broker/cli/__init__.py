@@ -2,7 +2,7 @@
 
 * A broker or a cluster: serve.py, config.py, engine.py, cluster.py (`migrate`, `check`, `slots`).
 * Clients of a running broker: topics.py, groups.py with reset_offsets.py and consumer_groups.py,
-  tail.py; kafka_client.py is the client that they share.
+  produce.py, consume.py, tail.py; kafka_client.py is the client that they share.
 * sql.py asks over HTTP; jobs.py starts Spark jobs.
 * options.py and watch.py: options that several commands have.
 """

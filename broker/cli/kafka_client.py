@@ -17,12 +17,16 @@ from broker.cli.options import Bootstrap, to_bootstrap
 from common.options import server_option
 
 if TYPE_CHECKING:
-    from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.net.compat import KafkaNetClient
 
 CONNECT_TIMEOUT_S = 5.0
 BOOTSTRAP_TIMEOUT_MS = 10_000
 REQUEST_TIMEOUT_MS = 30_000
+DELIVERY_TIMEOUT_MS = 60_000
+LINGER_MS = 5
+BATCH_BYTES = 256 * 1024
+REQUEST_MAX_BYTES = 2**30
 
 bootstrap_option = server_option(
     "--bootstrap",
@@ -52,8 +56,13 @@ def admin_client(bootstrap: Bootstrap) -> "Iterator[KafkaAdminClient]":
 
 
 @contextmanager
-def consumer_client(bootstrap: Bootstrap) -> "Iterator[KafkaConsumer]":
-    """A consumer outside of any group; errors as in `admin_client`."""
+def consumer_client(
+    bootstrap: Bootstrap, group: str | None = None, reset: str = "earliest"
+) -> "Iterator[KafkaConsumer]":
+    """A consumer, in a group only if one is named; errors as in `admin_client`.
+
+    `reset`: where a group starts that has committed nothing.
+    """
     with _kafka_errors(bootstrap):
         from kafka import KafkaConsumer
 
@@ -61,12 +70,38 @@ def consumer_client(bootstrap: Bootstrap) -> "Iterator[KafkaConsumer]":
             bootstrap_servers=str(bootstrap),
             bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
             request_timeout_ms=REQUEST_TIMEOUT_MS,
-            group_id=None,
+            client_id="brokerhouse",
+            group_id=group,
             enable_auto_commit=False,
-            auto_offset_reset="earliest",
+            auto_offset_reset=reset if group else "earliest",
             kafka_client=_client_that_creates_no_topics,
         ) as consumer:
             yield consumer
+
+
+@contextmanager
+def producer_client(bootstrap: Bootstrap, **options: Any) -> "Iterator[KafkaProducer]":
+    """A producer to topics that exist; errors as in `admin_client`."""
+    with _kafka_errors(bootstrap):
+        from kafka import KafkaProducer
+
+        producer = KafkaProducer(
+            bootstrap_servers=str(bootstrap),
+            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            client_id="brokerhouse",
+            linger_ms=LINGER_MS,
+            batch_size=BATCH_BYTES,
+            # The broker says what is too large (max.message.bytes).
+            max_request_size=REQUEST_MAX_BYTES,
+            kafka_client=_client_that_creates_no_topics,
+            **options,
+        )
+        try:
+            yield producer
+        finally:
+            producer.close(timeout=CONNECT_TIMEOUT_S)
 
 
 def _client_that_creates_no_topics(**configs: Any) -> "KafkaNetClient":

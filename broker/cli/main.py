@@ -7,7 +7,20 @@ needs them, so that `--help` is quick.
 
 import click
 
-from broker.cli import cluster, config, engine, groups, jobs, serve, sql, tail, topics, views
+from broker.cli import (
+    cluster,
+    config,
+    consume,
+    engine,
+    groups,
+    jobs,
+    produce,
+    serve,
+    sql,
+    tail,
+    topics,
+    views,
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -26,6 +39,8 @@ for command in (
     topics.topics,
     groups.groups,
     jobs.jobs,
+    produce.produce,
+    consume.consume,
     tail.tail,
     sql.sql,
     views.views,

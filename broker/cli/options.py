@@ -1,5 +1,6 @@
 """What the options of several commands share: addresses, JSON, and the error for settings."""
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,23 @@ class Bootstrap(tuple[Address, ...]):
 
 def to_bootstrap(context: click.Context, parameter: click.Parameter, text: str) -> Bootstrap:
     return Bootstrap(to_address(context, parameter, part.strip()) for part in text.split(","))
+
+
+def unescaped(text: str) -> bytes:
+    """Text in which \\n, \\t, \\0 and \\xNN stand for what they do in C."""
+    try:
+        decoded, _ = codecs.escape_decode(text.encode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from error
+    return decoded
+
+
+def to_delimiter(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> bytes | None:
+    if text == "":
+        raise click.BadParameter("a delimiter cannot be empty")
+    return None if text is None else unescaped(text)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")

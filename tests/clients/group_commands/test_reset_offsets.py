@@ -11,6 +11,7 @@ from kafka import TopicPartition
 
 from broker.cli import kafka_client, reset_offsets
 from broker.cli.main import main
+from broker.cli.options import Bootstrap
 from common.address import parse_address
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import LIMIT_S, complaint, in_a_process, output, run
@@ -153,7 +154,7 @@ def test_a_group_that_comes_to_life_in_the_middle_of_a_reset_keeps_its_offsets(
     with consuming(broker, stopped_group, filled) as consumer:
         consumer.values_to_the_end()
         with (
-            kafka_client.admin_client(parse_address(broker.kafka)) as admin,
+            kafka_client.admin_client(Bootstrap([parse_address(broker.kafka)])) as admin,
             pytest.raises(click.ClickException, match="became active: nothing was changed"),
         ):
             # What the command does after it has seen no members.

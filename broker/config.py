@@ -74,7 +74,9 @@ class Settings(BaseSettings):
         "127.0.0.1:9092", "host:port", "Where Kafka clients connect; port 0 picks a free port"
     )
     http: AddressText = _setting(
-        "127.0.0.1:8123", "host:port", "Where SQL is served over HTTP; port 0 picks a free port"
+        "127.0.0.1:8123",
+        "host:port",
+        "Where HTTP is served: SQL, /metrics; port 0 picks a free port",
     )
     advertised: AdvertisedText | None = _setting(
         None, "host:port", "Address that clients connect to, if it is not the address in `kafka`"
@@ -286,6 +288,13 @@ class Settings(BaseSettings):
         "names",
         "Names of this server in a Host header of readers without credentials, separated by commas",
     )
+    metrics_partitions_max: int = _setting(
+        1000,
+        "partitions",
+        "Partitions that /metrics shows, and as many lags of groups, the largest; 0 for none",
+        ge=0,
+        le=100_000,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "debug/info/warning/error", "Lowest severity of the log lines that are written"
     )
@@ -319,23 +328,11 @@ class Settings(BaseSettings):
                     f"{larger} ({getattr(self, larger)}) is smaller than {smaller} "
                     f"({getattr(self, smaller)}): raise the first or lower the second"
                 )
-        self._check_sql_memory()
+        _check_sql_memory(self)
         if (self.sql_user is None) != (self.sql_password is None):
             missing = "sql_user" if self.sql_user is None else "sql_password"
             raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
         return self
-
-    def _check_sql_memory(self) -> None:
-        for name in ("sql_memory_bytes", "sql_max_memory_bytes"):
-            if 0 < getattr(self, name) < _SQL_MEMORY_MIN:
-                raise ValueError(
-                    f"{name} ({getattr(self, name)}) must be 0 or at least {_SQL_MEMORY_MIN}"
-                )
-        if 0 < self.sql_memory_bytes < self.sql_max_memory_bytes:
-            raise ValueError(
-                f"sql_memory_bytes ({self.sql_memory_bytes}) is smaller than sql_max_memory_bytes"
-                f" ({self.sql_max_memory_bytes}): raise the first or lower the second"
-            )
 
     @property
     def kafka_address(self) -> Address:
@@ -373,7 +370,7 @@ class Settings(BaseSettings):
             anonymous=self.sql_anonymous,
             user=self.sql_user,
             password=None if secret is None else secret.get_secret_value(),
-            hosts=self._http_hosts,
+            hosts=self.names_for_http,
         )
 
     @property
@@ -405,11 +402,25 @@ class Settings(BaseSettings):
         }
 
     @property
-    def _http_hosts(self) -> frozenset[str]:
+    def names_for_http(self) -> frozenset[str]:
+        """Names of this server in a Host header: `http_hosts`, and the advertised one."""
         names = {name.strip().lower() for name in self.http_hosts.split(",")} - {""}
         if (advertised := self.advertised_address) is not None:
             names.add(advertised.host.lower())
         return frozenset(names)
+
+
+def _check_sql_memory(settings: Settings) -> None:
+    for name in ("sql_memory_bytes", "sql_max_memory_bytes"):
+        if 0 < getattr(settings, name) < _SQL_MEMORY_MIN:
+            raise ValueError(
+                f"{name} ({getattr(settings, name)}) must be 0 or at least {_SQL_MEMORY_MIN}"
+            )
+    if 0 < settings.sql_memory_bytes < settings.sql_max_memory_bytes:
+        raise ValueError(
+            f"sql_memory_bytes ({settings.sql_memory_bytes}) is smaller than sql_max_memory_bytes"
+            f" ({settings.sql_max_memory_bytes}): raise the first or lower the second"
+        )
 
 
 def prepare_data_dir(settings: Settings) -> Path:

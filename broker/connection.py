@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import deque
 from contextlib import suppress
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from kafka.protocol.api_message import ApiMessage
 
@@ -29,6 +30,7 @@ from broker.api.api_versions import unsupported_api_versions
 from broker.api.context import Api, CloseConnection, RequestContext
 from broker.node import Broker
 from broker.outgoing import Outgoing, Piece
+from broker.request_counts import ApiCounts
 from broker.response_memory import is_tiny
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
@@ -55,6 +57,15 @@ Finished: TypeAlias = Response | list[Piece]
 """A response that may be encoded already, in pieces."""
 
 
+class _BegunRequest(NamedTuple):
+    """A request that has started, the size of its frame, and when it started."""
+
+    request: Request[Api]
+    size: int
+    response: asyncio.Future[Finished]
+    began_s: float
+
+
 class Connection(asyncio.Protocol):
     """One client's connection, created by the listener; it ends when either side closes."""
 
@@ -62,12 +73,13 @@ class Connection(asyncio.Protocol):
         self._broker = broker
         self._connections = connections
         self._in_flight = broker.in_flight
+        self._counts = broker.requests
         self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
         self.peer = "?"
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[bytes] = deque()
-        self._running: deque[tuple[Request[Api], int, asyncio.Future[Finished]]] = deque()
+        self._running: deque[_BegunRequest] = deque()
         self._held = 0
         self._partial = 0
         self._charge = broker.response_memory.charge()
@@ -125,7 +137,7 @@ class Connection(asyncio.Protocol):
         self._in_flight.forget(self)
         self._waiting.clear()
         self._outgoing = Outgoing()
-        for request, _, response in self._running:
+        for request, _, response, _ in self._running:
             # Queued records are stored all the same, and count as held until they are; nobody
             # waits for any other response.
             if request.api.key is not ApiKey.Produce:
@@ -148,9 +160,10 @@ class Connection(asyncio.Protocol):
                     self.abort(str(error))
                 break
             size = len(self._waiting.popleft())
+            began_s = time.perf_counter()
             response = self._start(request)
             response.add_done_callback(self._finished)
-            self._running.append((request, size, response))
+            self._running.append(_BegunRequest(request, size, response, began_s))
         self.update_reading()
 
     def _may_start(self, frame: bytes) -> bool:
@@ -160,7 +173,7 @@ class Connection(asyncio.Protocol):
             return True
         return (
             frame.startswith(_PRODUCE_KEY)
-            and self._running[-1][0].api.key is ApiKey.Produce
+            and self._running[-1].request.api.key is ApiKey.Produce
             and len(self._running) < _PIPELINED_MAX
         )
 
@@ -196,6 +209,7 @@ class Connection(asyncio.Protocol):
         if key is ApiKey.Fetch:
             self._cost.add(self._charge.size)
             return response
+        self._counts.of(key).note_response(response)
         try:
             pieces = encode_response(request, response)
         except Exception as error:
@@ -209,22 +223,28 @@ class Connection(asyncio.Protocol):
         return list(pieces)
 
     def _finished(self, response: asyncio.Future[Finished]) -> None:
-        if self._running and self._running[0][2].done():
+        if self._running and self._running[0].response.done():
             self._advance()
 
     def _send_finished(self) -> None:
         """Write the responses that are finished, in order, by one system call."""
-        while self._running and self._running[0][2].done():
-            request, size, response = self._running.popleft()
+        while self._running and self._running[0].response.done():
+            request, size, response, began_s = self._running.popleft()
             self._hold(-size)
+            counts = self._counts.of(request.api.key)
+            counts.received_bytes += size
             if not response.cancelled():
-                self._send(request, response)
+                self._send(request, response, counts)
+                counts.timings.add(time.perf_counter() - began_s)
         self._write()
 
-    def _send(self, request: Request[Api], finished: asyncio.Future[Finished]) -> None:
+    def _send(
+        self, request: Request[Api], finished: asyncio.Future[Finished], counts: ApiCounts
+    ) -> None:
         try:
             response = _response(request, finished, self.peer)
         except (KafkaError, CloseConnection) as error:
+            counts.note_error(error)
             name = request.api.key.name
             if self._transport is None:
                 log.error("%s: %s failed after its client had left: %s", self.peer, name, error)
@@ -234,8 +254,10 @@ class Connection(asyncio.Protocol):
             return
         self._has_unsent = True
         if isinstance(response, list):
+            counts.sent_bytes += sum(map(len, response))
             self._outgoing.add(response)
             return
+        counts.note_response(response)
         try:
             pieces = encode_response(request, response)
         except Exception:
@@ -244,8 +266,10 @@ class Connection(asyncio.Protocol):
             self.abort(f"{name} cannot be answered")
             return
         self._outgoing.add(pieces)
+        size = sum(map(len, pieces))
+        counts.sent_bytes += size
         if request.api.key is not ApiKey.Fetch:
-            self._uncharged += sum(map(len, pieces))
+            self._uncharged += size
 
     def _write(self) -> None:
         """Write a slice; the next one in the next turn of the loop, if the socket takes more."""
@@ -330,8 +354,7 @@ class Connection(asyncio.Protocol):
         self._draining = True
         self.update_reading()
         while self._running:
-            _, _, response = self._running[0]
-            await asyncio.wait([response])
+            await asyncio.wait([self._running[0].response])
             self._send_finished()
         if self._transport is not None and not self._closing:
             self._transport.writelines(self._outgoing.take_all())
@@ -342,6 +365,7 @@ class Connection(asyncio.Protocol):
         self._write()  # what was finished before it
         if self._transport is not None:
             log.info("%s closed: %s", self.peer, reason)
+            self._counts.aborted += 1
             self._transport.abort()
 
     def drop(self) -> None:
@@ -350,6 +374,7 @@ class Connection(asyncio.Protocol):
         self._charge.close()
         self._outgoing = Outgoing()
         if self._transport is not None:
+            self._counts.aborted += 1
             self._transport.abort()
 
 
@@ -372,9 +397,14 @@ class Connections:
     def admit(self, connection: Connection) -> bool:
         """Add a new connection. False if the limit is reached or the broker is stopping."""
         if self._draining or len(self._open) >= self._broker.settings.max_connections:
+            self._broker.requests.refused += 1
             return False
+        self._broker.requests.accepted += 1
         self._open.add(connection)
         return True
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def forget(self, connection: Connection) -> None:
         self._open.discard(connection)

@@ -36,14 +36,14 @@ class InFlight:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._size = 0
+        self.max_bytes = max_bytes
+        self.size = 0
         self._held_back: dict[Throttled, None] = {}  # a set that keeps its order
         self._turn: Throttled | None = None
 
     def change(self, delta: int) -> None:
-        self._size += delta
-        if self._held_back and self._size < self._max_bytes:
+        self.size += delta
+        if self._held_back and self.size < self.max_bytes:
             released, self._held_back = self._held_back, {}
             for connection in released:
                 connection.update_reading()
@@ -54,7 +54,7 @@ class InFlight:
         A connection that holds little is always read, so that small requests get through while
         large ones wait.
         """
-        if self._size < self._max_bytes or held <= _SMALL_SHARE_BYTES:
+        if self.size < self.max_bytes or held <= _SMALL_SHARE_BYTES:
             self._held_back.pop(connection, None)
             if self._turn is connection:
                 self.forget(connection)

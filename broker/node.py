@@ -8,7 +8,7 @@ broker knows no connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,9 @@ from broker.log.log_starts import LogStarts
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
+from broker.monitoring.families import MetricSource
 from broker.producer_ids import ProducerIds
+from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
@@ -100,6 +102,8 @@ class Broker:
         self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
         self.encoded_topics = EncodedTopics()
         self.cold_reader = ColdReader(parts.row_sources, settings.cold_cache_bytes)
+        self.fetched = FetchedCounts()
+        self.requests = RequestCounts()
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()
         self.in_flight = InFlight(settings.in_flight_max_bytes)
@@ -151,8 +155,15 @@ class BrokerRuntime(Protocol):
     broker: Broker
 
     @property
-    def sql(self) -> web.Application | None:
-        """The SQL interface, if this broker has an engine of its own."""
+    def http(self) -> web.Application:
+        """What the HTTP listener serves besides monitoring: SQL, if this broker has an engine."""
+
+    @property
+    def metrics(self) -> Sequence[MetricSource]:
+        """The metrics of its parts."""
+
+    def unready(self) -> str | None:
+        """Why clients cannot be served at the moment; None if they are."""
 
     async def begin(self) -> None:
         """Clients can connect from now on. Raises `EngineError`."""

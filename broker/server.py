@@ -26,6 +26,12 @@ from broker.config import Settings
 from broker.connection import Connections
 from broker.leadership import BrokerEndpoint
 from broker.listener import KafkaListener, ListenError, reason
+from broker.monitoring.families import MetricSource
+from broker.monitoring.health import Health
+from broker.monitoring.pages import MonitoringPages
+from broker.monitoring.process import LoopDelay, ProcessMetrics
+from broker.monitoring.requests import RequestMetrics
+from broker.monitoring.scrape import Scraper
 from broker.node import BrokerRuntime
 from broker.single import SingleNode, open_engine, open_single
 from common.address import parse_address
@@ -106,30 +112,35 @@ async def _serve_until(
     idle = Periodic(
         "idle-connections", settings.connections_max_idle_ms / 4000, connections.close_idle
     )
-    http = None if runtime.sql is None else web.AppRunner(runtime.sql, access_log=None)
+    delay, health = LoopDelay(), Health(runtime)
+    http = _http(settings, runtime, connections, delay, health)
     http_listener: asyncio.Server | None = None
     stopped = loop.create_task(stop.wait())
     try:
         await kafka.accept(connections)
         idle.start()
         ready = f"ready kafka={parse_address(settings.kafka)._replace(port=kafka.port)}"
-        if http is not None:
-            await http.setup()
-            http_listener = await _http_listener(http, settings)
-            http_port = int(http_listener.sockets[0].getsockname()[1])
-            ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
+        await http.setup()
+        http_listener = await _http_listener(http, settings)
+        http_port = int(http_listener.sockets[0].getsockname()[1])
+        ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
+        delay.start()
         if await _begun(runtime, stopped):
             _collect_garbage_less()
+            health.begun = True
             # Not before: what prevents a start is all that a start prints then.
             limits = settings.limits_of_this_machine.items()
             log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
             print(ready, flush=True)
-            await _until_stopped(stopped, [*idle.background, *runtime.background])
+            own = [*idle.background, *delay.periodic.background]
+            await _until_stopped(stopped, [*own, *runtime.background])
         progress("stopping")
+        health.stopping = True
         await runtime.hand_over()
     finally:
         stopped.cancel()
         await idle.close()
+        await delay.periodic.close()
         kafka.close()
         try:
             async with asyncio.timeout(settings.shutdown_timeout_ms / 1000):
@@ -138,8 +149,26 @@ async def _serve_until(
             log.warning("some requests were not answered within shutdown_timeout_ms")
         if http_listener is not None:
             http_listener.close()
-        if http is not None:
-            await http.cleanup()
+        await http.cleanup()
+
+
+def _http(
+    settings: Settings,
+    runtime: BrokerRuntime,
+    connections: Connections,
+    delay: LoopDelay,
+    health: Health,
+) -> web.AppRunner:
+    """What the HTTP listener serves: monitoring, and SQL if the broker has an engine."""
+    broker = runtime.broker
+    sources: list[MetricSource] = [
+        ProcessMetrics(broker, delay),
+        RequestMetrics(broker, connections),
+        *runtime.metrics,
+    ]
+    pages = MonitoringPages(Scraper(sources), health, settings.names_for_http)
+    pages.add_to(runtime.http)
+    return web.AppRunner(runtime.http, access_log=None)
 
 
 def _collect_garbage_less() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,12 @@ from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.transaction_tables import TransactionSweep
 from broker.log.write_lease import EndlessLease
+from broker.monitoring.engine import EngineMetrics
+from broker.monitoring.families import MetricSource
+from broker.monitoring.groups import GroupMetrics
+from broker.monitoring.journal import JournalMetrics
+from broker.monitoring.logs import LaneSource, LogMetrics
+from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.stored_configs import StoredConfigs
@@ -92,9 +98,10 @@ class SingleNode:
     ) -> None:
         registry = TableRegistry(engine)
         self._decompressions = decompressions(settings)
+        tail_cache = TailCache(settings.tail_cache_bytes, engine)
         self.appender = Appender(
             engine,
-            TailCache(settings.tail_cache_bytes, engine),
+            tail_cache,
             settings.lanes,
             append_limits(settings),
             EndlessLease(uuid4()),
@@ -164,7 +171,17 @@ class SingleNode:
             self.broker.row_sources,
             self.broker.cold_reader,
         )
-        self.sql = make_app(engine, settings.sql)
+        self.http = make_app(engine, settings.sql)
+        self._engine_metrics = EngineMetrics(engine.embedded, Path(settings.data_dir))
+        shown = settings.metrics_partitions_max
+        lanes = [LaneSource("", lambda: self.appender)]
+        self.metrics: Sequence[MetricSource] = (
+            LogMetrics(lanes, tail_cache, self.broker.cold_reader, self.topics, shown),
+            GroupMetrics([self.groups], self.topics.logs, shown),
+            TransactionMetrics([self.transactions]),
+            JournalMetrics(engine, settings.journal_max_bytes),
+            self._engine_metrics,
+        )
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError`."""
@@ -197,6 +214,9 @@ class SingleNode:
             *self.rows.background,
         ]
 
+    def unready(self) -> str | None:
+        return None
+
     async def hand_over(self) -> None:
         """A single broker has no other broker to hand over to."""
 
@@ -214,6 +234,7 @@ class SingleNode:
             parts.push_async_callback(self.transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._reclaim.close)
+            parts.push_async_callback(self._engine_metrics.close)
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:

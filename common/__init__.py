@@ -1,6 +1,7 @@
 """What every room may use.
 
 * clock.py: milliseconds. tasks.py: periodic work, waits with a limit, pauses that grow.
+* timings.py: durations, counted for a histogram.
 * logging.py: log lines. console.py: tables and text for a terminal.
 * machine.py: how much memory there is.
 * options.py: options of commands. address.py: HOST:PORT. environment.py: names of variables.

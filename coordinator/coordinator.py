@@ -83,8 +83,8 @@ class GroupCoordinator:
         self.pending = pending
         self._limits = limits.groups
         self._clock = clock
-        self._hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
-        self.expiry = OffsetExpiry(self._hosted_groups, offsets, limits.offsets_retention_ms)
+        self.hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
+        self.expiry = OffsetExpiry(self.hosted_groups, offsets, limits.offsets_retention_ms)
         self._cache_worker = CacheWorker(cache, offsets, alone=duties.is_alone)
 
     # Which groups are coordinated here
@@ -111,14 +111,14 @@ class GroupCoordinator:
 
     async def unload_groups(self, chosen: Callable[[str], bool]) -> None:
         """Stop coordinating these groups. Returns when none of their rows is being stored."""
-        unloaded = self._hosted_groups.unload(chosen)
+        unloaded = self.hosted_groups.unload(chosen)
         await asyncio.gather(*(one.saver for one in unloaded if one.saver is not None))
         await self.offsets.settled()
         self.pending.unload(chosen)
 
     def abandon(self) -> None:
         """Stop coordinating every group at once: the session of this broker is over."""
-        self._hosted_groups.unload(lambda _: True)
+        self.hosted_groups.unload(lambda _: True)
         self.pending.unload(lambda _: True)
 
     def coordinator_of(self, _group_id: str) -> GroupCoordinator:
@@ -135,7 +135,7 @@ class GroupCoordinator:
 
     def records(self) -> list[GroupRecord]:
         """The groups that this broker coordinates, as they are stored."""
-        found = (self.cache.get(group_id) for group_id in self._hosted_groups.ids())
+        found = (self.cache.get(group_id) for group_id in self.hosted_groups.ids())
         return [record for record in found if record is not None]
 
     @property
@@ -146,13 +146,13 @@ class GroupCoordinator:
 
     def stop_waiting(self) -> None:
         """Answer every parked request: this broker stops. No member is removed any more."""
-        self._hosted_groups.stop()
+        self.hosted_groups.stop()
 
     async def close(self) -> None:
         """Store what has changed."""
         self.stop_waiting()
         await self.expiry.periodic.close()
-        savers = [hosted.saver for hosted in self._hosted_groups if hosted.saver is not None]
+        savers = [hosted.saver for hosted in self.hosted_groups if hosted.saver is not None]
         await asyncio.gather(*savers)
         await self._cache_worker.close()
 
@@ -161,27 +161,27 @@ class GroupCoordinator:
     async def join(self, group_id: str, request: JoinRequest) -> JoinAnswer:
         """Returns when the rebalance is over. Raises `MemberIdGiven`, among others."""
         _check_group_id(group_id)
-        self._hosted_groups.refuse_when_stopping()
-        hosted = self._hosted_groups.get(group_id)
+        self.hosted_groups.refuse_when_stopping()
+        hosted = self.hosted_groups.get(group_id)
         if hosted is None:
             self._limits.check_session_timeout(request.session_timeout_ms)
             if request.member_id != UNKNOWN_MEMBER_ID:
                 raise UnknownMemberId(f"there is no member {request.member_id!r}")
-            self._hosted_groups.refuse_when_full(protocols_bytes(request.protocols))
+            self.hosted_groups.refuse_when_full(protocols_bytes(request.protocols))
             hosted = self._host_new(group_id)
         else:
             hosted.refuse_when_being_deleted()
             held_bytes = hosted.group.member_bytes(request.member_id)
-            self._hosted_groups.refuse_when_full(protocols_bytes(request.protocols) - held_bytes)
+            self.hosted_groups.refuse_when_full(protocols_bytes(request.protocols) - held_bytes)
         answer: JoinAnswer = await hosted.answered(hosted.group.join, request)
         return answer
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncAnswer:
         """Returns when the leader has assigned the partitions."""
         _check_group_id(group_id)
-        self._hosted_groups.refuse_when_stopping()
+        self.hosted_groups.refuse_when_stopping()
         hosted = self._hosting(group_id)
-        if not self._hosted_groups.has_room_for(sum(map(len, request.assignments.values()))):
+        if not self.hosted_groups.has_room_for(sum(map(len, request.assignments.values()))):
             raise UnknownServerError("the assignment is too large: see groups_max_bytes")
         answer: SyncAnswer = await hosted.answered(hosted.group.sync, request)
         return answer
@@ -221,11 +221,11 @@ class GroupCoordinator:
 
         With a producer, they count when its transaction is committed.
         """
-        hosted = self._hosted_groups.get(group_id)
+        hosted = self.hosted_groups.get(group_id)
         if hosted is None and committer.generation >= 0:
             raise group_must_exist_error(f"there is no group {group_id!r}")
         if hosted is None:
-            self._hosted_groups.refuse_when_full(0)
+            self.hosted_groups.refuse_when_full(0)
             hosted = self._host_new(group_id)
             hosted.group.mark_changed()
             hosted.after_event()
@@ -290,7 +290,7 @@ class GroupCoordinator:
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """A topic has been deleted: delete its offsets in every group."""
         try:
-            await self.offsets.forget_topic(topic, topic_id, set(self._hosted_groups.ids()))
+            await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
         except EngineError as error:
             log.error("offsets of deleted topic %s stay until the next start: %s", topic, error)
 
@@ -299,11 +299,11 @@ class GroupCoordinator:
     def _host_stored(self, chosen: Callable[[str], bool]) -> None:
         loaded = []
         for record in self.cache.groups():
-            if chosen(record.group_id) and record.group_id not in self._hosted_groups:
+            if chosen(record.group_id) and record.group_id not in self.hosted_groups:
                 group = Group.restored(record, self._limits, self._clock.now())
-                loaded.append(self._hosted_groups.add(group))
+                loaded.append(self.hosted_groups.add(group))
         for group_id in self.offsets.groups():
-            if chosen(group_id) and group_id not in self._hosted_groups:
+            if chosen(group_id) and group_id not in self.hosted_groups:
                 # The broker died after it stored the offsets, and before it stored the group.
                 loaded.append(self._host_new(group_id))
                 loaded[-1].group.mark_changed()
@@ -311,16 +311,16 @@ class GroupCoordinator:
             hosted.after_event()
 
     def _host_new(self, group_id: str) -> HostedGroup:
-        return self._hosted_groups.add(Group(group_id, self._limits, self._clock.now()))
+        return self.hosted_groups.add(Group(group_id, self._limits, self._clock.now()))
 
     def _hosting(self, group_id: str) -> HostedGroup:
-        hosted = self._hosted_groups.get(group_id)
+        hosted = self.hosted_groups.get(group_id)
         if hosted is None:
             raise UnknownMemberId(f"there is no group {group_id!r}")
         return hosted
 
     def _existing(self, group_id: str) -> HostedGroup:
-        hosted = self._hosted_groups.get(group_id)
+        hosted = self.hosted_groups.get(group_id)
         if hosted is None or hosted.group.state is GroupState.DEAD:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         return hosted

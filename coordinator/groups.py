@@ -104,6 +104,10 @@ class Group:
         return self._rebalance.state
 
     @property
+    def generation(self) -> int:
+        return self._rebalance.generation
+
+    @property
     def empty_since_ms(self) -> int | None:
         """Since when it has no members, by the wall clock; None while it has some."""
         return self._rebalance.state_time_ms if self.state is GroupState.EMPTY else None

@@ -47,6 +47,8 @@ class HostedGroups:
         self.clock = clock
         self.stopping = asyncio.Event()
         self.size_bytes = 0
+        self.rebalances = 0
+        """Generations that have begun here."""
         self._max_bytes = max_bytes
         self._by_id: dict[str, HostedGroup] = {}
 
@@ -106,6 +108,7 @@ class HostedGroup:
         self.saver: asyncio.Task[None] | None = None
         self._host = host
         self._size_bytes = 0
+        self._generation = group.generation
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[Answer] = []
         self._being_stored: list[Answer] = []
@@ -205,6 +208,8 @@ class HostedGroup:
         size_bytes = self.group.size_bytes
         self._host.size_bytes += size_bytes - self._size_bytes
         self._size_bytes = size_bytes
+        self._host.rebalances += self.group.generation - self._generation
+        self._generation = self.group.generation
 
     def _drop(self) -> None:
         self._cancel_timer()

@@ -1,5 +1,6 @@
 """Kafka's protocol: bytes to messages and back. No sockets, no storage, no clock.
 
+* response_errors.py finds the error codes in a response.
 * frames.py cuts bytes into frames; codec.py: frames to requests, responses to frames, by
   decoder.py, versions.py and, for what is sent most, _produce_request.pyx, fetch_frame.py,
   produce_body.py and offset_commit_body.py; errors.py: Kafka's error codes, with a class for each;

@@ -26,6 +26,7 @@ _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 ATTRIBUTES_AT: Final = 21
 _LAST_OFFSET_DELTA_AT: Final = 23
+_RECORD_COUNT_AT: Final = 57
 _INT64: Final = struct.Struct(">q")
 _INT32: Final = struct.Struct(">i")
 
@@ -166,6 +167,12 @@ def end_offset(batch: bytes) -> int:
     """The offset behind the last record of a batch."""
     delta: int = _INT32.unpack_from(batch, _LAST_OFFSET_DELTA_AT)[0]
     return base_offset(batch) + delta + 1
+
+
+def record_count(batch: bytes) -> int:
+    """How many records a batch has, control records included."""
+    count: int = _INT32.unpack_from(batch, _RECORD_COUNT_AT)[0]
+    return count
 
 
 def _check_bounds(records: bytes | memoryview, header: BatchHeader) -> None:

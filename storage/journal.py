@@ -278,7 +278,7 @@ class JournaledEngine:
         self.patient = PatientEngine(self)
         self.failed_views = embedded.failed_views
         self._limits = limits
-        self._writer = writer
+        self.writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
         self._files_max_bytes = _FILES_PER_LIMIT * limits.max_bytes + 4 * SEGMENT_BYTES
         self._pace = MergePace(embedded)
@@ -288,11 +288,11 @@ class JournaledEngine:
         small_tables = limits.drain_small_tables or limits.drain
         # A part of the log that is full of deleted records must fit into the reserve.
         self._log_limits = limits.drain.at_most(embedded.reserve.part_max_bytes)
-        self._streams = [
+        self.streams = [
             DrainStream(LOG, embedded, self._rounds, self._log_limits, identity),
             DrainStream(ROWS, embedded, self._rounds, small_tables, identity),
         ]
-        self._rounds.streams = self._streams
+        self._rounds.streams = self.streams
         self._one_by_one: frozenset[str] = frozenset()
         self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Blocks that are being appended, by table and token."""
@@ -309,7 +309,7 @@ class JournaledEngine:
     async def recover(self, contents: JournalContents) -> None:
         """Put what the files hold into the engine. Before anything else; raises `EngineError`."""
         self._tokens = contents.tokens.copy()  # these are the writer's, which has a thread
-        for stream in self._streams:
+        for stream in self.streams:
             blocks = [one for one in contents.blocks if one.stream == stream.number]
             if blocks:
                 log.info("%d blocks of the journal go into the tables", len(blocks))
@@ -326,7 +326,7 @@ class JournaledEngine:
 
     async def close(self) -> None:
         """Put everything into the engine, and close both."""
-        for stream in self._streams:
+        for stream in self.streams:
             await stream.close()
         await self.close_files()
         await self.embedded.close()
@@ -358,8 +358,8 @@ class JournaledEngine:
             return
         task = self._in_flight.get((table, token))
         if task is None:
-            stream = self._streams[LOG if table == LOG_TABLE else ROWS]
-            append = _Append(stream, table, columns, block, token, self._writer, self._tokens)
+            stream = self.streams[LOG if table == LOG_TABLE else ROWS]
+            append = _Append(stream, table, columns, block, token, self.writer, self._tokens)
             if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
                 self._check(append)
                 self._queue.run_now(append.write, append.written)
@@ -393,7 +393,7 @@ class JournaledEngine:
         self._announced[table, token] += 1  # at once: nobody may append it meanwhile
         try:
             await self._queue.run(
-                lambda: self._writer.note_direct(table, token),
+                lambda: self.writer.note_direct(table, token),
                 lambda _: self._tokens.direct.add(table, token),
             )
         finally:
@@ -440,7 +440,7 @@ class JournaledEngine:
             if refusal.code == NOT_ENOUGH_SPACE:
                 raise self.embedded.reserve.is_full()
             raise NotSent(str(refusal), refusal.code)
-        if self._writer.file_bytes > self._files_max_bytes:
+        if self.writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
             raise NotSent("the journal is full: rows of another table are refused, see the log")
         self._check_space()
@@ -453,12 +453,12 @@ class JournaledEngine:
         self._space_until_s = now_s + _SPACE_LASTS_S
 
     def _has_room(self, size: int) -> bool:
-        log_stream, row_stream = self._streams
+        log_stream, row_stream = self.streams
         waiting = self._in_flight_bytes + log_stream.waiting_bytes + row_stream.waiting_bytes
         return waiting == 0 or waiting + size <= self._limits.max_bytes
 
     async def _wait_for_room(self) -> None:
-        fullest = max(self._streams, key=lambda stream: stream.waiting_bytes)
+        fullest = max(self.streams, key=lambda stream: stream.waiting_bytes)
         if fullest.oldest is None:  # all is in flight to the file
             await asyncio.sleep(_LOOK_AGAIN_S)
             return
@@ -476,7 +476,7 @@ class JournaledEngine:
         `EngineError` if the engine refuses the rows.
         """
         for number in streams:
-            stream = self._streams[number]
+            stream = self.streams[number]
             if stream.waits:
                 await stream.reached(stream.appended, at_once=at_once)
 
@@ -488,17 +488,17 @@ class JournaledEngine:
     @property
     def is_empty(self) -> bool:
         """Whether the engine has everything that was appended."""
-        return not any(stream.waits for stream in self._streams)
+        return not any(stream.waits for stream in self.streams)
 
     @property
     def appended(self) -> int:
         """The last block of the log, as a number that only grows."""
-        return self._streams[LOG].appended
+        return self.streams[LOG].appended
 
     @property
     def in_engine(self) -> int:
         """The last block of the log that is in the engine, with all before it."""
-        return self._streams[LOG].drained
+        return self.streams[LOG].drained
 
     @property
     def read_nice(self) -> int:

@@ -24,6 +24,7 @@ from itertools import groupby
 from typing import Protocol
 
 from common.tasks import Backoff, event_within
+from common.timings import Timings
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, StorageFault
@@ -123,13 +124,16 @@ class DrainStream:
         self.drained = 0
         """All blocks up to this one are in the engine."""
         self.waiting_bytes = 0
+        self.waiting_rows = 0
+        self.rounds = Timings()
+        """How long each round took until the engine had it."""
+        self.drained_rows = 0
         self.refusal: EngineError | StorageFault | None = None
         self._engine = engine
         self._rounds = rounds
         self._limits = limits
         self._identity = identity
         self._waiting: deque[JournalBlock] = deque()
-        self._waiting_rows = 0
         self._oldest_s = 0.0
         self._wanted = 0
         self._failures = 0
@@ -145,6 +149,13 @@ class DrainStream:
         """All blocks up to `last` are in the engine."""
         self.appended = self.drained = last
         self._task = asyncio.create_task(self._run(), name=f"journal-drain-{self.number}")
+
+    @property
+    def oldest_age_s(self) -> float:
+        """How long the oldest block has waited; 0 where none waits."""
+        if not self._waiting:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._oldest_s
 
     @property
     def waits(self) -> bool:
@@ -163,12 +174,12 @@ class DrainStream:
             self._oldest_s = asyncio.get_running_loop().time()
             self._filled.set()
         self._waiting.append(block)
-        self._waiting_rows += row_count(block.data)
+        self.waiting_rows += row_count(block.data)
         self.waiting_bytes += len(block.data)
         self.appended = block.sequence
         if (
             self.waiting_bytes >= self._limits.max_bytes
-            or self._waiting_rows >= self._limits.max_rows
+            or self.waiting_rows >= self._limits.max_rows
         ):
             self._due.set()
 
@@ -224,7 +235,9 @@ class DrainStream:
             await self._until_due()
             blocks = next(self._limits.halved(self._halvings).split(self._waiting))
             try:
-                if not await self._drain(blocks):
+                with self.rounds.timed():
+                    is_drained = await self._drain(blocks)
+                if not is_drained:
                     if self._closing:
                         return
                     continue
@@ -254,7 +267,7 @@ class DrainStream:
             self._closing
             or self._wanted > self.drained
             or self.waiting_bytes >= self._limits.max_bytes
-            or self._waiting_rows >= self._limits.max_rows
+            or self.waiting_rows >= self._limits.max_rows
         )
 
     async def _drain(self, blocks: Sequence[JournalBlock]) -> bool:
@@ -308,7 +321,9 @@ class DrainStream:
         """These blocks are in the engine."""
         for block in blocks:
             self._waiting.popleft()
-            self._waiting_rows -= row_count(block.data)
+            rows = row_count(block.data)
+            self.waiting_rows -= rows
+            self.drained_rows += rows
             self.waiting_bytes -= len(block.data)
             self.drained = block.sequence
         self._oldest_s = asyncio.get_running_loop().time()

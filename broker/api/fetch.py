@@ -33,8 +33,9 @@ from broker.api.topic_lookup import check_leader_epoch, find_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
 from broker.log.transactions import AbortedTransaction
+from broker.request_counts import FetchedCounts
 from broker.response_memory import cost
-from protocol.batches import base_offset, end_offset
+from protocol.batches import base_offset, end_offset, record_count
 from protocol.errors import (
     KafkaError,
     KafkaStorageError,
@@ -68,6 +69,7 @@ async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
         for wanted, partition in collector.answers(request.isolation_level)
         if not news_only or _is_news(session, wanted, partition)
     ]
+    _count(ctx.broker.fetched, answers)
     ctx.charge.add(_PARTITION_BYTES * len(answers))
     if session is not None:
         for want, partition in answers:
@@ -81,6 +83,13 @@ async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
         responses=_by_topic(answers),
         node_endpoints=[],
     )
+
+
+def _count(fetched: FetchedCounts, answers: list[tuple[Wanted, _PartitionData]]) -> None:
+    for _, partition in answers:
+        for data in partition.records:
+            fetched.records += record_count(data)
+            fetched.bytes += len(data)
 
 
 def _is_news(session: FetchSession | None, wanted: Wanted, partition: _PartitionData) -> bool:
@@ -268,7 +277,10 @@ class _Collector:
         if wanted.fetch_offset >= self._end(partition):
             return []
         found = partition.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
-        return None if found is None else self._stable(partition, found)
+        if found is None:
+            return None
+        self._ctx.broker.fetched.tail_reads += 1
+        return self._stable(partition, found)
 
     def _end(self, partition: PartitionLog) -> int:
         """Where the fetch stops."""
@@ -288,6 +300,7 @@ class _Collector:
     async def _read_cold(self, reading: _Reading) -> list[bytes]:
         assert reading.partition is not None
         wanted = reading.wanted
+        self._ctx.broker.fetched.cold_reads += 1
         try:
             found = await self._ctx.broker.cold_reader.read(
                 reading.partition, wanted.fetch_offset, self._limit(wanted)

@@ -34,6 +34,7 @@ from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS
 from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
 from protocol.metadata_body import encoded_topic, metadata_body
+from protocol.versions import ApiKey
 
 
 async def metadata(ctx: RequestContext, request: MetadataRequest) -> bytes:
@@ -167,6 +168,7 @@ def _missing(
     operations: set[int],
     topic_id: UUID = NO_ID,
 ) -> bytes:
+    ctx.broker.requests.of(ApiKey.Metadata).errors[error_code] += 1
     missing = MetadataResponse.MetadataResponseTopic(
         error_code=error_code,
         name=name,

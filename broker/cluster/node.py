@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
@@ -46,6 +46,12 @@ from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
 from broker.log.retention import Retention, upkeep
 from broker.log.tail_cache import TailCache
+from broker.monitoring.cluster import ClusterMetrics
+from broker.monitoring.families import MetricSource
+from broker.monitoring.groups import GroupMetrics
+from broker.monitoring.logs import LaneSource, LogMetrics
+from broker.monitoring.pages import bare_application
+from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
@@ -73,8 +79,6 @@ T = TypeVar("T")
 
 class ClusterNode:
     """`BrokerRuntime` on the shards of a cluster."""
-
-    sql = None
 
     def __init__(
         self,
@@ -124,20 +128,17 @@ class ClusterNode:
         marker_writer = MarkerWriter(logs, logs)
         here = MarkersHere(marker_writer, logs, groups, self._topics)
         markers = MarkersOfCluster(endpoint.node_id, here, owners, leadership, peers)
-        self._transactions = transactions = ShardedTransactions(
-            served,
-            owners,
-            {
-                host.name: transaction_coordinator(
-                    settings,
-                    HostedTransactions(
-                        host.engine, host.rows, endpoint.node_id, owners, markers, Clock()
-                    ),
-                    producer_ids,
-                )
-                for host in self._hosts
-            },
-        )
+        coordinators = {
+            host.name: transaction_coordinator(
+                settings,
+                HostedTransactions(
+                    host.engine, host.rows, endpoint.node_id, owners, markers, Clock()
+                ),
+                producer_ids,
+            )
+            for host in self._hosts
+        }
+        self._transactions = transactions = ShardedTransactions(served, owners, coordinators)
         slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
         log_starts = LogStarts(logs)
@@ -175,6 +176,15 @@ class ClusterNode:
             settings.retention_check_interval_ms,
         ).periodic
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
+        shown = settings.metrics_partitions_max
+        lanes = [_lanes_of(host) for host in self._hosts]
+        self.metrics: Sequence[MetricSource] = (
+            LogMetrics(lanes, cache, self.broker.cold_reader, self._topics, shown),
+            GroupMetrics([host.groups for host in self._hosts], logs, shown),
+            TransactionMetrics(list(coordinators.values())),
+            ClusterMetrics(session, served, self._shards, leadership, view.now_ms),
+        )
+        self.http = bare_application()
         self._watching = topic_watch(self._topics, lambda: version_number(view.value(VERSION_KEY)))
         self._configs = ConfigWatch(
             self.broker.load_stored_configs,
@@ -229,6 +239,9 @@ class ClusterNode:
         tasks += self._transactions.background
         return tasks
 
+    def unready(self) -> str | None:
+        return None if self._ownership.may_serve() else "this broker has no session"
+
     async def _replace_broken_session(self) -> None:
         """A lane that ended because of a bug accepts no more records: a new session is needed."""
         for session_id in self._hosts.broken_sessions():
@@ -266,6 +279,10 @@ class ClusterNode:
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)
             parts.push_async_callback(self.hand_over)
+
+
+def _lanes_of(host: ShardHost) -> LaneSource:
+    return LaneSource(host.name, lambda: host.appender)
 
 
 def _identity(endpoint: BrokerEndpoint, ttl_ms: int) -> BrokerSession:

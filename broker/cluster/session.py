@@ -103,6 +103,8 @@ class OwnSession:
         """
         self.tenure: Tenure | None = None
         self.has_begun = asyncio.Event()
+        self.begun = 0
+        """How many sessions have begun since the start."""
         self._view = view
         self._broker = broker
         self._first_session_id = first_session_id
@@ -152,6 +154,7 @@ class OwnSession:
         if not tenure.may_serve():
             return None
         self.tenure = tenure
+        self.begun += 1
         self.has_begun.set()
         self._view.set_own(row)
         log.info("session %d of node %d has begun", session_id, row.node_id)

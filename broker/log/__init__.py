@@ -15,5 +15,5 @@
   partition).
 * Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start),
   reclaim.py (the same on a full disk).
-* rollup.py counts records per minute.
+* rollup.py counts records per minute; lane_counts.py what a lane stores, for /metrics.
 """

@@ -33,11 +33,11 @@ class Appender:
         lease: WriteLease,
         decompressions: Decompressions,
     ) -> None:
-        self._lanes = [Lane(n, engine, cache, limits, lease, decompressions) for n in range(lanes)]
+        self.lanes = [Lane(n, engine, cache, limits, lease, decompressions) for n in range(lanes)]
 
     def start(self) -> None:
         """Start the lanes: what was queued before is stored now."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.start()
 
     def append(self, append: PendingAppend) -> None:
@@ -52,7 +52,7 @@ class Appender:
 
         A partition that was closed before the call gets no rows after it.
         """
-        await asyncio.gather(*(lane.settled() for lane in self._lanes))
+        await asyncio.gather(*(lane.settled() for lane in self.lanes))
 
     async def release(self, partitions: Collection[PartitionLog]) -> None:
         """Prepare to hand partitions over: refuse new appends, and wait for those in flight.
@@ -66,23 +66,23 @@ class Appender:
 
     def abandon(self) -> None:
         """The session is over: stop all lanes at once, even while an insert hangs."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.end("this broker leads no partition at the moment")
 
     @property
     def has_ended(self) -> bool:
         """Whether a lane has ended, because of its lease or a bug: only a new session helps."""
-        return any(lane.has_ended for lane in self._lanes)
+        return any(lane.has_ended for lane in self.lanes)
 
     @property
     def resolved(self) -> tuple[int, ...]:
         """For each lane, how many block numbers are stored or burnt: a fence starts after them."""
-        return tuple(lane.resolved for lane in self._lanes)
+        return tuple(lane.resolved for lane in self.lanes)
 
     def append_floor_ms(self) -> int:
         """Promises that from now on no row gets an append_time below the one returned."""
-        floor_ms = min(lane.append_time_ms() for lane in self._lanes)
-        for lane in self._lanes:
+        floor_ms = min(lane.append_time_ms() for lane in self.lanes)
+        for lane in self.lanes:
             lane.promised_floor_ms = max(lane.promised_floor_ms, floor_ms)
         return floor_ms
 
@@ -91,13 +91,13 @@ class Appender:
 
         Only the last call counts: a lower time replaces a higher one.
         """
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.append_time_floor_ms = time_ms
         await self.settled()
 
     def _lane(self, partition: PartitionLog) -> Lane:
-        return self._lanes[(partition.topic_id.int + partition.partition) % len(self._lanes)]
+        return self.lanes[(partition.topic_id.int + partition.partition) % len(self.lanes)]
 
     async def close(self) -> None:
         """Store what is queued, then stop."""
-        await asyncio.gather(*(lane.close() for lane in self._lanes))
+        await asyncio.gather(*(lane.close() for lane in self.lanes))

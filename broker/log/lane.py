@@ -29,6 +29,7 @@ from broker.log.block import (
 )
 from broker.log.decompression import Decompressions
 from broker.log.fence import block_token
+from broker.log.lane_counts import LaneCounts
 from broker.log.large_batches import LargeBatches
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import may_have_rows, recover_producer
@@ -72,7 +73,8 @@ class Lane:
         lease: WriteLease,
         decompressions: Decompressions,
     ) -> None:
-        self._number = number
+        self.number = number
+        self.counts = LaneCounts()
         self._engine = engine
         self._cache = cache
         self._limits = limits
@@ -80,7 +82,8 @@ class Lane:
         self._identity = str(lease.identity)
         self._block_number = 0
         self.resolved = 0
-        self._queue: deque[PendingAppend] = deque()
+        self.queue: deque[PendingAppend] = deque()
+        """What waits for a block."""
         self._in_block: list[PendingAppend] = []
         self._append_time_ms: int | None = None  # of the block in flight
         self._is_sent = False  # whether that block was sent to the engine
@@ -105,7 +108,7 @@ class Lane:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"lane-{self._number}")
+        self._task = asyncio.create_task(self._run(), name=f"lane-{self.number}")
 
     def enqueue(self, append: PendingAppend) -> None:
         """Queue one checked batch: see `Appender.append`."""
@@ -116,7 +119,7 @@ class Lane:
         elif self._away:
             append.refuse(NotLeaderOrFollower("the shard does not answer"))
         else:
-            self._queue.append(append)
+            self.queue.append(append)
             self._wake.set()
 
     async def close(self) -> None:
@@ -144,12 +147,12 @@ class Lane:
 
     def _refuse_queued(self, partitions: frozenset[PartitionLog]) -> None:
         kept: deque[PendingAppend] = deque()
-        for append in self._queue:
+        for append in self.queue:
             if append.partition in partitions:
                 _answer_handed_over(append)
             else:
                 kept.append(append)
-        self._queue = kept
+        self.queue = kept
         for append in self._large.remove(partitions):
             _answer_handed_over(append)
 
@@ -172,7 +175,7 @@ class Lane:
     def _take_queued(self) -> Iterator[PendingAppend]:
         """Everything that waits for a block, to refuse it."""
         yield from self._large.remove_all()  # it is in front of what is queued
-        queue, self._queue = self._queue, deque()
+        queue, self.queue = self.queue, deque()
         yield from queue
 
     def append_time_ms(self) -> int:
@@ -188,7 +191,7 @@ class Lane:
             await self._wake.wait()
             if self.has_ended:
                 return
-            if not self._queue and not self._large.has_ready:
+            if not self.queue and not self._large.has_ready:
                 if self._closing.is_set() and not self._large:
                     return
                 self._wake.clear()
@@ -203,13 +206,13 @@ class Lane:
             try:
                 await self._commit(self._in_block)
             except _LeaseOver as over:
-                log.warning("lane %d has ended: %s", self._number, over)
+                log.warning("lane %d has ended: %s", self.number, over)
                 self.end(str(over))
             except Exception:
                 # A bug, not an engine error. The partitions must not continue: their next offsets
                 # may or may not be used.
-                log.exception("lane %d failed; its appends are refused", self._number)
-                self._fail_after_bug(self._in_block)
+                log.exception("lane %d failed; its appends are refused", self.number)
+                _fail_after_bug(self._in_block)
                 if self._lease.is_fenced:  # nor may the lane reuse a number
                     self.end("the lane failed")
             finally:
@@ -227,16 +230,16 @@ class Lane:
 
         So an ordinary batch waits for one block of large ones at most.
         """
-        if self._large.has_ready and (self._is_turn_of_large or not self._queue):
+        if self._large.has_ready and (self._is_turn_of_large or not self.queue):
             self._is_turn_of_large = False
             return self._large.next_appends(self._limits.block_max_bytes)
         self._is_turn_of_large = True
         appends: list[PendingAppend] = []
         size = rows = 0
-        while self._queue and size < self._limits.block_max_bytes and (
+        while self.queue and size < self._limits.block_max_bytes and (
             rows < self._limits.block_max_rows
         ):  # fmt: skip
-            append = self._queue.popleft()
+            append = self.queue.popleft()
             if self._large.holds(append.partition):
                 self._large.add(append)
                 continue
@@ -256,7 +259,7 @@ class Lane:
             log.warning(
                 "lane %d: the clock is ahead of the days of which the session may write rows;"
                 " its appends are refused",
-                self._number,
+                self.number,
             )
             for append in appends:
                 append.refuse(NotLeaderOrFollower("the clock is ahead of the session"))
@@ -270,11 +273,13 @@ class Lane:
         self._keep(block)
         if block.rows:
             self._block_number += 1
-            token = block_token(self._identity, self._number, self._block_number)
+            token = block_token(self._identity, self.number, self._block_number)
             try:
-                await self._store_begun(block, token)
-                await self._store(block, token)
+                with self.counts.inserts.timed():
+                    await self._store_begun(block, token)
+                    await self._store(block, token)
             except EngineError as error:
+                self.counts.refused += 1
                 self._refusals.failed(error)
                 self.resolved = self._block_number
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
@@ -288,7 +293,7 @@ class Lane:
         """What is not in the block: it waits for a later one, in order."""
         for append in reversed(block.left_over):
             if not self._large.put_back(append):
-                self._queue.appendleft(append)
+                self.queue.appendleft(append)
         for append, begun in block.set_aside:
             self._large.add(append, begun)
 
@@ -299,20 +304,16 @@ class Lane:
             append.refuse(KafkaStorageError(f"cannot read the log: {error}"))
 
     def _publish(self, block: PendingBlock) -> None:
+        self.counts.blocks += 1 if block.rows else 0
         block.staging.publish()
         ends: dict[PartitionLog, int] = {}
         for partition, batch in block.new_batches:
             self._cache.add(partition.tail, batch)
             ends[partition] = batch.last_offset + 1
+            self.counts.note_batch(ends[partition] - batch.base_offset, len(batch.data))
         for partition, end in ends.items():
             partition.advance(end)
         block.answer_all()
-
-    def _fail_after_bug(self, appends: Iterable[PendingAppend]) -> None:
-        for append in appends:
-            partition = append.partition
-            partition.close(KafkaStorageError(f"{partition} needs a restart of the broker"))
-            append.answer(UnknownServerError("the broker could not store the records; see its log"))
 
     # --- the engine
 
@@ -327,7 +328,7 @@ class Lane:
             self._check_lease(block.append_time_ms)
             try:
                 await self._engine.insert_block(
-                    self._number, table.name, table.column_list, data, f"{token}-begun"
+                    self.number, table.name, table.column_list, data, f"{token}-begun"
                 )
                 return
             except (NotSent, InsertRejected):
@@ -348,7 +349,7 @@ class Lane:
             self._is_sent = True
             try:
                 await self._engine.insert_block(
-                    self._number, "messages", block.columns, block.data, token
+                    self.number, "messages", block.columns, block.data, token
                 )
                 return
             except NotSent:
@@ -367,7 +368,7 @@ class Lane:
     async def _is_stored(self, block: PendingBlock) -> bool:
         """Whether a refused block is stored after all; retries until the engine answers."""
         partition, offset = next(iter(block.staging.first_offsets.items()))
-        sent = SentBlock(self._number, self._block_number, block.append_time_ms, partition, offset)
+        sent = SentBlock(self.number, self._block_number, block.append_time_ms, partition, offset)
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             self._check_lease(block.append_time_ms)
@@ -404,12 +405,19 @@ class Lane:
 
     def _lose_patience(self) -> None:
         """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
-        log.warning("lane %d: its shard does not answer; its clients are refused", self._number)
+        log.warning("lane %d: its shard does not answer; its clients are refused", self.number)
         self._away = True
         for append in self._take_queued():
             append.refuse(NotLeaderOrFollower("the shard does not answer"))
         for append in self._in_block:
             append.answer(RequestTimedOut("the shard does not answer; the records may be stored"))
+
+
+def _fail_after_bug(appends: Iterable[PendingAppend]) -> None:
+    for append in appends:
+        partition = append.partition
+        partition.close(KafkaStorageError(f"{partition} needs a restart of the broker"))
+        append.answer(UnknownServerError("the broker could not store the records; see its log"))
 
 
 def _answer_handed_over(append: PendingAppend) -> None:

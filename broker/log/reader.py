@@ -23,6 +23,7 @@ from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
 from broker.log.transaction_tables import aborted_between
 from broker.log.transactions import AbortedTransaction
+from common.timings import Timings
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
 from storage.engine import EngineError
@@ -129,8 +130,10 @@ class ColdReader:
     def __init__(self, row_sources: RowSources, max_bytes: int) -> None:
         """`max_bytes` bounds what is kept, over all partitions."""
         self._row_sources = row_sources
-        self._max_bytes = max_bytes
-        self._size = 0
+        self.max_bytes = max_bytes
+        self.size = 0
+        self.loads = Timings()
+        self.loaded_bytes = 0
         self._segments: OrderedDict[tuple[PartitionLog, int], _Segment] = OrderedDict()
         self._by_partition: defaultdict[PartitionLog, dict[int, _Segment]] = defaultdict(dict)
         self._loads: dict[tuple[PartitionLog, int], asyncio.Task[_Loaded]] = {}
@@ -170,7 +173,7 @@ class ColdReader:
     def forget(self, partition: PartitionLog) -> None:
         """Rows of the partition have been removed: drop everything that was read before."""
         for first in self._by_partition.pop(partition, {}):
-            self._size -= self._segments.pop((partition, first)).size
+            self.size -= self._segments.pop((partition, first)).size
         for key in [key for key in self._loads if key[0] is partition]:
             self._outdated.add(self._loads.pop(key))
         self._open_reads.forget(partition)
@@ -192,7 +195,7 @@ class ColdReader:
 
     def _share(self, most: int, shares: int) -> int:
         """Bytes for one of the `shares` that each partition which is read has of the budget."""
-        return min(most, self._max_bytes // (shares * max(1, len(self._by_partition))))
+        return min(most, self.max_bytes // (shares * max(1, len(self._by_partition))))
 
     async def _load(self, partition: PartitionLog, offset: int) -> _Segment:
         # All callers of a range share one task; cancelling a caller does not cancel the task.
@@ -223,9 +226,9 @@ class ColdReader:
         # The first piece is wanted first, so it goes last if there is no room for all.
         for piece in reversed(list(segment.pieces())):
             self._keep(key[0], piece)
-        while self._size > self._max_bytes and len(self._segments) > 1:
+        while self.size > self.max_bytes and len(self._segments) > 1:
             (partition, first), oldest = self._segments.popitem(last=False)
-            self._size -= oldest.size
+            self.size -= oldest.size
             del self._by_partition[partition][first]
             if not self._by_partition[partition]:
                 del self._by_partition[partition]
@@ -233,10 +236,10 @@ class ColdReader:
     def _keep(self, partition: PartitionLog, piece: _Segment) -> None:
         before = self._segments.pop((partition, piece.first), None)
         if before is not None:
-            self._size -= before.size
+            self.size -= before.size
         self._segments[partition, piece.first] = piece
         self._by_partition[partition][piece.first] = piece
-        self._size += piece.size
+        self.size += piece.size
 
     def _read_ahead(self, partition: PartitionLog, offset: int, room: int) -> None:
         """Read on from `offset`, until about `room` bytes more are kept."""
@@ -274,7 +277,9 @@ class ColdReader:
         await self._load_turns.begin()
         size = 0
         try:
-            loaded = await self._read_rows(partition, offset)
+            with self.loads.timed():
+                loaded = await self._read_rows(partition, offset)
+            self.loaded_bytes += loaded.segment.size
             # Rows as the engine gives them, and as batches.
             size = 2 * loaded.segment.size
             return loaded

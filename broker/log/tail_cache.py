@@ -116,9 +116,9 @@ class TailCache:
     """The budget that all partitions share."""
 
     def __init__(self, max_bytes: int, progress: LogProgress | None = None) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._progress = progress or AllInEngine()
-        self._size = 0
+        self.size = 0
         self._order: deque[tuple[PartitionTail, int]] = deque()
 
     def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
@@ -127,9 +127,9 @@ class TailCache:
         base_offset, last_offset, data, _ = batch
         tail.append(CachedBatch(base_offset, last_offset, data, self._progress.appended))
         self._order.append((tail, size))
-        self._size += size
+        self.size += size
         in_engine = self._progress.in_engine
-        while self._size > self._max_bytes and self._order[0][0].first_position <= in_engine:
+        while self.size > self.max_bytes and self._order[0][0].first_position <= in_engine:
             oldest, oldest_size = self._order.popleft()
             oldest.drop_first()
-            self._size -= oldest_size
+            self.size -= oldest_size

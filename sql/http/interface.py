@@ -55,7 +55,8 @@ _VIEW_PATHS = (_REPAIR_VIEW, _DROP_VIEW)
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _HELP = (
     "There is nothing here. SQL goes to / as ?query=... or as the body of a POST;"
-    " /ping and /replicas_status say whether the server is alive.\n"
+    " /ping and /replicas_status say whether the server is alive;"
+    " /metrics, /live and /ready are for monitoring.\n"
 )
 
 

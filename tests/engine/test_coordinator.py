@@ -389,10 +389,10 @@ async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
             await groups.join("knocked", request)
         with pytest.raises(MemberIdGiven) as given:
             await groups.join("knocked", request)
-        await until_async(lambda: "knocked" not in groups._hosted_groups)
+        await until_async(lambda: "knocked" not in groups.hosted_groups)
         with pytest.raises(UnknownMemberId):
             await groups.join("knocked", joining(given.value.member_id))
-        assert groups._hosted_groups.size_bytes == 0
+        assert groups.hosted_groups.size_bytes == 0
         assert scripted.inserts == []
 
 
@@ -418,7 +418,7 @@ class TestMemory:
             for n in range(100):
                 with pytest.raises(GroupMaxSizeReached):
                     await groups.join(f"other-{n}", joining(protocols=(("range", bytes(9_000)),)))
-            assert groups._hosted_groups.ids() == ["one"]
+            assert groups.hosted_groups.ids() == ["one"]
 
     async def test_an_assignment_past_the_budget_is_refused(
         self, scripted: ScriptedEngine, clock: Clock

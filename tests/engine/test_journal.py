@@ -142,7 +142,7 @@ async def test_inserts_wait_while_the_journal_is_full(data_dir: Path) -> None:
     async with journal(data_dir, max_bytes=5_000) as opened:
         for offset in range(200):  # about 200 bytes each
             await append(opened, offset)
-            waiting = sum(stream.waiting_bytes for stream in opened._streams)
+            waiting = sum(stream.waiting_bytes for stream in opened.streams)
             assert waiting <= 5_000
         assert len(await stored(opened)) > 150
         assert await seen(opened) == list(range(200))
@@ -214,7 +214,7 @@ async def test_while_the_engine_refuses_rows_inserts_are_refused(data_dir: Path)
         await commit(opened, 0)  # other tables are not affected
         assert await opened.rows("SELECT count() FROM latest_offsets") == [[1]]
         await opened.embedded.execute("ALTER TABLE messages DROP CONSTRAINT no")
-        log_stream = opened._streams[LOG]
+        log_stream = opened.streams[LOG]
         await until_async(lambda: log_stream.drained == log_stream.appended)
         assert await stored(opened) == [0, 1]
         await append(opened, 2, token="again")
@@ -299,7 +299,7 @@ async def test_a_large_block_gets_its_turn_among_small_ones(data_dir: Path) -> N
                 await asyncio.sleep(0)
 
         others = [asyncio.create_task(small(number)) for number in range(8)]
-        log_stream = opened._streams[LOG]
+        log_stream = opened.streams[LOG]
         await until_async(lambda: log_stream.drained > 0)
         data = block(LOG_ROWS, [("x" * 1_000_000, *log_row(0)[1:])])
         await asyncio.wait_for(

@@ -220,7 +220,7 @@ async def test_of_a_range_larger_than_the_budget_the_beginning_is_kept(
         await loads_done(reader)
         assert reader._cached(log, 0) is None
         assert reader._cached(log, kept[-1]) is not None  # and is read once more, with the others
-    assert reader._size == kept_bytes(reader) <= 3_000_000
+    assert reader.size == kept_bytes(reader) <= 3_000_000
     assert sum(map(len, reader._by_partition.values())) == len(reader._segments)
     await reader.close()
 
@@ -455,7 +455,7 @@ async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> N
         log = rnd.choice(logs)
         await reader.read(log, rnd.randrange(log.high_watermark), rnd.choice([1, 10_000]))
         assert kept_bytes(reader) <= 300_000
-        assert kept_bytes(reader) == reader._size
+        assert kept_bytes(reader) == reader.size
         segments = max(segments, len(reader._segments))
     assert segments > 1
     for log in logs:

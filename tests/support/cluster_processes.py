@@ -102,6 +102,12 @@ class Broker(Part):
         name = f"broker {node_id}"
         super().__init__(name, host, command, log_path)
 
+    @property
+    def http_url(self) -> str:
+        """Where it serves metrics, as its ready line says."""
+        (line,) = (one for one in self.printed().splitlines() if one.startswith(READY))
+        return f"http://{line.rpartition(' http=')[2]}"
+
 
 class Engine(Part):
     """One shard; `urls` are its listeners, which stand for replicas in sync."""

@@ -38,6 +38,8 @@ DEBIAN_PACKAGES = {
     "mvn": "maven",
     "node": "nodejs",
     "npm": "npm",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
 }
 
 

@@ -26,6 +26,7 @@ from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
+from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
@@ -78,6 +79,7 @@ def broker() -> Broker:
         node_id=1,
         leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
         encoded_topics=EncodedTopics(),
+        requests=RequestCounts(),
     )
     return cast(Broker, known)
 

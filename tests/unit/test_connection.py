@@ -30,6 +30,7 @@ from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.in_flight import InFlight
 from broker.node import Broker
+from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 from protocol.errors import KafkaError, KafkaStorageError
 from protocol.versions import ApiKey
@@ -111,6 +112,7 @@ class FakeBroker:
     settings: Settings = field(default_factory=Settings)
     in_flight: InFlight = field(default_factory=lambda: InFlight(256 * MIB))
     response_memory: ResponseMemory = field(default_factory=lambda: ResponseMemory(64 * MIB))
+    requests: RequestCounts = field(default_factory=RequestCounts)
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,14 +233,14 @@ async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
         return Client(broker, handlers, made, wire)
 
     yield make
-    tasks = [task for made in connections for _, _, task in made._running]
+    tasks = [task for made in connections for _, _, task, _ in made._running]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def in_flight(broker: FakeBroker) -> int:
-    return broker.in_flight._size
+    return broker.in_flight.size
 
 
 # --- Order ---

@@ -14,12 +14,16 @@ from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint
 from broker.listener import KafkaListener, ListenError
 from broker.node import Broker
+from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 
 
 def connections() -> Connections:
     broker = SimpleNamespace(
-        settings=Settings(), in_flight=InFlight(1 << 20), response_memory=ResponseMemory(1 << 20)
+        settings=Settings(),
+        in_flight=InFlight(1 << 20),
+        requests=RequestCounts(),
+        response_memory=ResponseMemory(1 << 20),
     )
     return Connections(cast(Broker, broker))
 

@@ -1,0 +1,22 @@
+"""Whether this broker should be sent clients: what `/ready` says."""
+
+from __future__ import annotations
+
+from broker.node import BrokerRuntime
+
+
+class Health:
+    """`begun` and `stopping` are set by broker/server.py."""
+
+    def __init__(self, runtime: BrokerRuntime) -> None:
+        self._runtime = runtime
+        self.begun = False
+        self.stopping = False
+
+    def unready(self) -> str | None:
+        """Why not, in one sentence; None if clients are served."""
+        if self.stopping:
+            return "the broker stops"
+        if not self.begun:
+            return "the broker starts"
+        return self._runtime.unready()

@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.api.topic_lookup import NO_ID
+from tests.clients.metrics_page import documented, shown
 from tests.conftest import OwnBrokers
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
@@ -39,7 +40,6 @@ from tests.support.wire import Closed, Wire, frame
 
 DASHBOARD = json.loads((PROJECT / "docs/grafana/prometheus.json").read_text(encoding="utf-8"))
 RULES = PROJECT / "docs/prometheus/alerts.yml"
-PAGE = PROJECT / "docs/monitoring.md"
 NEVER_MS = "86400000"
 ODD_NAMES = ['a "quoted" one', "back\\slash", "two\nlines", "\u2603 \x01 \x7f \u202e", "{a=b}", " "]
 
@@ -67,25 +67,6 @@ def produce(broker: BrokerProcess, topic: str, count: int, partition: int = 0) -
     for number in range(count):
         producer.produce(topic, b"value %d" % number, partition=partition)
     assert producer.flush(30) == 0
-
-
-def documented(section: str) -> dict[str, tuple[str, str, str]]:
-    """The rows of a table of docs/monitoring.md: type, labels and meaning by name."""
-    text = PAGE.read_text(encoding="utf-8").partition(f"### {section}\n")[2].partition("\n#")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", text, re.MULTILINE)
-    return {name: (kind, labels, meaning) for name, kind, labels, meaning in rows}
-
-
-def shown(text: str) -> dict[str, tuple[str, str, str]]:
-    """The same of an answer of /metrics, without metrics of prometheus_client itself."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        if family.name.startswith("brokerhouse_"):
-            name = family.name + ("_total" if family.type == "counter" else "")
-            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-            names = ", ".join(f"`{label}`" for label in sorted(labels))
-            found[name] = (family.type, names, family.documentation)
-    return found
 
 
 # --- what the numbers say

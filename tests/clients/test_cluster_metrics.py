@@ -1,0 +1,121 @@
+"""`/metrics` and health checks of the brokers of a cluster: what all of them say together."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.metrics_page import documented, shown
+from tests.support import messages
+from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.cluster_view import await_leaders, await_settled, coordinator, node
+from tests.support.messages import Target
+from tests.support.prometheus import get, scraped, value
+from tests.support.waiting import until
+from tests.support.wire import Wire
+
+PARTITIONS = 12
+NODES = {1, 2, 3}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster-metrics"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def target(cluster: Cluster, topic: str) -> Target:
+    """A topic with a record in each partition; each broker leads some of them."""
+    await_settled(cluster)
+    with Wire(cluster.brokers[0]) as wire:
+        made = messages.create_topic(wire, topic, PARTITIONS)
+    led = await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
+    for partition, leader in led.items():
+        with Wire(node(cluster, leader.node_id)) as wire:
+            request = messages.produce(made, messages.small_batch(), partition=partition)
+            (answer,) = wire.ask(request, 13).responses[0].partition_responses
+            assert answer.error_code == 0
+    return made
+
+
+def lags(cluster: Cluster, topic: str) -> list[tuple[str, float]]:
+    """The partition and the lag of each series that any broker shows."""
+    return sorted(
+        (dict(labels)["partition"], number)
+        for broker in cluster.brokers
+        for labels, number in scraped(broker.http_url)
+        .get("brokerhouse_group_lag_records", {})
+        .items()
+        if dict(labels)["topic"] == topic
+    )
+
+
+def test_brokers_tell_of_all_slots_and_of_every_record(cluster: Cluster, target: Target) -> None:
+    def of_all(name: str, **labels: str) -> float:
+        return sum(value(broker.http_url, name, **labels) for broker in cluster.brokers)
+
+    until(lambda: of_all("brokerhouse_cluster_slots", state="served") == SLOTS)
+    for broker in cluster.brokers:
+        assert get(broker.http_url, "/live").status == get(broker.http_url, "/ready").status == 200
+        found = scraped(broker.http_url)
+        assert found["brokerhouse_cluster_slots_all"][()] == SLOTS
+        assert found["brokerhouse_cluster_session_valid"][()] == 1
+        assert 0 < found["brokerhouse_cluster_lease_seconds"][()] <= cluster.session_timeout_s
+        assert found["brokerhouse_cluster_brokers"][()] == len(NODES)
+        assert set(found["brokerhouse_cluster_shard_up"].values()) == {1}
+        assert sum(found["brokerhouse_appended_records_total"].values()) >= 1
+        assert "brokerhouse_journal_waiting_rows" not in found
+    assert of_all("brokerhouse_partition_end_offset", topic=target.name) == PARTITIONS
+
+
+def test_the_leader_of_a_partition_tells_its_lag_whoever_coordinates_the_group(
+    cluster: Cluster, target: Target
+) -> None:
+    with Wire(node(cluster, coordinator(cluster.brokers[0], "behind"))) as wire:
+        offsets = dict.fromkeys(range(PARTITIONS), 0)
+        answer = wire.ask(messages.commit("behind", (target, offsets)), 9)
+        assert {one.error_code for one in answer.topics[0].partitions} == {0}
+    expected = sorted((str(partition), 1.0) for partition in range(PARTITIONS))
+    until(lambda: lags(cluster, target.name) == expected, "each lag from one broker")
+
+
+def test_every_metric_of_a_cluster_is_explained(cluster: Cluster, target: Target) -> None:
+    explained = documented("Every broker") | documented("A broker of a cluster")
+    for broker in cluster.brokers:
+        with Wire(broker) as wire:
+            wire.ask(messages.fetch(target, 1000), 13)  # an error in any case
+    pages = [shown(get(broker.http_url, "/metrics").text) for broker in cluster.brokers]
+    assert all(page.keys() == explained.keys() for page in pages)
+    # A metric without series has no labels.
+    assert {name: max(page[name] for page in pages) for name in explained} == explained
+
+
+def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> None:
+    def ready(broker: Broker) -> tuple[int, str]:
+        return get(broker.http_url, "/ready")[:2]
+
+    broker = cluster.brokers[0]
+    until(lambda: ready(broker)[0] == 200)
+    sessions = value(broker.http_url, "brokerhouse_cluster_sessions_total")
+    with cluster.keeper.paused():
+        until(lambda: ready(broker) == (503, "this broker has no session\n"))
+        assert get(broker.http_url, "/live").status == 200
+        assert value(broker.http_url, "brokerhouse_cluster_session_valid") == 0
+        assert value(broker.http_url, "brokerhouse_cluster_lease_seconds") == 0
+    until(lambda: ready(broker)[0] == 200)
+    assert value(broker.http_url, "brokerhouse_cluster_sessions_total") > sessions
+
+
+def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
+    def shard_up(name: str) -> float:
+        return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
+
+    engine, other = cluster.engines
+    with engine.paused():
+        until(lambda: shard_up(engine.name) == 0)
+        assert shard_up(other.name) == 1
+    until(lambda: shard_up(engine.name) == 1)

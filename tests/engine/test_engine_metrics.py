@@ -1,0 +1,52 @@
+"""The metrics of an engine that is busy: a scrape does not wait for it."""
+
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from broker.monitoring.engine import EngineMetrics
+from storage.embedded import EmbeddedEngine
+
+LONG_S = 20.0
+"""Far more than a scrape waits."""
+
+
+async def collected(metrics: EngineMetrics) -> dict[str, float]:
+    """The sum of each metric's series."""
+    return {
+        family.name: sum(sample.value for sample in family.samples)
+        for family in await metrics.collect()
+    }
+
+
+async def test_a_busy_engine_leaves_a_scrape_with_the_last_numbers_and_their_age(
+    engine: EmbeddedEngine, data_dir: Path
+) -> None:
+    metrics = EngineMetrics(engine, data_dir)
+    before = await collected(metrics)
+    assert before["brokerhouse_engine_parts"] > 0
+    assert before["brokerhouse_engine_memory_bytes"] > 0
+    assert before["brokerhouse_engine_sample_age_seconds"] < LONG_S
+
+    async with AsyncExitStack() as reads:
+        for _ in range(len(engine._all_readers)):  # every thread that reads has a query open
+            rows = engine.read_native("SELECT number FROM system.numbers", {}, 1 << 10)
+            reads.push_async_callback(rows.aclose)
+            assert await anext(rows)
+        began_s = time.monotonic()
+        first, second = await collected(metrics), await collected(metrics)
+        assert time.monotonic() - began_s < LONG_S
+        assert second["brokerhouse_engine_parts"] == before["brokerhouse_engine_parts"]
+        assert (
+            second["brokerhouse_engine_sample_age_seconds"]
+            > first["brokerhouse_engine_sample_age_seconds"]
+            >= 1.0
+        )
+        assert second["brokerhouse_disk_free_bytes"] > 0
+
+    after = await collected(metrics)
+    assert (
+        after["brokerhouse_engine_sample_age_seconds"]
+        < second["brokerhouse_engine_sample_age_seconds"]
+    )
+    await metrics.close()

@@ -9,9 +9,13 @@ where the broker raises an error, search for its class: `git grep NotLeaderOrFol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
+
+_WORD = re.compile(r"(?<!^)(?=[A-Z])")
+"""Where a word of a class name begins, but the first."""
 
 
 class KafkaError(Exception):
@@ -349,6 +353,18 @@ class InvalidRegularExpression(KafkaError):
 def error_with_code(code: int, message: str) -> KafkaError:
     """The error that another broker answered with. `UnknownServerError` for a code not listed."""
     return _by_code().get(code, UnknownServerError)(message)
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error, such as NOT_LEADER_OR_FOLLOWER; its number if it is not listed."""
+    found = _by_code().get(code)
+    if found is None:
+        return str(code)
+    return (
+        "INVALID_TOPIC_EXCEPTION"
+        if found is InvalidTopic
+        else _WORD.sub("_", found.__name__).upper()
+    )
 
 
 @cache

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka.errors import for_code
 from prometheus_client.core import Metric
 
 from broker.connection import Connections
 from broker.monitoring.families import counter, gauge, histogram
 from broker.node import Broker
 from broker.request_counts import CLOSED
+from protocol.errors import error_name
 
 _API = ("api",)
+_CLOSED = "CONNECTION_CLOSED"
 
 
 class RequestMetrics:
@@ -37,7 +38,7 @@ class RequestMetrics:
             "brokerhouse_request_errors_total",
             "Error codes in responses, those of partitions and topics included",
             [
-                ((name, error_name(code)), count)
+                ((name, _CLOSED if code == CLOSED else error_name(code)), count)
                 for name, counts in apis
                 for code, count in sorted(counts.errors.items())
             ],
@@ -124,11 +125,3 @@ class RequestMetrics:
             [(("tail",), fetched.tail_reads), (("cold",), fetched.cold_reads)],
             ("source",),
         )
-
-
-def error_name(code: int) -> str:
-    """Kafka's name of an error code."""
-    if code == CLOSED:
-        return "CONNECTION_CLOSED"
-    name: str = for_code(code).message
-    return name

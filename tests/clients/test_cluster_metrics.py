@@ -14,12 +14,17 @@ from tests.support.waiting import until
 from tests.support.wire import Wire
 
 PARTITIONS = 12
+RECORDS = 2
+"""In each partition."""
 NODES = {1, 2, 3}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster-metrics"))
+    made = Cluster(
+        tmp_path_factory.mktemp("cluster-metrics"),
+        session_timeout_ms=10_000,  # not to be lost on a busy machine
+    )
     try:
         made.start()
         yield made
@@ -29,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
-    """A topic with a record in each partition; each broker leads some of them."""
+    """A topic with records in each partition; each broker leads some of them."""
     await_settled(cluster)
     with Wire(cluster.brokers[0]) as wire:
         made = messages.create_topic(wire, topic, PARTITIONS)
@@ -69,7 +74,7 @@ def test_brokers_tell_of_all_slots_and_of_every_record(cluster: Cluster, target:
         assert set(found["brokerhouse_cluster_shard_up"].values()) == {1}
         assert sum(found["brokerhouse_appended_records_total"].values()) >= 1
         assert "brokerhouse_journal_waiting_rows" not in found
-    assert of_all("brokerhouse_partition_end_offset", topic=target.name) == PARTITIONS
+    assert of_all("brokerhouse_partition_end_offset", topic=target.name) == PARTITIONS * RECORDS
 
 
 def test_the_leader_of_a_partition_tells_its_lag_whoever_coordinates_the_group(
@@ -79,7 +84,7 @@ def test_the_leader_of_a_partition_tells_its_lag_whoever_coordinates_the_group(
         offsets = dict.fromkeys(range(PARTITIONS), 0)
         answer = wire.ask(messages.commit("behind", (target, offsets)), 9)
         assert {one.error_code for one in answer.topics[0].partitions} == {0}
-    expected = sorted((str(partition), 1.0) for partition in range(PARTITIONS))
+    expected = sorted((str(partition), RECORDS) for partition in range(PARTITIONS))
     until(lambda: lags(cluster, target.name) == expected, "each lag from one broker")
 
 

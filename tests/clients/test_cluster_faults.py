@@ -42,6 +42,7 @@ from tests.support.group_members import (
 )
 from tests.support.log_parts import numbered
 from tests.support.messages import Target
+from tests.support.prometheus import get, value
 from tests.support.server_process import PROJECT
 from tests.support.waiting import until
 from tests.support.wire import Wire
@@ -481,3 +482,34 @@ def grows(flow: Flow, within_s: float = 0.5) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+# What monitoring says
+
+
+def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> None:
+    def ready(broker: Broker) -> tuple[int, str]:
+        return get(broker.http_url, "/ready")[:2]
+
+    await_settled(cluster)
+    broker = cluster.brokers[0]
+    until(lambda: ready(broker)[0] == 200)
+    sessions = value(broker.http_url, "brokerhouse_cluster_sessions_total")
+    with cluster.keeper.paused():
+        until(lambda: ready(broker) == (503, "this broker has no session\n"))
+        assert get(broker.http_url, "/live").status == 200
+        assert value(broker.http_url, "brokerhouse_cluster_session_valid") == 0
+        assert value(broker.http_url, "brokerhouse_cluster_lease_seconds") == 0
+    until(lambda: ready(broker)[0] == 200)
+    assert value(broker.http_url, "brokerhouse_cluster_sessions_total") > sessions
+
+
+def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
+    def shard_up(name: str) -> float:
+        return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
+
+    engine, other = cluster.engines
+    with engine.paused():
+        until(lambda: shard_up(engine.name) == 0)
+        assert shard_up(other.name) == 1
+    until(lambda: shard_up(engine.name) == 1)

@@ -1,12 +1,10 @@
 """`/metrics` and health checks of the brokers of a cluster: what all of them say together."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.clients.metrics_page import documented, shown
 from tests.support import messages
-from tests.support.cluster_processes import SLOTS, Broker, Cluster
+from tests.support.cluster_processes import SLOTS, Cluster
 from tests.support.cluster_view import await_leaders, await_settled, coordinator, node
 from tests.support.messages import Target
 from tests.support.prometheus import get, scraped, value
@@ -17,19 +15,6 @@ PARTITIONS = 12
 RECORDS = 2
 """In each partition."""
 NODES = {1, 2, 3}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(
-        tmp_path_factory.mktemp("cluster-metrics"),
-        session_timeout_ms=10_000,  # not to be lost on a busy machine
-    )
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
@@ -97,30 +82,3 @@ def test_every_metric_of_a_cluster_is_explained(cluster: Cluster, target: Target
     assert all(page.keys() == explained.keys() for page in pages)
     # A metric without series has no labels.
     assert {name: max(page[name] for page in pages) for name in explained} == explained
-
-
-def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> None:
-    def ready(broker: Broker) -> tuple[int, str]:
-        return get(broker.http_url, "/ready")[:2]
-
-    broker = cluster.brokers[0]
-    until(lambda: ready(broker)[0] == 200)
-    sessions = value(broker.http_url, "brokerhouse_cluster_sessions_total")
-    with cluster.keeper.paused():
-        until(lambda: ready(broker) == (503, "this broker has no session\n"))
-        assert get(broker.http_url, "/live").status == 200
-        assert value(broker.http_url, "brokerhouse_cluster_session_valid") == 0
-        assert value(broker.http_url, "brokerhouse_cluster_lease_seconds") == 0
-    until(lambda: ready(broker)[0] == 200)
-    assert value(broker.http_url, "brokerhouse_cluster_sessions_total") > sessions
-
-
-def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
-    def shard_up(name: str) -> float:
-        return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
-
-    engine, other = cluster.engines
-    with engine.paused():
-        until(lambda: shard_up(engine.name) == 0)
-        assert shard_up(other.name) == 1
-    until(lambda: shard_up(engine.name) == 1)

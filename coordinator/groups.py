@@ -71,6 +71,7 @@ class Group:
         self._limits = limits
         self._rebalance = Rebalance(limits.initial_rebalance_delay_ms, now)
         self._members = self._rebalance.members
+        self.sync_wait = self._rebalance.sync_wait
         self._admission = Admission(self._rebalance, limits, new_ids or _uuids())
 
     @classmethod
@@ -262,10 +263,6 @@ class Group:
         deadlines = [member.expires_ms for member in self._members if not member.waits]
         deadlines += self._members.pending.values()
         return min(deadlines + self._rebalance.deadlines, default=None)
-
-    def wait_anew_for_syncs(self, now_ms: int) -> None:
-        """Members that have to synchronise learn it only now: they have all of their time."""
-        self._rebalance.wait_anew_for_syncs(now_ms)
 
     def tick(self, now: Moment) -> None:
         """Act on every deadline that has passed."""

@@ -189,7 +189,7 @@ class HostedGroup:
         """Act on every deadline that has passed, and set the timer for the next one."""
         clock = self._host.clock
         if any(isinstance(one.outcome, JoinAnswer) for one in (*self._held, *self._being_stored)):
-            self.group.wait_anew_for_syncs(clock.monotonic_ms())
+            self.group.sync_wait.begin_anew(clock.monotonic_ms())
         while (deadline := self.group.next_deadline()) is not None:
             if deadline > clock.monotonic_ms():
                 break

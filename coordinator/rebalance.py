@@ -107,10 +107,17 @@ class SyncWait:
     def __init__(self) -> None:
         self.deadline_ms: int | None = None
         self.missing: set[str] = set()
+        self._timeout_ms = 0
 
-    def begin(self, member_ids: Iterable[str], deadline_ms: int) -> None:
+    def begin(self, member_ids: Iterable[str], now_ms: int, timeout_ms: int) -> None:
         self.missing = set(member_ids)
-        self.deadline_ms = deadline_ms
+        self._timeout_ms = timeout_ms
+        self.deadline_ms = now_ms + timeout_ms
+
+    def begin_anew(self, now_ms: int) -> None:
+        """Members that have to synchronise learn it only now: they have all of their time."""
+        if self.deadline_ms is not None:
+            self.deadline_ms = now_ms + self._timeout_ms
 
     def end(self) -> None:
         self.missing.clear()
@@ -130,7 +137,7 @@ class Rebalance:
         self.members = Members()
         self.answers: list[Answer] = []
         self.join_wait = JoinWait()
-        self._sync_wait = SyncWait()
+        self.sync_wait = SyncWait()
         self._initial_delay_ms = initial_delay_ms
 
     def resume(self, now_ms: int) -> None:
@@ -140,15 +147,10 @@ class Rebalance:
         elif self.state is GroupState.COMPLETING_REBALANCE:
             self._await_syncs(now_ms)
 
-    def wait_anew_for_syncs(self, now_ms: int) -> None:
-        """See `Group.wait_anew_for_syncs`."""
-        if self._sync_wait.deadline_ms is not None:
-            self._sync_wait.deadline_ms = now_ms + self.members.rebalance_timeout_ms
-
     @property
     def deadlines(self) -> list[int]:
         """When `tick` has something to do."""
-        waits = self.join_wait.deadline_ms, self._sync_wait.deadline_ms
+        waits = self.join_wait.deadline_ms, self.sync_wait.deadline_ms
         return [deadline_ms for deadline_ms in waits if deadline_ms is not None]
 
     def fire(
@@ -165,11 +167,9 @@ class Rebalance:
 
     def tick(self, now: Moment) -> None:
         """Act on every deadline that has passed."""
-        if _is_due(self._sync_wait.deadline_ms, now):
-            late = [
-                member for member in self.members if member.member_id in self._sync_wait.missing
-            ]
-            self._sync_wait.end()
+        if _is_due(self.sync_wait.deadline_ms, now):
+            late = [member for member in self.members if member.member_id in self.sync_wait.missing]
+            self.sync_wait.end()
             if late:
                 self.remove(late)
                 self.fire(GroupEvent.MEMBERS_REMOVED, now)
@@ -192,13 +192,13 @@ class Rebalance:
         for member in members:
             self.answer_waiting(member, UnknownMemberId("the member has been removed"))
             self.members.remove(member)
-            self._sync_wait.missing.discard(member.member_id)
+            self.sync_wait.missing.discard(member.member_id)
             self.changed = True
 
     def replace(self, old: GroupMember, new: GroupMember) -> None:
         """Replace the old process of a static member by the new one."""
         self.members.replace(old, new)
-        self._sync_wait.missing.discard(old.member_id)
+        self.sync_wait.missing.discard(old.member_id)
 
     def answer(self, waiter: Waiter, outcome: JoinAnswer | SyncAnswer | KafkaError) -> None:
         self.answers.append(Answer(waiter, outcome))
@@ -250,7 +250,7 @@ class Rebalance:
                 self.answer(member.syncing, RebalanceInProgress("another rebalance has begun"))
                 member.syncing = None
                 member.heard_at(now.monotonic_ms)
-        self._sync_wait.end()
+        self.sync_wait.end()
         self.join_wait.begin(now.monotonic_ms, self.members.rebalance_timeout_ms)
 
     def park_join(self, joining: Joining, _now: Moment) -> None:
@@ -288,14 +288,14 @@ class Rebalance:
 
     def _await_syncs(self, now_ms: int) -> None:
         member_ids = (member.member_id for member in self.members)
-        self._sync_wait.begin(member_ids, now_ms + self.members.rebalance_timeout_ms)
+        self.sync_wait.begin(member_ids, now_ms, self.members.rebalance_timeout_ms)
 
     def _park_sync(self, syncing: Syncing, _now: Moment) -> None:
         member = syncing.member
         if member.syncing is not None:
             self.answer(member.syncing, RebalanceInProgress("the member has synced again"))
         member.syncing = syncing.waiter
-        self._sync_wait.missing.discard(member.member_id)
+        self.sync_wait.missing.discard(member.member_id)
 
     def _assign(self, syncing: Syncing, now: Moment) -> None:
         for member in self.members:
@@ -313,8 +313,8 @@ class Rebalance:
         )
         member.syncing = None
         member.heard_at(now.monotonic_ms)
-        if not self._sync_wait.missing:
-            self._sync_wait.end()
+        if not self.sync_wait.missing:
+            self.sync_wait.end()
 
     def _answer_join(
         self, member: GroupMember, waiter: Waiter, leader: str, *, skip_assignment: bool = False

@@ -11,12 +11,16 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.admin import (
     AlterClientQuotasRequest,
+    AlterPartitionReassignmentsRequest,
+    AlterReplicaLogDirsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeClientQuotasRequest,
     DescribeConfigsRequest,
     DescribeGroupsRequest,
+    DescribeLogDirsRequest,
+    DescribeQuorumRequest,
     IncrementalAlterConfigsRequest,
     ListGroupsRequest,
 )
@@ -25,6 +29,8 @@ from kafka.protocol.producer import InitProducerIdRequest
 
 from broker.api import APIS
 from protocol.errors import (
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
     MessageTooLarge,
     NotCoordinator,
     NotLeaderOrFollower,
@@ -434,3 +440,58 @@ def test_quotas_and_configs_are_shared_and_a_restart_keeps_them(
     for broker in cluster.brokers:
         until(lambda broker=broker: seen(broker) == ("1048588", []))  # type: ignore[misc]
     await_settled(cluster)
+
+
+# Replicas: each partition has one, on its leader
+
+
+def test_a_partition_cannot_be_moved_to_another_broker(cluster: Cluster, target: Target) -> None:
+    leader = leaders(cluster.brokers[0], target.name)[0].node_id
+    other = min(NODES - {leader})
+    row = AlterPartitionReassignmentsRequest.ReassignableTopic
+
+    def reassigned(replicas: list[int], *, may_change: bool = True) -> int:
+        partition = row.ReassignablePartition(partition_index=0, replicas=replicas)
+        request = AlterPartitionReassignmentsRequest(
+            timeout_ms=1000,
+            allow_replication_factor_change=may_change,
+            topics=[row(name=target.name, partitions=[partition])],
+        )
+        with Wire(cluster.brokers[0]) as wire:
+            (topic,) = wire.ask(request, 1).responses
+        return int(topic.partitions[0].error_code)
+
+    assert reassigned([leader]) == 0
+    assert reassigned([other]) == InvalidReplicaAssignment.code
+    assert reassigned([leader, other]) == InvalidReplicaAssignment.code
+    assert reassigned([leader, other], may_change=False) == InvalidReplicationFactor.code
+
+
+def test_only_the_leader_has_a_partition_in_its_directory(cluster: Cluster, target: Target) -> None:
+    leader = leaders(cluster.brokers[0], target.name)[0].node_id
+    row = AlterReplicaLogDirsRequest.AlterReplicaLogDir
+    topic = row.AlterReplicaLogDirTopic(name=target.name, partitions=[0])
+    for broker, code in ((node(cluster, leader), 0), (another(cluster, leader), 9)):
+        with Wire(broker) as wire:
+            described = wire.ask(DescribeLogDirsRequest(topics=None), 4)
+            path = described.results[0].log_dir
+            request = AlterReplicaLogDirsRequest(dirs=[row(path=path, topics=[topic])])
+            (result,) = wire.ask(request, 2).results
+        assert result.partitions[0].error_code == code
+
+
+def test_every_broker_describes_the_same_quorum(cluster: Cluster) -> None:
+    await_settled(cluster)
+    row = DescribeQuorumRequest.TopicData
+    partition = row.PartitionData(partition_index=0)
+    request = DescribeQuorumRequest(
+        topics=[row(topic_name="__cluster_metadata", partitions=[partition])]
+    )
+    for broker in cluster.brokers:
+        with Wire(broker) as wire:
+            answer = wire.ask(request, 2)
+        (found,) = answer.topics[0].partitions
+        voters = [one.replica_id for one in found.current_voters]
+        observers = [one.replica_id for one in found.observers]
+        assert (found.leader_id, voters, observers) == (1, [1], [2, 3])
+        assert {one.node_id for one in answer.nodes} == NODES

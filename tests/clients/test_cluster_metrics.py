@@ -1,6 +1,7 @@
 """`/metrics` and health checks of the brokers of a cluster: what all of them say together."""
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.clients.metrics_page import documented, shown
 from tests.support import messages
@@ -8,7 +9,7 @@ from tests.support.cluster_processes import SLOTS, Cluster
 from tests.support.cluster_view import await_leaders, await_settled, coordinator, node
 from tests.support.messages import Target
 from tests.support.prometheus import get, scraped, value
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tests.support.wire import Wire
 
 PARTITIONS = 12
@@ -23,13 +24,26 @@ def target(cluster: Cluster, topic: str) -> Target:
     await_settled(cluster)
     with Wire(cluster.brokers[0]) as wire:
         made = messages.create_topic(wire, topic, PARTITIONS)
-    led = await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
-    for partition, leader in led.items():
-        with Wire(node(cluster, leader.node_id)) as wire:
-            request = messages.produce(made, messages.small_batch(), partition=partition)
-            (answer,) = wire.ask(request, 13).responses[0].partition_responses
-            assert answer.error_code == 0
+    await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number in range(PARTITIONS * RECORDS):
+        producer.produce(topic, b"value", partition=number % PARTITIONS)
+    assert producer.flush(LIMIT_S) == 0
     return made
+
+
+def commit_nothing(cluster: Cluster, target: Target) -> None:
+    """A group commits the first offset of each partition."""
+
+    def committed() -> bool:
+        with Wire(node(cluster, coordinator(cluster.brokers[0], "behind"))) as wire:
+            offsets = dict.fromkeys(range(PARTITIONS), 0)
+            answer = wire.ask(messages.commit("behind", (target, offsets)), 9)
+        return {one.error_code for one in answer.topics[0].partitions} == {0}
+
+    until(committed)
+    expected = sorted((str(partition), RECORDS) for partition in range(PARTITIONS))
+    until(lambda: lags(cluster, target.name) == expected, "each lag from one broker")
 
 
 def lags(cluster: Cluster, topic: str) -> list[tuple[str, float]]:
@@ -57,23 +71,19 @@ def test_brokers_tell_of_all_slots_and_of_every_record(cluster: Cluster, target:
         assert 0 < found["brokerhouse_cluster_lease_seconds"][()] <= cluster.session_timeout_s
         assert found["brokerhouse_cluster_brokers"][()] == len(NODES)
         assert set(found["brokerhouse_cluster_shard_up"].values()) == {1}
-        assert sum(found["brokerhouse_appended_records_total"].values()) >= 1
         assert "brokerhouse_journal_waiting_rows" not in found
-    assert of_all("brokerhouse_partition_end_offset", topic=target.name) == PARTITIONS * RECORDS
+    records = PARTITIONS * RECORDS
+    until(lambda: of_all("brokerhouse_partition_end_offset", topic=target.name) == records)
 
 
 def test_the_leader_of_a_partition_tells_its_lag_whoever_coordinates_the_group(
     cluster: Cluster, target: Target
 ) -> None:
-    with Wire(node(cluster, coordinator(cluster.brokers[0], "behind"))) as wire:
-        offsets = dict.fromkeys(range(PARTITIONS), 0)
-        answer = wire.ask(messages.commit("behind", (target, offsets)), 9)
-        assert {one.error_code for one in answer.topics[0].partitions} == {0}
-    expected = sorted((str(partition), RECORDS) for partition in range(PARTITIONS))
-    until(lambda: lags(cluster, target.name) == expected, "each lag from one broker")
+    commit_nothing(cluster, target)
 
 
 def test_every_metric_of_a_cluster_is_explained(cluster: Cluster, target: Target) -> None:
+    commit_nothing(cluster, target)
     explained = documented("Every broker") | documented("A broker of a cluster")
     for broker in cluster.brokers:
         with Wire(broker) as wire:

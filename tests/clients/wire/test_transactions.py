@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from kafka.protocol.admin import DescribeProducersRequest, ListTransactionsRequest
+from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from coordinator.transaction_states import Producer
@@ -243,3 +246,57 @@ def test_a_producer_with_an_open_transaction_is_described_as_before_a_kill(
     broker.kill()
     broker.start()
     assert described() == before
+
+
+def test_a_thousand_producers_have_transactions_at_once(broker: BrokerProcess, topic: str) -> None:
+    count, rounds = 1000, 3
+    with ExitStack() as stack:
+        wires = [stack.enter_context(Wire(broker)) for _ in range(count)]
+        target = messages.create_topic(wires[0], topic, 10)
+        begun = all_ask(wires, [messages.init_producer(f"{topic}-{n}") for n in range(count)], 5)
+        producers = [Producer(one.producer_id, one.producer_epoch) for one in begun]
+        for _ in range(rounds):
+            produces = []
+            for number, (producer_id, epoch) in enumerate(producers):
+                batch = batch_of(
+                    Record(value=b"v"),
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    base_sequence=0,
+                    attributes=TRANSACTIONAL,
+                )
+                produce = messages.produce(target, batch.data, partition=number % 10)
+                produce.transactional_id = f"{topic}-{number}"
+                produces.append(produce)
+            all_ask(wires, produces, BY_NAME)
+            ends = [
+                messages.end_transaction(f"{topic}-{number}", *producer, commit=number % 10 != 0)
+                for number, producer in enumerate(producers)
+            ]
+            ended = all_ask(wires, ends, NEWEST)
+            producers = [Producer(one.producer_id, one.producer_epoch) for one in ended]
+    until(
+        lambda: committed(broker, target) == rounds * count * 9 // 10,
+        "nine of ten transactions are committed",
+    )
+
+
+def all_ask(wires: Sequence[Wire], requests: Sequence[ApiMessage], version: int) -> list[Any]:
+    """All requests at once, each on its connection, until each has worked."""
+    answers: dict[int, Any] = {}
+    left = list(range(len(wires)))
+    while left:
+        sent = [(n, wires[n].send_request(requests[n], version)) for n in left]
+        found = [
+            (n, wires[n].receive_response(requests[n], version, sent_as)) for n, sent_as in sent
+        ]
+        answers.update(found)
+        codes = {
+            n: one.responses[0].partition_responses[0].error_code
+            if hasattr(one, "responses")
+            else one.error_code
+            for n, one in found
+        }
+        assert set(codes.values()) <= {0, errors.ConcurrentTransactions.code}
+        left = [n for n, code in codes.items() if code]
+    return [answers[n] for n in range(len(wires))]

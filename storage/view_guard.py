@@ -85,6 +85,8 @@ class ViewGuard:
         self._query = query
         self._lock = threading.Lock()
         """Held while rows go into the table."""
+        self._repairs = threading.Lock()
+        """Held while a failed view is repaired or dropped: two would fill it twice."""
         self._failed: dict[View, str] | None = None
         self._since: str | None = None
         """When an insert began whose views have not been looked at."""
@@ -211,27 +213,30 @@ class ViewGuard:
         `change` gives the view another query, before. Raises `UnknownView`, what `change` raises,
         and `EngineError`: also where the view would fail again, and then nothing is filled.
         """
-        with self._lock:
-            if view not in self._known_failed(handle):
-                raise UnknownView(f"no view {view} has failed")
-            if change is not None:
-                self._change(handle, view, change)
-        filled = self._fill(handle, view)  # the most of it, while records come in
-        with self._lock:
-            filled += self._fill(handle, view)
-            self._run(handle, f"ATTACH TABLE {view.quoted}")
-            self._end(handle, view)
+        with self._repairs:
+            with self._lock:
+                self._check_failed(handle, view)
+                if change is not None:
+                    self._change(handle, view, change)
+            filled = self._fill(handle, view)  # the most of it, while records come in
+            with self._lock:
+                filled += self._fill(handle, view)
+                self._run(handle, f"ATTACH TABLE {view.quoted}")
+                self._end(handle, view)
         log.info("view %s is filled again: it had missed %d records", view, filled)
         return filled
 
     def drop(self, handle: Handle, view: View) -> None:
         """Drop a failed view, with the table of its own. Raises `UnknownView`, `EngineError`."""
-        with self._lock:
-            if view not in self._known_failed(handle):
-                raise UnknownView(f"no view {view} has failed")
+        with self._repairs, self._lock:
+            self._check_failed(handle, view)
             self._run(handle, f"ATTACH TABLE {view.quoted}")
             self._end(handle, view)
             self._run(handle, f"DROP TABLE {view.quoted}")
+
+    def _check_failed(self, handle: Handle, view: View) -> None:
+        if view not in self._known_failed(handle):
+            raise UnknownView(f"no view {view} has failed")
 
     def _change(self, handle: Handle, view: View, change: Callable[[], None]) -> None:
         ((error,),) = self._rows(handle, self._stored("error"), view.parameters())

@@ -28,10 +28,10 @@ from sql.http.pool import Permit, StatementPool
 from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits
-from sql.http.text import InsertData, identifier
+from sql.http.text import InsertData
 from storage.engine import EngineError
 from storage.journal_statements import reads_only_system
-from storage.view_guard import UnknownView
+from storage.view_guard import UnknownView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class SqlGateway:
         """See `FailedViews.repair`. `query`: of a writer, for the view. Raises `SqlError`."""
         change = None
         if query is not None:
-            view = (identifier(database) + b"." + identifier(name)).decode()
+            view = View(database, name).quoted
             change = partial(self._run_as_writer, f"ALTER TABLE {view} MODIFY QUERY {query}")
         with _view_errors():
             return await self._engine.failed_views.repair(database, name, change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -129,6 +130,24 @@ def test_a_view_with_a_table_of_its_own_is_filled_while_records_come_in(
     assert column(broker, "SELECT count(), uniqExact(offset), max(id) FROM default.`own one`") == [
         "5001\t5001\t5000"
     ]
+
+
+def test_a_view_that_two_repair_at_once_is_filled_once(broker: BrokerProcess) -> None:
+    send(broker, "no number", *map(str, range(1, 20)))
+    slow = TOLERANT.replace("SELECT ", "SELECT sleepEachRow(0.02) + ", 1)
+
+    def repair(_: int) -> Answer:
+        return ask(
+            broker, slow, path="/views/repair", database="default", view="typed", headers=WRITER
+        )
+
+    with ThreadPoolExecutor() as threads:
+        answers = sorted(threads.map(repair, range(3)), key=lambda answer: answer.code)
+
+    assert [answer.code for answer in answers] == [0, 60, 60]
+    assert answers[0].text == '{"missed": 20}'
+    assert column(broker, IDS) == [str(n) for n in range(20)]
+    assert failed(broker) == []
 
 
 def test_only_who_may_write_repairs_a_view_and_only_with_what_they_may_read(

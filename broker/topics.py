@@ -144,7 +144,8 @@ class TopicCatalog(ABC):
     ) -> dict[UUID, KafkaError | EngineError]:
         """Store topics that exist in as few changes as possible; returns why some are not, by id.
 
-        Raises `ChangedElsewhere` if there is one topic.
+        A topic that another broker is changing is among these; if it is the only one, raises
+        `ChangedElsewhere`, and the whole change is tried again.
         """
 
     @abstractmethod
@@ -156,7 +157,10 @@ class TopicCatalog(ABC):
 
     @abstractmethod
     async def _forget_offsets(self, topic: Topic) -> None:
-        """The topic has been deleted: forget, now or soon, what groups committed to it."""
+        """The topic has been deleted: forget, now or soon, what groups committed to it.
+
+        Raises `EngineError`.
+        """
 
     @abstractmethod
     def _clean_up(self, topic: Topic) -> None:
@@ -221,18 +225,27 @@ class TopicCatalog(ABC):
     async def delete_all(self, topics: Sequence[Topic]) -> dict[UUID, KafkaError | EngineError]:
         """Forget topics now, in one change; their rows are deleted later.
 
-        Returns why some are not deleted, by id: they are unknown, or ClickHouse refused it.
+        Returns why some are not deleted, or their offsets are not forgotten, by id: they are
+        unknown, or ClickHouse refused it.
         """
         async with self._lock:
             await self._look()
             known, refused = self._all_current(topics)
             gone = [replace(topic, version=topic.version + 1) for topic in known]
             refused |= await self._store_all(gone, "deleting")
-            for before, after in zip(known, gone, strict=True):
-                if before.topic_id not in refused:
-                    self._drop(before)
-                    self._clean_up(after)
-                    await self._forget_offsets(before)
+            dropped = [
+                (before, after)
+                for before, after in zip(known, gone, strict=True)
+                if before.topic_id not in refused
+            ]
+            for before, after in dropped:
+                self._drop(before)
+                self._clean_up(after)
+            for topic, _ in dropped:
+                try:
+                    await self._forget_offsets(topic)
+                except EngineError as error:
+                    refused[topic.topic_id] = error
         return refused
 
     @_whole

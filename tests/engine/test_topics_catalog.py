@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -314,6 +315,24 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
     assert await states(engine) == ["live", "deleted"]
     assert (await restarted(engine)).all() == [other]
     await appender.close()
+
+
+async def test_topics_are_gone_also_if_the_offsets_of_one_cannot_be_forgotten(
+    engine: EmbeddedEngine,
+) -> None:
+    refusal = EngineError("no offset can be forgotten")
+
+    class Refusing(NoTopicData):
+        async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+            if topic == "t0":
+                raise refusal
+
+    catalog = LocalCatalog(engine, Settings(), Refusing())
+    topics = [await create_topic(catalog, f"t{n}", 1, {}) for n in range(3)]
+    assert await catalog.delete_all(topics) == {topics[0].topic_id: refusal}
+    assert catalog.all() == []
+    await clean_ups_of(catalog)
+    assert await states(engine) == ["deleted"] * 3
 
 
 async def test_a_topic_made_again_is_another_one_and_starts_empty(

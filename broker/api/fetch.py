@@ -174,12 +174,9 @@ class _Collector:
             if reading.partition is None or not reading.batches:
                 continue
             first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
-            transactions = reading.partition.transactions
             try:
-                reading.aborted = (
-                    transactions.aborted_between(first, end)
-                    if first >= transactions.listed_from
-                    else await self._ctx.broker.cold_reader.aborted(reading.partition, first, end)
+                reading.aborted = await self._ctx.broker.cold_reader.aborted(
+                    reading.partition, first, end
                 )
             except EngineError as error:
                 self._forget(reading)

@@ -167,7 +167,13 @@ class ColdReader:
     async def aborted(
         self, partition: PartitionLog, first: int, end: int
     ) -> list[AbortedTransaction]:
-        """Aborted transactions with records in first <= offset < end. Raises `EngineError`."""
+        """Aborted transactions with records in first <= offset < end, in the order of their ends.
+
+        Raises `EngineError`, only where the list of the partition does not go back so far.
+        """
+        listed = partition.transactions
+        if first >= listed.listed_from:
+            return listed.aborted_between(first, end)
         return await aborted_between(self._row_sources.engines(partition), partition, first, end)
 
     def forget(self, partition: PartitionLog) -> None:

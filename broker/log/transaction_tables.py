@@ -90,17 +90,16 @@ WHERE {IS_PARTITION} AND transaction_start < {{end:Int64}} AND last_offset >= {{
 async def aborted_between(
     engines: Collection[Engine], log: PartitionLog, first: int, end: int
 ) -> list[AbortedTransaction]:
-    """Those with records in first <= offset < end, in the order of their ends; see the list.
+    """Those with records in first <= offset < end, in the order of their ends.
 
-    `engines`: all that may have rows of the log; they are asked if the list does not go back so
-    far. Raises `EngineError`.
+    The listed ones, and those of `engines`: all that may have rows of the log. Raises
+    `EngineError`.
     """
     found = set(log.transactions.aborted_between(first, end))
-    if first < log.transactions.listed_from:
-        parameters = log_parameters(log) | {"first": first, "end": end}
-        for engine in engines:
-            rows = await engine.rows(_ABORTED_BETWEEN, parameters)
-            found.update(AbortedTransaction(*row) for row in rows)
+    parameters = log_parameters(log) | {"first": first, "end": end}
+    for engine in engines:
+        rows = await engine.rows(_ABORTED_BETWEEN, parameters)
+        found.update(AbortedTransaction(*row) for row in rows)
     return sorted(found, key=lambda one: one.last_offset)
 
 

@@ -22,6 +22,7 @@ from kafka.protocol.admin import (
 )
 
 from broker.api.context import Api, RequestContext
+from broker.api.new_topics import check_brokers
 from broker.api.topic_lookup import check_partition, find_topic
 from protocol.errors import (
     InvalidReplicaAssignment,
@@ -79,7 +80,11 @@ def _refusal(
         check_partition(topic, index)
         if replicas is None:
             raise NoReassignmentInProgress(f"{name}-{index} is not being reassigned.")
-        _check_brokers(ctx, replicas)
+        if not replicas:
+            raise InvalidReplicaAssignment("The assignment names no broker.")
+        check_brokers(ctx, replicas)
+        if len(set(replicas)) < len(replicas):
+            raise InvalidReplicaAssignment("The assignment names a broker more than once.")
     except KafkaError as error:
         return error
     leader = ctx.broker.leadership.leader(topic.topic_id, index).node_id
@@ -91,19 +96,6 @@ def _refusal(
         f"{name}-{index} has one replica, on its leader (broker {leader}); brokers share the "
         "slots of a cluster by themselves, and ClickHouse replicates the rows."
     )
-
-
-def _check_brokers(ctx: RequestContext, replicas: Sequence[int]) -> None:
-    if not replicas:
-        raise InvalidReplicaAssignment("The assignment names no broker.")
-    known = {broker.node_id for broker in ctx.broker.leadership.brokers()}
-    for node_id in replicas:
-        if node_id not in known:
-            raise InvalidReplicaAssignment(
-                f"The assignment names broker {node_id}, which does not exist."
-            )
-    if len(set(replicas)) < len(replicas):
-        raise InvalidReplicaAssignment("The assignment names a broker more than once.")
 
 
 API = Api(

@@ -1,7 +1,7 @@
 """Rules for new topics and new partitions: names, numbers, assigned replicas.
 
-Used by CreateTopics, by CreatePartitions, and by Metadata, which creates a topic when a client asks
-for it.
+Used by CreateTopics, by CreatePartitions, by AlterPartitionReassignments, and by Metadata, which
+creates a topic when a client asks for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ def check_replicas(ctx: RequestContext, broker_ids: Iterable[int]) -> None:
     replicas = list(broker_ids)
     if not replicas:
         raise InvalidReplicaAssignment("The assignment has a partition without a broker.")
+    check_brokers(ctx, replicas)
+    if len(replicas) > 1:
+        raise InvalidReplicaAssignment("The assignment names several brokers for one partition.")
+
+
+def check_brokers(ctx: RequestContext, broker_ids: Iterable[int]) -> None:
+    """Raises `InvalidReplicaAssignment` unless all of them are brokers of the cluster."""
     known = {node.node_id for node in ctx.broker.leadership.brokers()}
-    for broker_id in replicas:
+    for broker_id in broker_ids:
         if broker_id not in known:
             raise InvalidReplicaAssignment(
                 f"The assignment names broker {broker_id}, which does not exist."
             )
-    if len(replicas) > 1:
-        raise InvalidReplicaAssignment("The assignment names several brokers for one partition.")

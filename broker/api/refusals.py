@@ -26,7 +26,7 @@ def as_kafka_error(error: Refusal) -> KafkaError:
     """The error to answer with."""
     if isinstance(error, KafkaError):
         return error
-    log.error("ClickHouse refused a change of topics or configs: %s", error)
+    log.error("a change of topics or configs is not stored, or not known to be: %s", error)
     if error.code in _NO_ANSWER:
         return RequestTimedOut(str(error))
     if error.code == NOT_ENOUGH_SPACE:

@@ -206,7 +206,8 @@ class SharedCatalog(TopicCatalog):
     ) -> dict[UUID, KafkaError | EngineError]:
         refused: dict[UUID, KafkaError | EngineError] = {}
         is_deleted = state == "deleting"
-        for some in portions(topics) if is_deleted else ([topic] for topic in topics):
+        changes = portions(topics) if is_deleted else [[topic] for topic in topics]
+        for some in changes:
             try:
                 if is_deleted:
                     await self._registry.delete(some, self._stored)

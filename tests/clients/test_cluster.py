@@ -49,6 +49,7 @@ from tests.support.cluster_view import (
     leaders,
     metadata,
     node,
+    topic_on_all,
     wires,
 )
 from tests.support.messages import Target
@@ -64,12 +65,7 @@ RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
 
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
-    """A topic that every broker knows, and of which each leads a part."""
-    await_settled(cluster)
-    with Wire(cluster.brokers[0]) as wire:
-        made = messages.create_topic(wire, topic, PARTITIONS)
-    await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
-    return made
+    return topic_on_all(cluster, topic, PARTITIONS)
 
 
 def keys(records: list[Record]) -> list[bytes | None]:

@@ -26,12 +26,12 @@ from tests.support.cluster_view import (
     LIMIT_S,
     NOBODY,
     Leader,
-    await_leaders,
     await_settled,
     counted,
     epoch_end,
     leaders,
     node,
+    topic_on_all,
 )
 from tests.support.group_members import (
     Flow,
@@ -76,19 +76,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemberProces
 
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
-    """A topic of which each broker leads a part.
-
-    Its partitions are in fewer slots than there are, and the slots lie anywhere once brokers have
-    come and gone: not every topic has some of each broker's.
-    """
-    await_settled(cluster)
-    for n in count():
-        with Wire(cluster.brokers[0]) as wire:
-            made = messages.create_topic(wire, f"{topic}-{n}", PARTITIONS)
-        led = await_leaders(cluster.brokers, made.name, PARTITIONS)
-        if {leader.node_id for leader in led.values()} == NODES:
-            break
-    return made
+    return topic_on_all(cluster, topic, PARTITIONS)
 
 
 @contextmanager

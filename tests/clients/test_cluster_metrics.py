@@ -6,7 +6,7 @@ from confluent_kafka import Producer
 from tests.clients.metrics_page import documented, shown
 from tests.support import messages
 from tests.support.cluster_processes import SLOTS, Cluster
-from tests.support.cluster_view import await_leaders, await_settled, coordinator, node
+from tests.support.cluster_view import coordinator, node, topic_on_all
 from tests.support.messages import Target
 from tests.support.prometheus import get, scraped, value
 from tests.support.waiting import LIMIT_S, until
@@ -21,13 +21,10 @@ NODES = {1, 2, 3}
 @pytest.fixture
 def target(cluster: Cluster, topic: str) -> Target:
     """A topic with records in each partition; each broker leads some of them."""
-    await_settled(cluster)
-    with Wire(cluster.brokers[0]) as wire:
-        made = messages.create_topic(wire, topic, PARTITIONS)
-    await_leaders(cluster.brokers, topic, PARTITIONS, NODES)
+    made = topic_on_all(cluster, topic, PARTITIONS)
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for number in range(PARTITIONS * RECORDS):
-        producer.produce(topic, b"value", partition=number % PARTITIONS)
+        producer.produce(made.name, b"value", partition=number % PARTITIONS)
     assert producer.flush(LIMIT_S) == 0
     return made
 

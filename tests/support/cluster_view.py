@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from storage.slot_map import slot_of_group
+from tests.support import messages
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.messages import Target
 from tests.support.waiting import until
@@ -95,6 +97,23 @@ def await_settled(cluster: Cluster) -> None:
         )
 
     until(settled, "every broker has its share of the slots")
+
+
+def topic_on_all(cluster: Cluster, prefix: str, partitions: int) -> Target:
+    """A topic that every broker knows, and of which each leads a part.
+
+    Its partitions are in fewer slots than there are, and the slots lie anywhere once brokers have
+    come and gone: not every topic has some of each broker's.
+    """
+    await_settled(cluster)
+    everybody = {broker.node_id for broker in cluster.brokers}
+    for n in count():
+        with Wire(cluster.brokers[0]) as wire:
+            made = messages.create_topic(wire, f"{prefix}-{n}", partitions)
+        led = await_leaders(cluster.brokers, made.name, partitions)
+        if {leader.node_id for leader in led.values()} == everybody:
+            break
+    return made
 
 
 def another(cluster: Cluster, node_id: int) -> Broker:

@@ -44,12 +44,9 @@ def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
     admin.create_topics([NewTopic(topic, partitions)])[topic].result(_LIMIT_S)
 
 
-def read_committed(bootstrap: str, topic: str, partitions: int, count: int) -> list[Row]:
-    """What a read_committed consumer reads until it has `count` records and is at the end.
-
-    Sorted by partition and offset. Raises AssertionError if fewer come within two minutes.
-    """
-    consumer = confluent_kafka.Consumer(
+def committed_consumer(bootstrap: str) -> confluent_kafka.Consumer:
+    """It reads committed records, tells the ends of partitions, and commits no offset."""
+    return confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "reader",
@@ -59,6 +56,14 @@ def read_committed(bootstrap: str, topic: str, partitions: int, count: int) -> l
             "log_level": 0,
         }
     )
+
+
+def read_committed(bootstrap: str, topic: str, partitions: int, count: int) -> list[Row]:
+    """What a read_committed consumer reads until it has `count` records and is at the end.
+
+    Sorted by partition and offset. Raises AssertionError if fewer come within two minutes.
+    """
+    consumer = committed_consumer(bootstrap)
     rows: list[Row] = []
     ended: set[int | None] = set()
     deadline = time.monotonic() + _LIMIT_S

@@ -7,13 +7,14 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support import tools
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.java_app import JavaApp
+from tests.support.server_process import free_port
 from tests.support.waiting import until
 
 _ANSWER_LIMIT_S = 30.0
@@ -23,13 +24,11 @@ _CONFLICT = 409
 """The REST interface's answer while the workers rebalance."""
 
 
-class ConnectWorker(ServerProcess):
+class ConnectWorker(JavaApp):
     """One worker; those with the same brokers are one Connect cluster. It keeps its port.
 
     `settings`: those of the worker, which go before the ones that are here.
     """
-
-    clean_exit_codes = (0, 143)  # the latter: a Java process that was told to end
 
     def __init__(
         self,
@@ -39,9 +38,7 @@ class ConnectWorker(ServerProcess):
         *,
         name: str = "worker",
     ) -> None:
-        super().__init__(directory / f"{name}.log")
         self._url = f"http://127.0.0.1:{free_port()}"
-        self._properties = directory / f"{name}.properties"
         every_setting = {
             "bootstrap.servers": bootstrap,
             "group.id": "connect",
@@ -64,11 +61,7 @@ class ConnectWorker(ServerProcess):
             "producer.transaction.timeout.ms": "4000",
             **(settings or {}),
         }
-        lines = [f"{key}={value}\n" for key, value in every_setting.items()]
-        self._properties.write_text("".join(lines))
-
-    def command(self) -> Sequence[str]:
-        return [*tools.connect_command(), str(self._properties)]
+        super().__init__(directory, name, tools.connect_command(), every_setting)
 
     def is_ready(self) -> bool:
         """Whether it is a member of its group and has read the configs (KIP-1017)."""

@@ -19,6 +19,8 @@ LIMIT_S = 60.0
 READY_LIMIT_S = 180.0
 """Long enough for a busy machine; no test of start-up time uses it."""
 LOOK_AGAIN_S = 0.02
+ENDED_JAVA = (0, 143)
+"""Exit codes of a Java process that was told to end."""
 
 
 class ServerProcessError(Exception):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import tools
-from tests.support.server_process import ServerProcess
+from tests.support.java_app import JavaApp
 
 WORDS, COUNTS = "words", "counts"
 """The topics that it reads and writes."""
 _READY = "ready"
 
 
-class StreamsApp(ServerProcess):
+class StreamsApp(JavaApp):
     """One instance, with a state directory of its own; all have the same application id.
 
     `settings`: those of Kafka Streams, which go before the ones that are here.
     """
-
-    clean_exit_codes = (0, 143)  # the latter: a Java process that was told to end
 
     def __init__(
         self,
@@ -29,8 +27,6 @@ class StreamsApp(ServerProcess):
         *,
         name: str = "app",
     ) -> None:
-        super().__init__(directory / f"{name}.log")
-        self._properties = directory / f"{name}.properties"
         every_setting = {
             "bootstrap.servers": bootstrap,
             "application.id": "word-count",
@@ -44,11 +40,7 @@ class StreamsApp(ServerProcess):
             "transaction.timeout.ms": "10000",
             **(settings or {}),
         }
-        lines = [f"{key}={value}\n" for key, value in every_setting.items()]
-        self._properties.write_text("".join(lines))
-
-    def command(self) -> Sequence[str]:
-        return [*tools.word_count_command(), str(self._properties)]
+        super().__init__(directory, name, tools.word_count_command(), every_setting)
 
     def is_ready(self) -> bool:
         """Whether it has its first partitions, and their state."""

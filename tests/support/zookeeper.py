@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ENDED_JAVA, ServerProcess, free_port
 
 ANSWER_LIMIT_S = 1.0
 ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
@@ -20,7 +20,7 @@ LOGGING_JAR = Path("/usr/share/java/slf4j-simple.jar")
 class Keeper(ServerProcess):
     """Speaks ZooKeeper's protocol on `address`, which stays the same after a restart."""
 
-    clean_exit_codes = (0, 143)  # the latter: a Java process that was told to end
+    clean_exit_codes = ENDED_JAVA
 
     def __init__(self, directory: Path) -> None:
         """Raises FileNotFoundError where there is none to be started."""

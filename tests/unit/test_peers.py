@@ -61,7 +61,6 @@ async def test_a_connection_is_used_again_and_another_is_made_when_it_has_gone()
     async with listening(serve) as broker:
         for _ in range(4):
             await asked(asking, broker)
-            await asyncio.sleep(0.01)
     asking.close()
     assert connections == 2
 
@@ -73,7 +72,7 @@ async def test_a_request_that_waits_there_holds_up_no_other() -> None:
         if not first.is_set():
             first.set()
             await request_of(reader)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # for ever
         await answer(reader, writer)
 
     asking = Peers(1)
@@ -96,7 +95,7 @@ async def test_nobody_who_is_a_broker_answers(said: bytes, monkeypatch: pytest.M
         if said:
             writer.close()
         else:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # for ever
 
     monkeypatch.setattr(peers, "_TIMEOUT_S", 0.2)
     asking = Peers(1)

@@ -24,6 +24,7 @@ from tests.faults.history.conftest import MakeCluster
 from tests.faults.history.nemesis import Step, play, schedule
 from tests.faults.history.run import make_topic
 from tests.support.cluster_processes import Cluster
+from tests.support.committed import committed_consumer
 from tests.support.transaction_history import History, Writer, Written, ended, violations
 from tests.support.waiting import until
 
@@ -222,16 +223,7 @@ def end_what_is_open(bootstrap: str, producers: list[Producer]) -> None:
 
 def read_committed(bootstrap: str, topic: str) -> dict[int, list[bytes]]:
     values: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "reader",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "log_level": 0,
-        }
-    )
+    consumer = committed_consumer(bootstrap)
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in values])
         ended: set[int] = set()

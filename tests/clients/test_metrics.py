@@ -190,6 +190,7 @@ def test_groups_and_transactions_are_shown_by_their_state(
     producer = ConfluentProducer(quiet.kafka, f"{target.name}-id")
     producer.begin()
     producer.send(target.name, "record")
+    producer.flush()
     assert transactions("Ongoing") == ongoing + 1
     assert value(quiet.http_url, "brokerhouse_partition_transactions_open") == 1
     assert value(quiet.http_url, "brokerhouse_transaction_oldest_seconds") > 0

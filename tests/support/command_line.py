@@ -71,7 +71,7 @@ def output(
 ) -> str:
     """What a command prints on stdout; it must succeed and print nothing on stderr."""
     result = how(*arguments, stdin=stdin, **variables)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, ""), result
     return result.stdout
 
 

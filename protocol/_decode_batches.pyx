@@ -39,13 +39,13 @@ from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 
 
 cdef enum:
-    BLOCK_WIDTH = 16  # columns
+    BLOCK_WIDTH = 17  # columns
     SMALLEST_RECORD = 7  # bytes: length, attributes, two deltas, two lengths, header count
     INDEXES_TOLD = 1000
     # topic_id, partition, offset, timestamp_ms, timestamp_type, the null maps of key and value,
     # header ends, producer_id, producer_epoch, sequence, transactional, control, leader_epoch,
-    # append_time
-    FIXED_ROW_BYTES = 16 + 4 + 8 + 8 + 1 + 1 + 1 + 8 + 8 + 2 + 4 + 1 + 1 + 4 + 8
+    # append_time, transaction_start
+    FIXED_ROW_BYTES = 16 + 4 + 8 + 8 + 1 + 1 + 1 + 8 + 8 + 2 + 4 + 1 + 1 + 4 + 8 + 8
 
 
 cdef struct Run:
@@ -53,6 +53,7 @@ cdef struct Run:
     int64_t base_offset
     int64_t count
     int64_t producer_id
+    int64_t transaction_start
     uint32_t topic
     int32_t partition
     int32_t leader_epoch
@@ -406,7 +407,10 @@ cdef void _write_block(
     for r in range(run_count):
         p = _repeat(p, &runs[r].leader_epoch, 4, runs[r].count)
     p = _write_head(p, 15)  # append_time
-    _repeat(p, &append_time_ms, 8, rows)
+    p = _repeat(p, &append_time_ms, 8, rows)
+    p = _write_head(p, 16)  # transaction_start
+    for r in range(run_count):
+        p = _repeat(p, &runs[r].transaction_start, 8, runs[r].count)
 
 
 # --- what Python sees ---
@@ -502,6 +506,7 @@ cdef class BlockBuilder:
         payload,
         log_append_time_ms,
         bint keyed=False,
+        int64_t transaction_start=-1,
     ):
         cdef Columns *c = &self._columns
         cdef Buf *buffers = <Buf *>c
@@ -544,6 +549,7 @@ cdef class BlockBuilder:
         run.base_offset = base_offset
         run.count = count
         run.producer_id = header.producer_id
+        run.transaction_start = transaction_start
         run.partition = partition
         run.leader_epoch = leader_epoch
         run.base_sequence = header.base_sequence

@@ -6,8 +6,6 @@ number of columns and of rows, then each column: its name, its type, its values.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,16 +28,14 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("control", "Bool"),
     ("leader_epoch", "Int32"),
     ("append_time", "DateTime64(3)"),
+    ("transaction_start", "Int64"),
 )
 """Name and type of each column that `BlockBuilder` writes, in order."""
-
-TRANSACTION_START: Final[tuple[str, str]] = ("transaction_start", "Int64")
-"""The column that a block has besides if it has rows of transactions. Elsewhere it is -1."""
 
 READ_COLUMNS: Final[tuple[tuple[str, str], ...]] = tuple(
     column
     for column in COLUMNS
-    if column[0] not in ("topic", "topic_id", "partition", "append_time")
+    if column[0] not in ("topic", "topic_id", "partition", "append_time", "transaction_start")
 )
 """Name and type of each column that `encode_batches` reads, in order."""
 
@@ -47,18 +43,6 @@ READ_COLUMNS: Final[tuple[tuple[str, str], ...]] = tuple(
 def column_head(name: str, type_: str) -> bytes:
     """The head of a column in a block: its name and its type, before its values."""
     return length_prefixed(name.encode()) + length_prefixed(type_.encode())
-
-
-def with_transaction_starts(block: bytes, starts: Sequence[tuple[int, int]]) -> bytes:
-    """A block of `COLUMNS` with `TRANSACTION_START` behind them.
-
-    `starts`: how many rows, and where their transaction began, in the order of the rows.
-    """
-    assert block[0] == len(COLUMNS) < 0x7F
-    values = (struct.pack("<q", start) * rows for rows, start in starts)
-    return b"".join(
-        (bytes((len(COLUMNS) + 1,)), block[1:], column_head(*TRANSACTION_START), *values)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ class BlockBuilder:
     def __init__(self, append_time_ms: int) -> None:
         self._append_time_ms = _fit(append_time_ms, 64)
         self._rows: list[tuple[_PartitionKey, MessageRow]] = []
+        self._transaction_starts: list[int] = []
 
     @property
     def rows(self) -> int:
@@ -118,6 +119,7 @@ class BlockBuilder:
         payload: builtins.bytes | memoryview,
         log_append_time_ms: int | None,
         keyed: bool = False,
+        transaction_start: int = -1,
     ) -> None:
         """Adds the records of one batch, from `base_offset` on; all of them or, on an error, none.
 
@@ -129,11 +131,13 @@ class BlockBuilder:
         A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64. All records
         have the same one if `log_append_time_ms` is given, or if the batch is of LogAppendTime: its
         max timestamp. A record's sequence counts up from the base sequence (0 follows 2^31-1), and
-        is -1 if the batch has no producer id or no sequence.
+        is -1 if the batch has no producer id or no sequence. `transaction_start` is where in this
+        partition their transaction began, -1 if they are not part of one.
         """
         _fit(partition, 32)
         _fit(base_offset, 64)
         _fit(leader_epoch, 32)
+        _fit(transaction_start, 64)
         attributes = header.attributes
         one_timestamp = log_append_time_ms
         if one_timestamp is not None:
@@ -185,6 +189,7 @@ class BlockBuilder:
             if keyless:
                 raise RecordsWithoutKey(tuple(keyless[:INDEXES_TOLD]), len(keyless))
         self._rows += added
+        self._transaction_starts += [transaction_start] * len(added)
 
     def finish(self) -> builtins.bytes:
         """The whole block. Without rows, it has only the names and types of the columns."""
@@ -213,6 +218,7 @@ class BlockBuilder:
             lambda: _numbers("?", [row.control for row in rows]),
             lambda: _numbers("i", [row.leader_epoch for row in rows]),
             lambda: times,
+            lambda: _numbers("q", self._transaction_starts),
         )
         block = varuint(len(COLUMNS)) + varuint(len(rows))
         for (name, type_), column in zip(COLUMNS, columns, strict=True):

@@ -20,7 +20,6 @@ from broker.log.transactions import OpenTransaction
 from protocol._batches import BatchHeader, parse_headers, stamp_batch
 from protocol._decode_batches import BlockBuilder
 from protocol.batches import BATCH_OVERHEAD
-from protocol.columns import TRANSACTION_START, with_transaction_starts
 from protocol.control_batches import control_batch
 from protocol.errors import (
     InvalidProducerEpoch,
@@ -141,9 +140,6 @@ class PendingBlock:
     staging: Staging = field(default_factory=Staging)
     answers: list[tuple[PendingAppend, Outcome]] = field(default_factory=list)
     new_batches: list[tuple[PartitionLog, CachedBatch]] = field(default_factory=list)
-    starts: list[tuple[int, int]] = field(default_factory=list)
-    """How many rows each batch has, and where its transaction began; -1 without one."""
-    columns: str = BLOCK_COLUMNS
     data: bytes = b""
     rows: int = 0
     left_over: list[PendingAppend] = field(default_factory=list)
@@ -202,9 +198,6 @@ def build_block(
     block.rows = builder.rows
     if builder.rows:
         block.data = builder.finish()
-        if any(start >= 0 for _, start in block.starts):
-            block.columns = f"{BLOCK_COLUMNS}, {TRANSACTION_START[0]}"
-            block.data = with_transaction_starts(block.data, block.starts)
     return block
 
 
@@ -235,6 +228,10 @@ def _add(
     if header.codec:
         payload = memoryview(_decompressed(append, limits))
     base_offset = partition.next_offset
+    transaction_start = -1
+    if header.transactional:
+        open_one = partition.transactions.open.get(header.producer_id)
+        transaction_start = base_offset if open_one is None else open_one.first_offset
     builder.append(
         partition.topic.name,
         partition.topic_id.bytes,
@@ -245,6 +242,7 @@ def _add(
         payload,
         append_time_ms,
         "compact" in partition.topic.config.cleanup_policy,
+        transaction_start,
     )
     data = stamp_batch(append.records, header, base_offset, partition.leader_epoch, append_time_ms)
     block.staging.reserve(partition, header.count)
@@ -260,10 +258,6 @@ def _add(
         partition.verifying.pop(header.producer_id, None)
         begun = OpenTransaction(base_offset, header.producer_epoch)
         block.staging.begin_transaction(partition, header.producer_id, begun)
-        start = partition.transactions.open[header.producer_id].first_offset
-    else:
-        start = -1
-    block.starts.append((header.count, start))
     last_offset = base_offset + header.count - 1
     block.new_batches.append((partition, CachedBatch(base_offset, last_offset, data)))
     return Appended(base_offset, answered_ms)
@@ -334,8 +328,8 @@ def _add_marker(
         memoryview(batch)[BATCH_OVERHEAD:],
         None,
         False,
+        -1 if first_offset is None else first_offset,
     )
-    block.starts.append((1, -1 if first_offset is None else first_offset))
     block.staging.reserve(partition, 1)
     after = (
         ProducerEntry(epoch, (), now_ms)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from broker.log.block import (
+    BLOCK_COLUMNS,
     AppendLimits,
     PendingAppend,
     PendingBlock,
@@ -349,7 +350,7 @@ class Lane:
             self._is_sent = True
             try:
                 await self._engine.insert_block(
-                    self.number, "messages", block.columns, block.data, token
+                    self.number, "messages", BLOCK_COLUMNS, block.data, token
                 )
                 return
             except NotSent:

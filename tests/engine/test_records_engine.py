@@ -60,6 +60,7 @@ def add(
     log_append_time_ms: int | None = None,
     module: Any = COMPILED,
     leader_epoch: int = 3,
+    transaction_start: int = -1,
 ) -> None:
     (header,) = module.parse_headers(batch.data)
     builder.append(
@@ -71,6 +72,8 @@ def add(
         header,
         batch.payload,
         log_append_time_ms,
+        False,
+        transaction_start,
     )
 
 
@@ -99,7 +102,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
         base_sequence=2**31 - 1,
     )
     builder = COMPILED.BlockBuilder(APPEND_TIME_MS)
-    add(builder, batch, 41, "päge", 9)
+    add(builder, batch, 41, "päge", 9, transaction_start=40)
     engine.insert(INSERT, builder.finish())
     found = engine.query("SELECT * FROM messages ORDER BY offset", "JSONEachRow")
     first, second = (json.loads(line) for line in found.splitlines())
@@ -122,7 +125,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
         "sequence": 2**31 - 1,
         "transactional": True,
         "control": False,
-        "transaction_start": -1,  # a block has the column if it has rows of transactions
+        "transaction_start": 40,
         "leader_epoch": 3,
         "append_time": "2023-11-14 22:13:20.123",
     }

@@ -77,6 +77,7 @@ def append(
     log_append_time_ms: int | None = None,
     leader_epoch: int = 3,
     keyed: bool = False,
+    transaction_start: int = -1,
 ) -> None:
     header = header_of(module, batch)
     payload = memoryview(batch.data)[header.start + 61 : header.end]
@@ -90,6 +91,7 @@ def append(
         payload,
         log_append_time_ms,
         keyed,
+        transaction_start,
     )
 
 

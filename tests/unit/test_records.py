@@ -100,20 +100,22 @@ PLACES = st.tuples(
     st.one_of(st.just(0), st.integers(0, 2**62)),
     st.none() | st.sampled_from([-(2**63), -1, 0, 1_700_000_000_000, 2**63 - 1]),
     st.sampled_from([-(2**31), -1, 0, 1, 2**31 - 1]),
+    st.sampled_from([-1, 0, 2**63 - 1]),
 )
 
 
 @given(st.lists(st.tuples(make.batches(), PLACES), max_size=5), st.integers(*make.INT64))
 def test_sound_batches_become_the_same_block(
-    batches: list[tuple[Batch, tuple[str, int, int, int | None, int]]], append_time_ms: int
+    batches: list[tuple[Batch, tuple[str, int, int, int | None, int, int]]], append_time_ms: int
 ) -> None:
     blocks = []
     for module in BOTH:
         builder = module.BlockBuilder(append_time_ms)
-        for batch, (topic, partition, offset, log_append_time_ms, leader_epoch) in batches:
+        for batch, (topic, partition, offset, log_time_ms, epoch, start) in batches:
             append(
-                module, builder, batch, offset, topic, partition, log_append_time_ms, leader_epoch
-            )
+                module, builder, batch, offset, topic, partition, log_time_ms, epoch,
+                transaction_start=start,
+            )  # fmt: skip
         assert builder.rows == sum(batch.count for batch, _ in batches)
         blocks.append(builder.finish())
         assert builder.bytes == len(blocks[-1])

@@ -300,3 +300,25 @@ def all_ask(wires: Sequence[Wire], requests: Sequence[ApiMessage], version: int)
         assert set(codes.values()) <= {0, errors.ConcurrentTransactions.code}
         left = [n for n, code in codes.items() if code]
     return [answers[n] for n in range(len(wires))]
+
+
+def test_transactions_go_into_the_table_together_with_other_records(
+    own_broker: Callable[..., BrokerProcess], topic: str
+) -> None:
+    """A part for each change between the two would hold up everything that reads the table."""
+    broker = own_broker()
+    with Wire(broker) as wire:
+        target = messages.create_topic(wire, topic)
+        client = Client(wire, topic)
+        for _ in range(100):
+            assert client.produce(target) == 0
+            batch = batch_of(Record(value=b"of no transaction"))
+            wire.ask(messages.produce(target, batch.data), BY_NAME)
+        assert client.end() == 0
+    assert committed(broker, target) == 200
+    (parts,) = broker.sql(
+        "SELECT max(max_block_number) AS inserted, sum(rows) AS rows FROM system.parts"
+        " WHERE database = currentDatabase() AND table = 'messages' AND active"
+    )
+    assert parts["rows"] == 201
+    assert parts["inserted"] < 50

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from broker.named_addresses import NamedAddress, listeners_text, parse_listeners
 from common.address import Address, parse_address
 from common.machine import memory_bytes
 from sql.http.settings import SqlLimits, SqlQueue, SqlSettings
@@ -34,13 +35,18 @@ def _address_text(text: str) -> str:
     return str(parse_address(text))
 
 
+def _listeners_text(text: str) -> str:
+    return listeners_text(parse_listeners(text))
+
+
 def _advertised_text(text: str) -> str:
-    if parse_address(text).port == 0:
+    if any(one.port == 0 for one in parse_listeners(text)):
         raise ValueError("clients cannot connect to port 0: write the port that they should use")
-    return _address_text(text)
+    return _listeners_text(text)
 
 
 AddressText = Annotated[str, AfterValidator(_address_text)]
+ListenersText = Annotated[str, AfterValidator(_listeners_text)]
 AdvertisedText = Annotated[str, AfterValidator(_advertised_text)]
 
 
@@ -70,8 +76,10 @@ class Settings(BaseSettings):
     data_dir: Path = _setting(
         Path("./data"), "path", "Directory that holds all data; one running broker per directory"
     )
-    kafka: AddressText = _setting(
-        "127.0.0.1:9092", "host:port", "Where Kafka clients connect; port 0 picks a free port"
+    kafka: ListenersText = _setting(
+        "127.0.0.1:9092",
+        "host:port",
+        "Where Kafka clients connect: host:port (0 picks one), or NAME://host:port,...",
     )
     http: AddressText = _setting(
         "127.0.0.1:8123",
@@ -79,7 +87,7 @@ class Settings(BaseSettings):
         "Where HTTP is served: SQL, /metrics; port 0 picks a free port",
     )
     advertised: AdvertisedText | None = _setting(
-        None, "host:port", "Address that clients connect to, if it is not the address in `kafka`"
+        None, "host:port", "Addresses that clients connect to, if they are not those in `kafka`"
     )
     node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=_INT32_MAX)
     rack: str | None = _setting(
@@ -329,15 +337,16 @@ class Settings(BaseSettings):
                     f"({getattr(self, smaller)}): raise the first or lower the second"
                 )
         _check_sql_memory(self)
+        _check_advertised(self)
         if (self.sql_user is None) != (self.sql_password is None):
             missing = "sql_user" if self.sql_user is None else "sql_password"
             raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
         return self
 
     @property
-    def kafka_address(self) -> Address:
-        """`kafka` as host and port."""
-        return parse_address(self.kafka)
+    def listeners(self) -> tuple[NamedAddress, ...]:
+        """`kafka` as names, hosts and ports. Brokers of a cluster connect to the first one."""
+        return parse_listeners(self.kafka)
 
     @property
     def http_address(self) -> Address:
@@ -345,9 +354,9 @@ class Settings(BaseSettings):
         return parse_address(self.http)
 
     @property
-    def advertised_address(self) -> Address | None:
-        """`advertised` as host and port; None if clients connect to the address in `kafka`."""
-        return None if self.advertised is None else parse_address(self.advertised)
+    def advertised_listeners(self) -> tuple[NamedAddress, ...]:
+        """`advertised` as names, hosts and ports; clients of others connect as `kafka` says."""
+        return () if self.advertised is None else parse_listeners(self.advertised)
 
     @property
     def decompression_budget_bytes(self) -> int:
@@ -403,11 +412,19 @@ class Settings(BaseSettings):
 
     @property
     def names_for_http(self) -> frozenset[str]:
-        """Names of this server in a Host header: `http_hosts`, and the advertised one."""
+        """Names of this server in a Host header: `http_hosts`, and the advertised ones."""
         names = {name.strip().lower() for name in self.http_hosts.split(",")} - {""}
-        if (advertised := self.advertised_address) is not None:
-            names.add(advertised.host.lower())
-        return frozenset(names)
+        return frozenset(names | {one.host.lower() for one in self.advertised_listeners})
+
+
+def _check_advertised(settings: Settings) -> None:
+    known = [one.listener for one in settings.listeners]
+    for one in settings.advertised_listeners:
+        if one.listener not in known:
+            raise ValueError(
+                f"advertised has an address of the listener {one.listener}, but kafka has only"
+                f" {', '.join(known)}: write NAME://HOST:PORT in both"
+            )
 
 
 def _check_sql_memory(settings: Settings) -> None:

@@ -28,6 +28,7 @@ from kafka.protocol.api_message import ApiMessage
 from broker.api import APIS
 from broker.api.api_versions import unsupported_api_versions
 from broker.api.context import Api, CloseConnection, RequestContext
+from broker.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
 from broker.outgoing import Outgoing, Piece
 from broker.request_counts import ApiCounts
@@ -69,8 +70,9 @@ class _BegunRequest(NamedTuple):
 class Connection(asyncio.Protocol):
     """One client's connection, created by the listener; it ends when either side closes."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: Connections, listener: str) -> None:
         self._broker = broker
+        self._listener = listener
         self._connections = connections
         self._in_flight = broker.in_flight
         self._counts = broker.requests
@@ -182,7 +184,13 @@ class Connection(asyncio.Protocol):
         try:
             if request.message is not None:
                 context = RequestContext(
-                    self._broker, request.header, self.peer, APIS, self._charge, self
+                    self._broker,
+                    request.header,
+                    self.peer,
+                    APIS,
+                    self._charge,
+                    self,
+                    self._listener,
                 )
                 if request.api.key is ApiKey.Produce:
                     return asyncio.ensure_future(request.api.handler(context, request.message))
@@ -390,9 +398,9 @@ class Connections:
         )
         self._draining = False
 
-    def new(self) -> Connection:
-        """The protocol of a client that has just connected."""
-        return Connection(self._broker, self)
+    def new(self, listener: str = DEFAULT_LISTENER) -> Connection:
+        """The protocol of a client that has just connected to the listener with this name."""
+        return Connection(self._broker, self, listener)
 
     def admit(self, connection: Connection) -> bool:
         """Add a new connection. False if the limit is reached or the broker is stopping."""

@@ -7,23 +7,38 @@ use broker/cluster/leadership.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
 from broker.log.partition import SINGLE_BROKER_EPOCH
+from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
 
 NO_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """A broker that clients can connect to."""
+    """A broker that clients can connect to.
+
+    `host` and `port` are of its first listener, to which other brokers connect. `listeners`: the
+    addresses of all; there may be none if PLAINTEXT is the only one.
+    """
 
     node_id: int
     host: str
     port: int
     rack: str | None = None
+    listeners: tuple[NamedAddress, ...] = ()
+
+    def seen_from(self, listener: str) -> BrokerEndpoint | None:
+        """The broker as clients of this listener reach it; None if it has no such listener."""
+        if not self.listeners and listener == DEFAULT_LISTENER:
+            return self
+        for name, host, port in self.listeners:
+            if name == listener:
+                return replace(self, host=host, port=port)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

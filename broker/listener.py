@@ -1,4 +1,4 @@
-"""Where clients connect. The port is bound before anything is opened, and accepts clients last.
+"""Where clients connect. The ports are bound before anything is opened, and accept clients last.
 
 So a broker knows its own address before it is built, an address in use is reported at once, and no
 client connects to a broker that is not ready.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.leadership import BrokerEndpoint
-from common.address import parse_address
+from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 _BACKLOG = 1024
@@ -23,65 +26,86 @@ class ListenError(Exception):
 
 
 class KafkaListener:
-    """The listener for Kafka clients. Create it with `bind`."""
+    """The listeners for Kafka clients. Create it with `bind`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._server: asyncio.Server | None = None
+        self._servers: list[tuple[NamedAddress, asyncio.Server]] = []
         self._connections: Connections | None = None
 
     @classmethod
     async def bind(cls, settings: Settings) -> KafkaListener:
-        """Bind the address of the setting `kafka`. Nobody can connect yet. Raises `ListenError`."""
+        """Bind the addresses of the setting `kafka`; nobody can connect yet.
+
+        Raises `ListenError`.
+        """
         listener = cls(settings)
-        address = parse_address(settings.kafka)
         try:
-            listener._server = await asyncio.get_running_loop().create_server(
-                listener._connected,
-                address.host,
-                address.port,
+            for address in settings.listeners:
+                await listener._bind(address)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    async def _bind(self, wanted: NamedAddress) -> None:
+        with _listen_errors(wanted):
+            server = await asyncio.get_running_loop().create_server(
+                partial(self._connected, wanted.listener),
+                wanted.host,
+                wanted.port,
                 backlog=_BACKLOG,
                 start_serving=False,
             )
-        except OSError as error:
-            raise ListenError(f"cannot listen for Kafka on {address}: {reason(error)}") from error
-        return listener
+        port = int(server.sockets[0].getsockname()[1])
+        self._servers.append((wanted._replace(port=port), server))
 
     @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+    def addresses(self) -> list[NamedAddress]:
+        """Where it listens, with the ports that were picked."""
+        return [address for address, _ in self._servers]
 
     def endpoint(self) -> BrokerEndpoint:
-        """The address that clients connect to. Raises `ListenError` if there is none."""
+        """The addresses that clients connect to. Raises `ListenError` if a listener has none."""
         settings = self._settings
-        host, port = parse_address(settings.kafka).host, self.port
-        if settings.advertised is not None:
-            host, port = parse_address(settings.advertised)
-        elif host in _WILDCARD_HOSTS:
-            raise ListenError(
-                f"{host} is not an address that clients can connect to: give --advertised HOST:PORT"
-            )
-        return BrokerEndpoint(settings.node_id, host, port, settings.rack)
+        advertised = {one.listener: one for one in settings.advertised_listeners}
+        told = tuple(advertised.get(one.listener, one) for one in self.addresses)
+        for one in told:
+            if one.host in _WILDCARD_HOSTS:
+                named = "" if len(told) == 1 else f"{one.listener}://"
+                raise ListenError(
+                    f"{one.host} is not an address that clients can connect to:"
+                    f" give --advertised {named}HOST:PORT"
+                )
+        first = told[0]
+        named_ones = () if [one.listener for one in told] == [DEFAULT_LISTENER] else told
+        return BrokerEndpoint(settings.node_id, first.host, first.port, settings.rack, named_ones)
 
     async def accept(self, connections: Connections) -> None:
         """Let clients connect. Raises `ListenError`."""
-        assert self._server is not None
         self._connections = connections
-        try:
-            await self._server.start_serving()
-        except OSError as error:
-            address = self._settings.kafka
-            raise ListenError(f"cannot listen for Kafka on {address}: {reason(error)}") from error
+        for address, server in self._servers:
+            with _listen_errors(address):
+                await server.start_serving()
 
     def close(self) -> None:
         """Accept no more clients; open connections stay open."""
-        if self._server is not None:
-            self._server.close()
+        for _, server in self._servers:
+            server.close()
 
-    def _connected(self) -> Connection:
+    def _connected(self, listener: str) -> Connection:
         assert self._connections is not None, "a client has connected before `accept`"
-        return self._connections.new()
+        return self._connections.new(listener)
+
+
+@contextmanager
+def _listen_errors(address: NamedAddress) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ListenError(
+            f"cannot listen for Kafka on {address.address}: {reason(error)}"
+        ) from error
 
 
 def reason(error: OSError) -> str:

@@ -119,7 +119,7 @@ async def _serve_until(
     try:
         await kafka.accept(connections)
         idle.start()
-        ready = f"ready kafka={parse_address(settings.kafka)._replace(port=kafka.port)}"
+        ready = f"ready kafka={','.join(str(one.address) for one in kafka.addresses)}"
         await http.setup()
         http_listener = await _http_listener(http, settings)
         http_port = int(http_listener.sockets[0].getsockname()[1])

@@ -19,6 +19,7 @@ from broker.api import loggers
 from broker.config import Settings, as_text
 from broker.dynamic_settings import can_change, names_of
 from broker.effective_configs import default_text
+from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
 from broker.node import Broker
 from broker.resource_configs import UNUSED_BROKER_CONFIGS
 from broker.stored_configs import ALL_BROKERS, BROKER
@@ -254,22 +255,23 @@ def _type(name: str, default: object) -> ConfigType:
 
 
 def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
-    host, port = broker.endpoint.host, broker.endpoint.port
-    shown_host = f"[{host}]" if ":" in host else host
-    for name, value, doc, is_set in (
+    endpoint, settings = broker.endpoint, broker.settings
+    only = NamedAddress(DEFAULT_LISTENER, endpoint.host, endpoint.port)
+    for name, listeners, doc, is_set in (
         (
             "listeners",
-            f"PLAINTEXT://{broker.settings.kafka}",
+            settings.listeners,
             "Where Kafka clients connect.",
-            broker.settings.kafka != Settings.model_fields["kafka"].default,
+            settings.kafka != Settings.model_fields["kafka"].default,
         ),
         (
             "advertised.listeners",
-            f"PLAINTEXT://{shown_host}:{port}",
+            endpoint.listeners or (only,),
             "Address that clients connect to.",
-            broker.settings.advertised is not None,
+            settings.advertised is not None,
         ),
     ):
+        value = ",".join(map(str, listeners))
         yield _broker_entry(name, value, value, ConfigType.LIST, doc, is_set=is_set)
 
 

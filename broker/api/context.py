@@ -6,11 +6,14 @@ The file of a key ends with its `Api`. A handler gets the decoded request and a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from broker.log.block import Sender
+from broker.log.topic import Topic
+from broker.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
 from broker.response_memory import ResponseCharge
 from coordinator.messages import Client
@@ -36,6 +39,8 @@ class RequestContext(NamedTuple):
     charge: ResponseCharge
     """Of the connection: what a response holds before it is encoded is counted here."""
     sender: Sender | None = None
+    listener: str = DEFAULT_LISTENER
+    """The name of the one that the client is connected to."""
 
     @property
     def version(self) -> int:
@@ -47,6 +52,23 @@ class RequestContext(NamedTuple):
         host, _, _ = self.peer.rpartition(":")
         name = (self.header.client_id or "").encode()[:NAME_MAX_BYTES].decode(errors="ignore")
         return Client(name, f"/{host}")
+
+    def seen(self, brokers: Iterable[BrokerEndpoint]) -> list[BrokerEndpoint]:
+        """These brokers as the client reaches them; none that has no listener of this name."""
+        found = (broker.seen_from(self.listener) for broker in brokers)
+        return [broker for broker in found if broker is not None]
+
+    def leaders(self, topic: Topic) -> Sequence[Leader]:
+        """The leaders of a topic's partitions; NO_NODE also where the client cannot reach one."""
+        leadership = self.broker.leadership
+        leaders = leadership.leaders(topic.topic_id, topic.partitions)
+        if not self.broker.endpoint.listeners:
+            return leaders
+        reached = {broker.node_id for broker in self.seen(leadership.contacts())}
+        return tuple(
+            leader if leader.node_id in reached else replace(leader, node_id=NO_NODE)
+            for leader in leaders
+        )
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]

@@ -32,7 +32,7 @@ async def describe_cluster(
         endpoint_type=_BROKERS,
         cluster_id=ctx.broker.cluster_id,
         controller_id=leadership.controller_id,
-        brokers=[] if error else [_broker(node) for node in leadership.brokers()],
+        brokers=[] if error else [_broker(node) for node in ctx.seen(leadership.brokers())],
         authorized_operations=CLUSTER_OPERATIONS if asked else NOT_ASKED,
     )
 

@@ -22,7 +22,6 @@ from common.clock import wall_ms
 from protocol.errors import UnknownTopicOrPartition
 
 _METADATA = "__cluster_metadata"
-_LISTENER = "PLAINTEXT"
 _NO_DIRECTORY = UUID(int=0)
 _Topic: TypeAlias = DescribeQuorumResponse.TopicData
 _Partition: TypeAlias = DescribeQuorumResponse.TopicData.PartitionData
@@ -35,6 +34,7 @@ async def describe_quorum(
 ) -> DescribeQuorumResponse:
     asked = [(topic.topic_name, one) for topic in request.topics for one in topic.partitions]
     is_about_metadata = any(_is_metadata(name, one.partition_index) for name, one in asked)
+    nodes = ctx.seen(ctx.broker.leadership.brokers())
     return DescribeQuorumResponse(
         error_code=0,
         error_message=None,
@@ -48,7 +48,7 @@ async def describe_quorum(
             )
             for topic in request.topics
         ],
-        nodes=[_node(one) for one in ctx.broker.leadership.brokers()] if is_about_metadata else [],
+        nodes=[_node(ctx, one) for one in nodes] if is_about_metadata else [],
     )
 
 
@@ -92,10 +92,10 @@ def _replica(node_id: int, now_ms: int) -> _Replica:
     )
 
 
-def _node(broker: BrokerEndpoint) -> _Node:
+def _node(ctx: RequestContext, broker: BrokerEndpoint) -> _Node:
     return _Node(
         node_id=broker.node_id,
-        listeners=[_Node.Listener(name=_LISTENER, host=broker.host, port=broker.port)],
+        listeners=[_Node.Listener(name=ctx.listener, host=broker.host, port=broker.port)],
     )
 
 

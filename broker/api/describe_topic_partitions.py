@@ -73,9 +73,9 @@ def _described(
     ctx: RequestContext, topic: Topic, start: int, stop: int
 ) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
     row = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    leader = ctx.broker.leadership.leader
+    leaders = ctx.leaders(topic)
     partitions = described_partitions(
-        ((index, leader(topic.topic_id, index)) for index in range(start, stop)),
+        ((index, leaders[index]) for index in range(start, stop)),
         row.DescribeTopicPartitionsResponsePartition,
         eligible_leader_replicas=[],
         last_known_elr=[],

@@ -81,6 +81,8 @@ def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Coordin
     if refusal is not None:
         return _CoordinatorFound(_NOBODY, refusal)
     node = ctx.broker.leadership.coordinator(key)
+    if node is not None:
+        node = node.seen_from(ctx.listener)
     if node is None:
         error = CoordinatorNotAvailable("No broker coordinates it at the moment.")
         return _CoordinatorFound(_NOBODY, error)

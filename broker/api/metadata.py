@@ -49,7 +49,7 @@ async def metadata(ctx: RequestContext, request: MetadataRequest) -> bytes:
             MetadataResponse.MetadataResponseBroker(
                 node_id=node.node_id, host=node.host, port=node.port, rack=node.rack
             )
-            for node in leadership.contacts()
+            for node in ctx.seen(leadership.contacts())
         ],
         cluster_id=ctx.broker.cluster_id,
         controller_id=leadership.controller_id,
@@ -147,7 +147,7 @@ def _find(ctx: RequestContext, name: str) -> Topic:
 
 
 def _found(ctx: RequestContext, topic: Topic, operations: set[int]) -> bytes:
-    leaders = ctx.broker.leadership.leaders(topic.topic_id, topic.partitions)
+    leaders = ctx.leaders(topic)
     kind = Kind(ctx.version, operations is not NOT_ASKED)
     return ctx.broker.encoded_topics.get(
         topic, leaders, kind, lambda: _encoded(topic, leaders, operations, ctx.version)

@@ -105,4 +105,6 @@ class SlotLeadership:
 
 
 def _node(session: BrokerSession) -> BrokerEndpoint:
-    return BrokerEndpoint(session.node_id, session.host, session.port, session.rack)
+    return BrokerEndpoint(
+        session.node_id, session.host, session.port, session.rack, session.listeners
+    )

@@ -21,6 +21,7 @@ from enum import StrEnum
 from fractions import Fraction
 from hashlib import blake2b
 
+from broker.named_addresses import NamedAddress
 from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
 from storage.slot_map import NOBODY, Slot, SlotMap
 
@@ -70,6 +71,7 @@ class BrokerSession:
     append_floors: Mapping[str, int] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
     topics_seen: int = 0
+    listeners: tuple[NamedAddress, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +100,9 @@ class BrokerSession:
     @classmethod
     def from_text(cls, text: str) -> BrokerSession:
         """Raises `MalformedState`."""
-        found = object_of(text, {one.name for one in fields(cls)}, "a session")
+        # Sessions of brokers from before there were several listeners do not have them.
+        required = {one.name for one in fields(cls)} - {"listeners"}
+        found = object_of(text, required, "a session")
         try:
             return cls(
                 session_id=count_of(found["session_id"]),
@@ -119,6 +123,10 @@ class BrokerSession:
                 },
                 away=frozenset(name_of(shard) for shard in found["away"]),
                 topics_seen=count_of(found["topics_seen"]),
+                listeners=tuple(
+                    NamedAddress(name_of(name), name_of(host), count_of(port))
+                    for name, host, port in found.get("listeners", ())
+                ),
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise MalformedState(f"not a session: {error}: {shortened(text)}") from error

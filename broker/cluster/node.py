@@ -287,7 +287,15 @@ def _lanes_of(host: ShardHost) -> LaneSource:
 
 def _identity(endpoint: BrokerEndpoint, ttl_ms: int) -> BrokerSession:
     """What the sessions of this broker have in common."""
-    return BrokerSession(0, endpoint.node_id, endpoint.host, endpoint.port, endpoint.rack, ttl_ms)
+    return BrokerSession(
+        0,
+        endpoint.node_id,
+        endpoint.host,
+        endpoint.port,
+        endpoint.rack,
+        ttl_ms,
+        listeners=endpoint.listeners,
+    )
 
 
 async def open_cluster(

@@ -41,16 +41,40 @@ def health(http: str) -> subprocess.CompletedProcess[str]:
 def test_the_image_listens_on_all_addresses_and_exposes_these_ports() -> None:
     settings = config_sources.load(environ=image_environment()).settings
     text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-    listening = [settings.kafka_address, settings.http_address]
+    listening = [settings.listeners[0].address, settings.http_address]
     assert [address.host for address in listening] == ["0.0.0.0", "0.0.0.0"]
     (exposed,) = re.findall(r"^EXPOSE (.+)$", text, re.MULTILINE)
     assert exposed.split() == [str(address.port) for address in listening]
-    assert settings.advertised_address is not None
-    assert settings.advertised_address.port == settings.kafka_address.port
+    (advertised,) = settings.advertised_listeners
+    assert advertised.port == settings.listeners[0].port
     copied = re.findall(r"^COPY docker/healthcheck.py (\S+)$", text, re.MULTILINE)
     checked = re.findall(r'CMD \["python", "(\S+)"\]', text)
     assert len(copied) == 1
     assert copied == checked
+
+
+@pytest.mark.parametrize(
+    ("path", "brokers"),
+    [(DOCKER / "single.yml", 1), (PROJECT / "docker-compose.yml", 2)],
+    ids=["single.yml", "docker-compose.yml"],
+)
+def test_brokers_in_containers_are_reached_by_containers_and_by_the_machine(
+    path: Path, brokers: int
+) -> None:
+    services = re.split(r"^  (?=\S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = [one for one in services if "BROKERHOUSE_KAFKA" in one]
+    assert len(found) == brokers
+    for service in found:
+        environment = dict(re.findall(r'(BROKERHOUSE_\w+): "(.+)"', service))
+        settings = config_sources.load(environ=image_environment() | environment).settings
+        containers, machine = settings.listeners
+        assert {containers.host, machine.host} == {"0.0.0.0"}
+        name = service.partition(":")[0]
+        assert settings.advertised_listeners == (
+            containers._replace(host=name),
+            machine._replace(host="localhost"),
+        )
+        assert f'"127.0.0.1:{machine.port}:{machine.port}"' in service
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

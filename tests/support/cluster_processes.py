@@ -27,7 +27,7 @@ from tests.support.zookeeper import ANSWER_LIMIT_S, LOGGING_JAR, ZOOKEEPER_JAR
 READY = "ready "
 COMMAND_LIMIT_S = 120.0
 
-KEEPER_PORT, KAFKA_PORT, HTTP_PORT = 2181, 9092, 8123
+KEEPER_PORT, KAFKA_PORT, OUTSIDE_PORT, HTTP_PORT = 2181, 9092, 9094, 8123
 SHARDS, BROKERS, REPLICAS, SLOTS = 2, 3, 2, 16
 SESSION_TIMEOUT_MS = int(os.environ.get("CLUSTER_SESSION_TIMEOUT_MS") or 4000)
 """Short time-outs make tests short. Shorter ones would expire on a busy machine."""
@@ -82,22 +82,23 @@ class Keeper(Part):
 
 
 class Broker(Part):
-    """One of the brokers; `kafka` is where clients reach it."""
+    """One of the brokers; `kafka` is where clients reach it, `outside` its other listener."""
 
     def __init__(
         self,
         node_id: int,
         host: Host,
-        port: int,
+        ports: tuple[int, int],
         config: Path,
         tree: Path,
     ) -> None:
         self.node_id = node_id
-        self.kafka = f"{host.address}:{port}"
+        self.kafka, self.outside = (f"{host.address}:{port}" for port in ports)
+        listeners = f"PLAINTEXT://{self.kafka},OUTSIDE://{self.outside}"
         # Python takes the packages of the directory that it runs in.
         command = ["env", "-C", str(tree), sys.executable, "-m", "broker.cli", "serve"]
         command += ["--config", str(config)]
-        command += ["--node-id", str(node_id), "--kafka", self.kafka, "--http", f"{host.address}:0"]
+        command += ["--node-id", str(node_id), "--kafka", listeners, "--http", f"{host.address}:0"]
         log_path = config.with_name(f"broker{node_id}.log")
         name = f"broker {node_id}"
         super().__init__(name, host, command, log_path)
@@ -230,7 +231,8 @@ class Cluster:
 
     def make_broker(self, node_id: int, config: Path, *, tree: Path = PROJECT) -> Broker:
         host = self.network.host(f"broker{node_id}")
-        return Broker(node_id, host, _port(host, KAFKA_PORT), config, tree)
+        ports = _port(host, KAFKA_PORT), _port(host, OUTSIDE_PORT)
+        return Broker(node_id, host, ports, config, tree)
 
     def _engine(self, number: int) -> Engine:
         name = f"shard{number}"

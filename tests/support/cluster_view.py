@@ -15,7 +15,7 @@ from tests.support import messages
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.messages import Target
 from tests.support.waiting import until
-from tests.support.wire import Wire
+from tests.support.wire import Listening, Wire
 
 LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.02
@@ -28,7 +28,7 @@ class Leader:
     epoch: int
 
 
-def metadata(broker: Broker, *topics: str) -> Any:
+def metadata(broker: Listening, *topics: str) -> Any:
     asked = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in topics]
     with Wire(broker) as wire:
         return wire.ask(MetadataRequest(topics=asked, allow_auto_topic_creation=False), 12)

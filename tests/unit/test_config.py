@@ -8,6 +8,7 @@ import pytest
 
 from broker import config, config_sources
 from broker.config import ConfigError, Settings
+from broker.named_addresses import listeners_text, parse_listeners
 from common.address import Address, parse_address
 
 
@@ -147,6 +148,11 @@ def test_a_bad_flag_is_named_with_its_value_and_the_advice() -> None:
         ("fsync", "perhaps", "it must be true or false"),
         ("log_format", "xml", "it must be 'console' or 'json'"),
         ("advertised", "host:0", "write the port that they should use"),
+        ("kafka", "host:1,host:2", "write NAME://HOST:PORT,NAME://HOST:PORT"),
+        ("kafka", "a://host:1,a://host:2", "there are two addresses of the listener A"),
+        ("kafka", "a b://host:1", "letters, digits, '.', '_' and '-' can"),
+        ("kafka", "sasl_ssl://host:1", "TLS and SASL are not served"),
+        ("kafka", "a://host:1,", "write NAME://HOST:PORT,NAME://HOST:PORT"),
     ],
 )
 def test_a_bad_environment_variable_is_named_with_the_advice(
@@ -156,6 +162,25 @@ def test_a_bad_environment_variable_is_named_with_the_advice(
     text = sentence(environ={variable: value})
     assert text.startswith(f"{name} = '{value}' ({variable}) cannot be used: ")
     assert text.endswith(advice)
+
+
+def test_an_advertised_address_belongs_to_a_listener() -> None:
+    text = sentence({"kafka": "in://h:1,out://h:2", "advertised": "h:2"})
+    assert "the listener PLAINTEXT, but kafka has only IN, OUT: write NAME://HOST:PORT" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("h:1", "h:1"),
+        ("PLAINTEXT://h:1", "h:1"),
+        ("inside://[::1]:1", "INSIDE://[::1]:1"),
+        ("A://h:1 , b-c://h:2", "A://h:1,B-C://h:2"),
+    ],
+)
+def test_listeners_are_written_in_one_way(text: str, shown: str) -> None:
+    assert listeners_text(parse_listeners(text)) == shown
+    assert parse_listeners(shown) == parse_listeners(text)
 
 
 def test_a_bad_value_in_the_file_names_the_file(toml: Callable[[str], Path]) -> None:

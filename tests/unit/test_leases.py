@@ -22,6 +22,7 @@ from broker.cluster.leases import (
     Watch,
     plan,
 )
+from broker.named_addresses import NamedAddress
 from storage.registry_values import MalformedState
 from storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 
@@ -153,12 +154,19 @@ SESSION = BrokerSession(
     append_floors={"a": 1_700_000_000_000},
     away=frozenset({"b", "c"}),
     topics_seen=17,
+    listeners=(NamedAddress("IN", "broker-3", 9092), NamedAddress("OUT", "host-3", 9094)),
 )
 
 
 def test_a_session_is_the_same_after_it_was_text() -> None:
     assert BrokerSession.from_text(SESSION.to_text()) == SESSION
     assert BrokerSession.from_text(replace(SESSION, rack=None).to_text()).rack is None
+
+
+def test_a_session_of_a_version_without_listeners_has_none() -> None:
+    found = json.loads(SESSION.to_text())
+    del found["listeners"]
+    assert BrokerSession.from_text(json.dumps(found)) == replace(SESSION, listeners=())
 
 
 names = st.text(max_size=5)
@@ -203,6 +211,8 @@ def test_text_of_another_kind_is_refused(text: str) -> None:
         ("lanes", {"a": 3}),
         ("away", 3),
         ("host", None),
+        ("listeners", [["IN", "broker-3"]]),
+        ("listeners", [["IN", "broker-3", "9092"]]),
     ],
 )
 def test_a_session_with_a_field_that_is_none_is_refused(field: str, value: object) -> None:

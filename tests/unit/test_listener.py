@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -31,12 +33,12 @@ def connections() -> Connections:
 async def test_the_address_is_known_before_anybody_can_connect() -> None:
     listener = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
     try:
-        assert listener.endpoint() == BrokerEndpoint(1, "127.0.0.1", listener.port)
+        assert listener.endpoint() == BrokerEndpoint(1, "127.0.0.1", listener.addresses[0].port)
         with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", listener.port)
+            await asyncio.open_connection("127.0.0.1", listener.addresses[0].port)
 
         await listener.accept(connections())
-        _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.addresses[0].port)
         writer.close()
     finally:
         listener.close()
@@ -62,12 +64,46 @@ async def test_listening_on_every_address_needs_an_advertised_one() -> None:
         listener.close()
 
 
+async def test_each_listener_has_an_address_of_its_own() -> None:
+    settings = Settings(
+        kafka="inside://127.0.0.1:0, outside://0.0.0.0:0", advertised="outside://example.com:9094"
+    )
+    listener = await KafkaListener.bind(settings)
+    try:
+        inside, outside = listener.addresses
+        assert inside.port != outside.port
+        endpoint = listener.endpoint()
+        assert (endpoint.host, endpoint.port) == ("127.0.0.1", inside.port)
+        assert endpoint.seen_from("INSIDE") == endpoint
+        assert endpoint.seen_from("OUTSIDE") == replace(endpoint, host="example.com", port=9094)
+        assert endpoint.seen_from("PLAINTEXT") is None
+    finally:
+        listener.close()
+
+
+async def test_a_second_address_in_use_frees_the_first() -> None:
+    first = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
+    await first.accept(connections())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        wanted = f"127.0.0.1:{free.getsockname()[1]}"
+    try:
+        with pytest.raises(ListenError, match="in use"):
+            await KafkaListener.bind(
+                Settings(kafka=f"A://{wanted},B://{first.addresses[0].address}")
+            )
+        again = await KafkaListener.bind(Settings(kafka=wanted))
+        again.close()
+    finally:
+        first.close()
+
+
 async def test_an_address_in_use_is_said_in_one_sentence() -> None:
     settings = Settings(kafka="127.0.0.1:0")
     first = await KafkaListener.bind(settings)
     await first.accept(connections())
     try:
-        taken = f"127.0.0.1:{first.port}"
+        taken = f"127.0.0.1:{first.addresses[0].port}"
         with pytest.raises(ListenError, match=f"cannot listen for Kafka on {taken}: .*in use"):
             await KafkaListener.bind(Settings(kafka=taken))
     finally:

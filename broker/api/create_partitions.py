@@ -2,9 +2,9 @@
 
     v2 flexible; v3 may be throttled (KIP-599); this broker never throttles
 
-Each topic of a request succeeds or fails by itself; all of them are one stored change. The answer
-waits for it and not for `timeout_ms`. An assignment names one broker for each new partition, as in
-CreateTopics.
+Each topic of a request succeeds or fails by itself; all of them are one stored change. If it takes
+longer than `timeout_ms` the answer is REQUEST_TIMED_OUT, and the change goes on. An assignment
+names one broker for each new partition, as in CreateTopics.
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS, INVALID_REPLICA_ASSIGNMENT,
 INVALID_REQUEST (named twice), POLICY_VIOLATION (more than 10,000 new partitions in all),
@@ -21,7 +21,7 @@ from kafka.protocol.admin import CreatePartitionsRequest, CreatePartitionsRespon
 
 from broker.api.context import Api, RequestContext
 from broker.api.new_topics import check_replicas
-from broker.api.refusals import REFUSALS, Refusal, as_kafka_error
+from broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
 from broker.api.topic_lookup import find_topic
 from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS, Outcome
@@ -57,7 +57,9 @@ async def create_partitions(
             outcomes[item.name] = error
     if wanted and not request.validate_only:
         try:
-            grown: Mapping[UUID, Outcome] = await ctx.broker.topics.add_partitions_to_all(wanted)
+            grown: Mapping[UUID, Outcome] = await in_time(
+                request.timeout_ms, ctx.broker.topics.add_partitions_to_all(wanted)
+            )
         except REFUSALS as error:
             grown = dict.fromkeys((topic.topic_id for topic, _ in wanted), error)
         outcomes |= {topic.name: grown[topic.topic_id] for topic, _ in wanted}

@@ -7,8 +7,8 @@
 
 Each topic of a request succeeds or fails by itself, as in Kafka. ClickHouse replicates the rows, so
 the only replication factor is 1, and an assignment names one broker per partition. That broker need
-not become the leader: slots decide that. All topics of a request are one stored change. The answer
-waits for it and not for `timeout_ms`. It says what was created.
+not become the leader: slots decide that. All topics of a request are one stored change. If it takes
+longer than `timeout_ms` the answer is REQUEST_TIMED_OUT, and the change goes on.
 
 Errors of a topic: INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS,
 INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG, INVALID_REQUEST (named
@@ -26,7 +26,7 @@ from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
 from broker.api.config_entries import topic_entries
 from broker.api.context import Api, RequestContext
 from broker.api.new_topics import check_new_name, check_replicas
-from broker.api.refusals import REFUSALS, as_kafka_error
+from broker.api.refusals import REFUSALS, as_kafka_error, in_time
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome
@@ -56,7 +56,7 @@ async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> Cr
         except KafkaError as error:
             outcomes[item.name] = error
     if not request.validate_only:
-        outcomes |= await _created(ctx, outcomes.values())
+        outcomes |= await _created(ctx, outcomes.values(), request.timeout_ms)
     return CreateTopicsResponse(
         throttle_time_ms=0,
         topics=[_result(ctx, name, outcome) for name, outcome in outcomes.items()],
@@ -64,13 +64,13 @@ async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> Cr
 
 
 async def _created(
-    ctx: RequestContext, outcomes: Iterable[NewTopic | Outcome]
+    ctx: RequestContext, outcomes: Iterable[NewTopic | Outcome], timeout_ms: int
 ) -> Mapping[str, Outcome]:
     new = [one for one in outcomes if isinstance(one, NewTopic)]
     if not new:
         return {}
     try:
-        return await ctx.broker.topics.create_all(new)
+        return await in_time(timeout_ms, ctx.broker.topics.create_all(new))
     except REFUSALS as error:
         return dict.fromkeys((one.name for one in new), error)
 

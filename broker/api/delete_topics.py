@@ -2,8 +2,8 @@
 
     v4 flexible; v5 error message; v6 topics by name or by id
 
-Each topic of a request succeeds or fails by itself; all of them are one stored change. The answer
-waits for it and not for `timeout_ms`.
+Each topic of a request succeeds or fails by itself; all of them are one stored change. If it takes
+longer than `timeout_ms` the answer is REQUEST_TIMED_OUT, and the change goes on.
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INVALID_REQUEST (named twice, or by
 name and id at once), REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR (refused by ClickHouse).
@@ -18,7 +18,7 @@ from uuid import UUID
 from kafka.protocol.admin import DeleteTopicsRequest, DeleteTopicsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, Refusal, as_kafka_error
+from broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
 from broker.api.topic_lookup import NO_ID, find_topic
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, KafkaError
@@ -50,7 +50,7 @@ async def delete_topics(ctx: RequestContext, request: DeleteTopicsRequest) -> De
     refused: Mapping[UUID, Refusal] = {}
     if topics:
         try:
-            refused = await ctx.broker.topics.delete_all(topics)
+            refused = await in_time(request.timeout_ms, ctx.broker.topics.delete_all(topics))
         except REFUSALS as error:
             refused = dict.fromkeys((topic.topic_id for topic in topics), error)
     return DeleteTopicsResponse(

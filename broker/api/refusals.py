@@ -6,7 +6,10 @@ another reason, the client gets UNKNOWN_SERVER_ERROR with that reason. Admin cli
 at once. With a retriable error they would repeat the request until their time is up.
 """
 
+import asyncio
 import logging
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from storage.disk_reserve import NOT_ENOUGH_SPACE
@@ -17,9 +20,24 @@ log = logging.getLogger(__name__)
 _NO_ANSWER = frozenset({0, 159, 209, 210, 225, 999})
 """No answer at all; TIMEOUT_EXCEEDED, SOCKET_TIMEOUT, NETWORK_ERROR, NO_ZOOKEEPER, KEEPER_EXCEPTION
 (https://clickhouse.com/docs, system.errors)."""
+T = TypeVar("T")
 Refusal = KafkaError | EngineError
 REFUSALS = (KafkaError, EngineError)
 """For `except`: errors of one topic or resource, which do not stop the rest of the request."""
+
+
+async def in_time(timeout_ms: int, change: Awaitable[T]) -> T:
+    """The result of a change of topics, which must go on if it is not awaited any more.
+
+    Raises `RequestTimedOut` after `timeout_ms`. A client that does not want to wait sends 0.
+    """
+    try:
+        async with asyncio.timeout(max(timeout_ms, 0) / 1000):
+            return await change
+    except TimeoutError:
+        raise RequestTimedOut(
+            "This is not done within the time-out of the request. It goes on, and may succeed."
+        ) from None
 
 
 def as_kafka_error(error: Refusal) -> KafkaError:

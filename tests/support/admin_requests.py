@@ -23,6 +23,7 @@ INVALID_REPLICA_ASSIGNMENT = 39
 INVALID_CONFIG = 40
 INVALID_REQUEST = 42
 POLICY_VIOLATION = 44
+REQUEST_TIMED_OUT = 7
 UNKNOWN_TOPIC_ID = 100
 MISMATCHED_ENDPOINT_TYPE = 114
 UNSUPPORTED_ENDPOINT_TYPE = 115
@@ -97,13 +98,17 @@ def new_topic(name: str, partitions: int = -1, factor: int = -1, **more: Any) ->
 
 
 def create(
-    wire: AdminWire, *topics: Any, version: int = 7, validate_only: bool = False
+    wire: AdminWire,
+    *topics: Any,
+    version: int = 7,
+    validate_only: bool = False,
+    timeout_ms: int = 10_000,
 ) -> list[Any]:
     answer = wire.ask(
         ApiKey.CreateTopics,
         version,
         topics=list(topics),
-        timeout_ms=10_000,
+        timeout_ms=timeout_ms,
         validate_only=validate_only,
     )
     return list(answer.topics)
@@ -154,6 +159,8 @@ def alter(
     return wire.ask(ApiKey.IncrementalAlterConfigs, resources=[resource], **more).responses[0]
 
 
-def delete(wire: AdminWire, *topics: tuple[str | None, uuid.UUID | None]) -> list[Any]:
+def delete(
+    wire: AdminWire, *topics: tuple[str | None, uuid.UUID | None], timeout_ms: int = 10_000
+) -> list[Any]:
     states = [DeleteTopics.DeleteTopicState(name=name, topic_id=id_) for name, id_ in topics]
-    return list(wire.ask(ApiKey.DeleteTopics, topics=states, timeout_ms=1000).responses)
+    return list(wire.ask(ApiKey.DeleteTopics, topics=states, timeout_ms=timeout_ms).responses)

@@ -67,6 +67,7 @@ async def nothing() -> None:
 @pytest.fixture
 def broker() -> Broker:
     settings = Settings()
+    endpoint = BrokerEndpoint(1, "localhost", 9092)
     catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
     stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))), nothing)
     known = SimpleNamespace(
@@ -77,7 +78,8 @@ def broker() -> Broker:
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,
         node_id=1,
-        leadership=SingleBroker(BrokerEndpoint(1, "localhost", 9092)),
+        endpoint=endpoint,
+        leadership=SingleBroker(endpoint),
         encoded_topics=EncodedTopics(),
         requests=RequestCounts(),
     )

@@ -39,6 +39,10 @@ def test_confluent_makes_changes_describes_and_deletes(
     }
     [grown] = confluent.create_partitions([NewPartitions(topic, 5)]).values()
     assert outcome(grown) is None
+    # For librdkafka it is no error that the broker has not waited.
+    [begun] = confluent.create_topics([NewTopic(f"{topic}-begun")], operation_timeout=0).values()
+    assert outcome(begun) is None
+    broker.await_topic(f"{topic}-begun")
     change = ConfluentResource(
         ConfluentResource.Type.TOPIC,
         topic,

@@ -16,6 +16,7 @@ from tests.support.admin_requests import (
     INVALID_REQUEST,
     INVALID_TOPIC,
     POLICY_VIOLATION,
+    REQUEST_TIMED_OUT,
     TOPIC,
     TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_ID,
@@ -32,6 +33,7 @@ from tests.support.admin_requests import (
     new_topic,
     values,
 )
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", range(2, 8))
@@ -146,7 +148,7 @@ def test_a_topic_is_deleted_by_name_in_every_version(
         if version >= 6
         else {"topic_names": [topic]}
     )
-    [result] = wire.ask(ApiKey.DeleteTopics, version, timeout_ms=1000, **named).responses
+    [result] = wire.ask(ApiKey.DeleteTopics, version, timeout_ms=10_000, **named).responses
     assert (result.name, result.error_code) == (topic, 0)
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
 
@@ -161,6 +163,23 @@ def test_a_topic_is_deleted_by_id_and_made_again_under_another(wire: AdminWire, 
     assert codes(metadata(wire, asked(topic)).topics) == [0]
 
 
+def test_a_client_that_does_not_wait_is_told_so_and_the_change_goes_on(
+    wire: AdminWire, topic: str
+) -> None:
+    def found() -> Any:
+        [described] = metadata(wire, asked(topic)).topics
+        return described
+
+    [made] = create(wire, new_topic(topic), timeout_ms=0)
+    assert made.error_code == REQUEST_TIMED_OUT
+    assert "may succeed" in made.error_message
+    until(lambda: found().error_code == 0, "the topic is made")
+    assert codes(grow(wire, 3, (topic, 4, None), timeout_ms=0)) == [REQUEST_TIMED_OUT]
+    until(lambda: len(found().partitions) == 4, "the topic has grown")
+    assert codes(delete(wire, (topic, None), timeout_ms=0)) == [REQUEST_TIMED_OUT]
+    until(lambda: found().error_code == UNKNOWN_TOPIC_OR_PARTITION, "the topic is deleted")
+
+
 def test_topics_to_delete_are_named_once_and_clearly(wire: AdminWire, topic: str) -> None:
     [made] = create(wire, new_topic(topic))
     assert codes(delete(wire, (f"{topic}-x", None))) == [UNKNOWN_TOPIC_OR_PARTITION]
@@ -173,7 +192,11 @@ def test_topics_to_delete_are_named_once_and_clearly(wire: AdminWire, topic: str
 
 
 def grow(
-    wire: AdminWire, version: int, *rows: tuple[str, int, Any], validate: bool = False
+    wire: AdminWire,
+    version: int,
+    *rows: tuple[str, int, Any],
+    validate: bool = False,
+    timeout_ms: int = 10_000,
 ) -> list[Any]:
     topics = [
         CreatePartitions.CreatePartitionsTopic(
@@ -189,7 +212,11 @@ def grow(
         for name, count, assignments in rows
     ]
     answer = wire.ask(
-        ApiKey.CreatePartitions, version, topics=topics, timeout_ms=1000, validate_only=validate
+        ApiKey.CreatePartitions,
+        version,
+        topics=topics,
+        timeout_ms=timeout_ms,
+        validate_only=validate,
     )
     return list(answer.results)
 

@@ -3,7 +3,9 @@
 What must hold:
 * A result is streamed in constant memory: the engine writes the finished document into a pipe (INTO
   OUTFILE), the loop reads it as fast as the client does, and a full pipe makes the engine wait.
-* A statement that is abandoned is killed: the engine does not notice a closed pipe by itself.
+* A statement that is abandoned is killed: the engine does not notice a closed pipe by itself. Its
+  pipe is read to the end, because a write that fails looks to the engine like one of a table (see
+  storage/free_space.py).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from common.tasks import cancel
 from sql.http.engine import Handle, Summary, run
 from sql.http.errors import SqlError, sql_error
 from sql.http.handles import OpenStatement, give_back
@@ -91,11 +94,24 @@ class RunningQuery(_Running):
             self._out = -1
 
     def abandon(self) -> None:
-        """Nobody reads the rest: stop the query, in the background if need be."""
+        """Nobody needs the rest: stop the query, in the background if need be."""
         self._abandoned = True
-        self.close()
-        if not self.done.done():
-            self._pool.finish_later(self._pool.end(self.mark, self.done))
+        if self.done.done():
+            self.close()
+        else:
+            self._pool.finish_later(self._stop())
+
+    async def _stop(self) -> None:
+        rest = asyncio.create_task(self._read_to_the_end())
+        try:
+            await self._pool.end(self.mark, self.done)
+        finally:
+            await cancel(rest)
+            self.close()
+
+    async def _read_to_the_end(self) -> None:
+        while self._out >= 0 and await self.read():
+            pass
 
 
 class RunningInsert(_Running):

@@ -42,6 +42,19 @@ def test_permits_are_given_back_however_a_query_ends(
     assert read(server, "SELECT 1") == "1\n"
 
 
+def test_the_engine_does_not_take_a_client_that_leaves_for_a_disk_that_fails(
+    own_server: Callable[..., BrokerProcess],
+) -> None:
+    server = own_server()
+    for _ in range(5):
+        connection = connect(server)
+        send(connection, "SELECT number FROM system.numbers").read(10)
+        connection.close()
+    until(lambda: not running(server), "the queries have ended")
+    failed = "WriteBufferFromFileDescriptorWriteFailed"
+    assert write(server, f"SELECT sum(value) FROM system.events WHERE event = '{failed}'") == "0\n"
+
+
 def test_more_queries_than_permits_wait_for_their_turn(
     own_server: Callable[..., BrokerProcess],
 ) -> None:

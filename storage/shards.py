@@ -32,6 +32,7 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
+from common.clock import wall_ms
 from common.tasks import Backoff, Periodic
 from storage.clickhouse import ClickHouseServer
 from storage.engine import (
@@ -112,6 +113,7 @@ class _Replica:
     def __init__(self, server: ClickHouseServer) -> None:
         self.server = server
         self.failed = False
+        self.failed_ms = 0
         self.rest_until = 0.0
         self.owed = 0  # requests that it has not answered yet
         self.silent_since: float | None = None
@@ -155,6 +157,7 @@ class _Replica:
             return  # one of many requests with the same problem
         log.warning("%s is not used for %.1f s: %s", self.server, self._backoff.next_s, error)
         self.failed = True
+        self.failed_ms = wall_ms()
         self.rest_until = now + self._backoff.advance()
 
     def is_back(self) -> None:
@@ -232,6 +235,11 @@ class Shard:
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
         return self._pings.background
+
+    @property
+    def failures_ms(self) -> Mapping[str, int]:
+        """When each server has last failed, in ms since 1970; only those that have."""
+        return {one.server.url: one.failed_ms for one in self._replicas if one.failed_ms}
 
     async def start(self) -> None:
         """Begin the pings."""

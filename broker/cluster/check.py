@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from broker.cluster.config import ClusterConfig, ShardConfig
+from broker.cluster.leases import BrokerSession
+from broker.cluster.registry_view import SESSION_PREFIX
 from broker.cluster.servers import layout, opened, registry_of
+from common.clock import SECOND_MS, wall_ms
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import databases
 from storage.cluster_sql import SHARD_DATABASE
@@ -78,6 +81,7 @@ async def findings(config: ClusterConfig) -> list[str]:
         found += _of_all(config, healthy)
         if any(not one.registry for one in healthy):
             found += await _of_slots(config, servers)
+            found += await _of_brokers(servers)
     return found
 
 
@@ -342,6 +346,28 @@ async def _of_slots(
         f"slots of the cluster are on shard {name}, which is not in the configuration"
         for name in unknown
     ]
+
+
+async def _of_brokers(servers: Mapping[str, list[ClickHouseServer]]) -> list[str]:
+    """Servers that have failed for brokers within the last minutes, and work now."""
+    found = []
+    try:
+        rows = await registry_of(servers).list(SESSION_PREFIX)
+        for row in rows.values():
+            session = BrokerSession.from_text(row.value)
+            if session.is_over:
+                continue
+            for url, at_ms in sorted(session.failures_ms.items()):
+                ago_s = max(wall_ms() - at_ms, 0) // SECOND_MS
+                found.append(
+                    f"{url}: it failed for broker {session.node_id} {ago_s} s ago, or did not"
+                    " answer in time: see the log of that broker"
+                )
+    except EngineError as error:
+        found.append(f"the sessions of brokers cannot be read: {_one_line(str(error))}")
+    except MalformedState as error:
+        found.append(f"a session of a broker in the registry is malformed: {error}")
+    return found
 
 
 def _one_line(text: str) -> str:

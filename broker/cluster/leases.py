@@ -49,6 +49,8 @@ class BrokerReport:
     append_floors: Mapping[str, int] = field(default_factory=dict)
     away: frozenset[str] = frozenset()
     topics_seen: int = 0
+    failures_ms: Mapping[str, int] = field(default_factory=dict)
+    """When servers have last failed, lately: by URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class BrokerSession:
     away: frozenset[str] = frozenset()
     topics_seen: int = 0
     listeners: tuple[NamedAddress, ...] = ()
+    failures_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -88,6 +91,7 @@ class BrokerSession:
             append_floors=report.append_floors,
             away=report.away,
             topics_seen=report.topics_seen,
+            failures_ms=report.failures_ms,
         )
 
     def ended(self, state: SessionState) -> BrokerSession:
@@ -100,8 +104,8 @@ class BrokerSession:
     @classmethod
     def from_text(cls, text: str) -> BrokerSession:
         """Raises `MalformedState`."""
-        # Sessions of brokers from before there were several listeners do not have them.
-        required = {one.name for one in fields(cls)} - {"listeners"}
+        # Brokers of earlier versions do not write these.
+        required = {one.name for one in fields(cls)} - {"listeners", "failures_ms"}
         found = object_of(text, required, "a session")
         try:
             return cls(
@@ -127,6 +131,10 @@ class BrokerSession:
                     NamedAddress(name_of(name), name_of(host), count_of(port))
                     for name, host, port in found.get("listeners", ())
                 ),
+                failures_ms={
+                    name_of(url): count_of(at_ms)
+                    for url, at_ms in found.get("failures_ms", {}).items()
+                },
             )
         except (TypeError, ValueError, AttributeError) as error:
             raise MalformedState(f"not a session: {error}: {shortened(text)}") from error

@@ -7,7 +7,7 @@ abandoned when that session ends. Everything else outlives sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID, uuid4
@@ -31,6 +31,10 @@ class ShardEngine(Engine, Protocol):
 
     name: str
     away: bool
+
+    @property
+    def failures_ms(self) -> Mapping[str, int]:
+        """When each server has last failed, in ms since 1970: by URL."""
 
     def expect_foreign_writes(self) -> None:
         """Other brokers may have written here: catch up before the next read."""
@@ -159,6 +163,15 @@ class ShardHosts:
     def reachable(self) -> list[ShardHost]:
         """The hosts whose shard answers."""
         return [host for host in self if not host.engine.away]
+
+    def failures_ms(self, since_ms: int) -> dict[str, int]:
+        """When servers have last failed, if that was not before `since_ms`: by URL."""
+        return {
+            url: at_ms
+            for host in self
+            for url, at_ms in host.engine.failures_ms.items()
+            if at_ms >= since_ms
+        }
 
     def coordinators(self) -> Collection[GroupCoordinator]:
         return [host.groups for host in self]

@@ -23,12 +23,14 @@ from broker.cluster.topics import SharedCatalog
 from broker.cluster.transactions import ShardedTransactions
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
-from common.clock import DAY_MS
+from common.clock import DAY_MS, wall_ms
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import EngineError
 from storage.slot_map import Slot
 
 log = logging.getLogger(__name__)
+
+_FAILED_LATELY_MS = 600_000
 
 
 class Slots:
@@ -64,6 +66,7 @@ class Slots:
             append_floors=floors,
             away=frozenset(host.name for host in self._hosts if host.engine.away),
             topics_seen=self._catalog.seen,
+            failures_ms=self._hosts.failures_ms(wall_ms() - _FAILED_LATELY_MS),
         )
 
     def reachable_shards(self) -> Collection[str]:

@@ -5,6 +5,7 @@ acknowledged record is in the shards exactly once.
 """
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from tests.support.cluster_view import (
     node,
     topic_on_all,
 )
+from tests.support.command_line import run
 from tests.support.group_members import (
     Flow,
     Group,
@@ -501,3 +503,10 @@ def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
         until(lambda: shard_up(engine.name) == 0)
         assert shard_up(other.name) == 1
     until(lambda: shard_up(engine.name) == 1)
+    # It answers again, but it did not lately, and somebody has to know.
+    checked = run("check", "--config", str(cluster.config_path))
+    assert checked.returncode == 1, checked
+    found = checked.stdout.splitlines()
+    failed = re.compile(rf"{re.escape(engine.urls[0])}: it failed for broker (\d) \d+ s ago, or .*")
+    assert {int(match[1]) for match in map(failed.fullmatch, found) if match} == NODES
+    assert not any(url in line for line in found for url in other.urls)

@@ -155,6 +155,7 @@ SESSION = BrokerSession(
     away=frozenset({"b", "c"}),
     topics_seen=17,
     listeners=(NamedAddress("IN", "broker-3", 9092), NamedAddress("OUT", "host-3", 9094)),
+    failures_ms={"http://a:8123": 1_700_000_000_123},
 )
 
 
@@ -163,10 +164,11 @@ def test_a_session_is_the_same_after_it_was_text() -> None:
     assert BrokerSession.from_text(replace(SESSION, rack=None).to_text()).rack is None
 
 
-def test_a_session_of_a_version_without_listeners_has_none() -> None:
+def test_a_session_of_an_earlier_version_lacks_some_fields() -> None:
     found = json.loads(SESSION.to_text())
-    del found["listeners"]
-    assert BrokerSession.from_text(json.dumps(found)) == replace(SESSION, listeners=())
+    del found["listeners"], found["failures_ms"]
+    expected = replace(SESSION, listeners=(), failures_ms={})
+    assert BrokerSession.from_text(json.dumps(found)) == expected
 
 
 names = st.text(max_size=5)
@@ -213,6 +215,7 @@ def test_text_of_another_kind_is_refused(text: str) -> None:
         ("host", None),
         ("listeners", [["IN", "broker-3"]]),
         ("listeners", [["IN", "broker-3", "9092"]]),
+        ("failures_ms", {"http://a:8123": -1}),
     ],
 )
 def test_a_session_with_a_field_that_is_none_is_refused(field: str, value: object) -> None:
@@ -239,13 +242,14 @@ def test_a_map_with_a_slot_that_is_none_is_refused(slots: object) -> None:
 
 
 def test_a_renewal_tells_the_report_and_no_two_are_the_same() -> None:
-    report = BrokerReport(20_001, {"a": (8,)}, {"a": 5}, frozenset({"c"}), 18)
+    report = BrokerReport(20_001, {"a": (8,)}, {"a": 5}, frozenset({"c"}), 18, {"http://a:1": 9})
     row = SESSION.renewed(SessionState.LIVE, report)
     assert (row.renewals, row.state, row.day) == (4_712, SessionState.LIVE, 20_001)
     assert row.lanes == {"a": (8,)}
     assert row.append_floors == {"a": 5}
     assert row.away == {"c"}
     assert (row.topics_seen, row.host) == (18, "broker-3")
+    assert row.failures_ms == {"http://a:1": 9}
     dead = row.ended(SessionState.DEAD)
     assert dead.is_over
     assert dead.lanes == {"a": (8,)}, "its successor fences from there on"

@@ -42,7 +42,7 @@ from storage.engine import (
     Row,
     StorageFault,
 )
-from storage.journal_drain import DrainLimits, DrainStream
+from storage.journal_drain import DrainLimits, DrainStream, Standstill
 from storage.journal_files import (
     FlushError,
     JournalBlock,
@@ -80,8 +80,7 @@ class JournalLimits:
 
     max_bytes: int
     drain: DrainLimits
-    drain_small_tables: DrainLimits | None = None
-    """None: as the log."""
+    drain_small_tables: DrainLimits | None = None  # None: as the log
 
 
 @dataclass(slots=True)
@@ -293,6 +292,7 @@ class JournaledEngine:
             DrainStream(ROWS, embedded, self._rounds, small_tables, identity),
         ]
         self._rounds.streams = self.streams
+        self.standstill = Standstill(self.streams)
         self._one_by_one: frozenset[str] = frozenset()
         self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Blocks that are being appended, by table and token."""
@@ -453,8 +453,7 @@ class JournaledEngine:
         self._space_until_s = now_s + _SPACE_LASTS_S
 
     def _has_room(self, size: int) -> bool:
-        log_stream, row_stream = self.streams
-        waiting = self._in_flight_bytes + log_stream.waiting_bytes + row_stream.waiting_bytes
+        waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self.streams)
         return waiting == 0 or waiting + size <= self._limits.max_bytes
 
     async def _wait_for_room(self) -> None:
@@ -475,8 +474,7 @@ class JournaledEngine:
         `at_once`: put it there now. Otherwise it may take as long as a block may wait. Raises
         `EngineError` if the engine refuses the rows.
         """
-        for number in streams:
-            stream = self.streams[number]
+        for stream in (self.streams[number] for number in streams):
             if stream.waits:
                 await stream.reached(stream.appended, at_once=at_once)
 
@@ -520,6 +518,7 @@ class JournaledEngine:
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self.drained_for(sql, at_once=True)
+        await self.standstill.over()
         await self.embedded.execute(sql, params)
 
 
@@ -545,6 +544,7 @@ class PatientEngine:
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self._journaled.drained_for(sql, at_once=False)
+        await self._journaled.standstill.over()
         await self._journaled.embedded.execute(sql, params)
 
     async def settled(self) -> None:

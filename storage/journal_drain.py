@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -143,6 +144,9 @@ class DrainStream:
         self._filled = asyncio.Event()
         self._closing = False
         self._callers: set[asyncio.Future[None]] = set()
+        self._last_allowed: int | None = None
+        """While the stream is held: later blocks stay in the journal."""
+        self._released = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, last: int) -> None:
@@ -209,6 +213,19 @@ class DrainStream:
         """What waits now goes into the engine without waiting for more."""
         self._begin_up_to(self.appended)
 
+    def hold(self) -> int:
+        """From now on only what is appended already goes into the engine; returns its last block.
+
+        Nobody else holds the stream.
+        """
+        self._last_allowed = self.appended
+        self._released.clear()
+        return self.appended
+
+    def release(self) -> None:
+        self._last_allowed = None
+        self._released.set()
+
     def _begin_up_to(self, sequence: int) -> None:
         self._wanted = max(self._wanted, sequence)
         self._due.set()
@@ -216,6 +233,7 @@ class DrainStream:
     async def close(self) -> None:
         """Put everything that waits into the engine, unless it refuses."""
         self._closing = True
+        self.release()
         self._due.set()
         self._retry.set()
         self._filled.set()
@@ -233,7 +251,11 @@ class DrainStream:
                 self._filled.clear()
                 continue
             await self._until_due()
-            blocks = next(self._limits.halved(self._halvings).split(self._waiting))
+            allowed = self._allowed()
+            if not allowed:
+                await self._released.wait()
+                continue
+            blocks = next(self._limits.halved(self._halvings).split(allowed))
             try:
                 with self.rounds.timed():
                     is_drained = await self._drain(blocks)
@@ -253,6 +275,13 @@ class DrainStream:
                 self.refusal = StorageFault(f"the journal is not drained any more: {error}")
                 self._wake_callers()
                 return
+
+    def _allowed(self) -> Sequence[JournalBlock]:
+        """The blocks that may go into the engine now, in order."""
+        last = self._last_allowed
+        if last is None:
+            return self._waiting
+        return [block for block in self._waiting if block.sequence <= last]
 
     async def _until_due(self) -> None:
         self._due.clear()
@@ -333,6 +362,38 @@ class DrainStream:
         for caller in self._callers:
             if not caller.done():
                 caller.set_result(None)
+
+
+class Standstill:
+    """A moment at which the tables stand still, with all that was acknowledged before it.
+
+    What comes later waits in the journal and is acknowledged as ever. So a copy of the tables that
+    is made meanwhile is what a `kill -9` at that moment would have left, in all tables alike.
+    """
+
+    def __init__(self, streams: Sequence[DrainStream]) -> None:
+        self._streams = streams
+        self._over = asyncio.Event()
+        self._over.set()
+
+    async def over(self) -> None:
+        """Returns when a statement that changes tables may begin."""
+        await self._over.wait()
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[None]:
+        """The tables stand still within it. One at a time. Raises `EngineError`."""
+        assert self._over.is_set(), "the tables stand still already"
+        self._over.clear()
+        ends = [(stream, stream.hold()) for stream in self._streams]
+        try:
+            for stream, end in ends:
+                await stream.reached(end, at_once=True)
+            yield
+        finally:
+            for stream in self._streams:
+                stream.release()
+            self._over.set()
 
 
 def row_count(block: bytes) -> int:

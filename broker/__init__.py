@@ -2,6 +2,7 @@
 
 * server.py starts and stops it; single.py builds it on the embedded engine, cluster/node.py on
   shards; wiring.py has the parts that both build alike; node.py is what request handlers reach.
+* control.py: the socket that `brokerhouse backup` connects to.
 * listener.py: the port; connection.py: one client; in_flight.py: the memory of requests.
 * request_counts.py: what /metrics shows of requests, which monitoring/ makes.
 * response_memory.py: the memory of responses; outgoing.py: those that are not sent yet;

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from broker.admin_store import AdminStore
 from broker.config import Settings
+from broker.control import ControlSocket
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
@@ -57,8 +58,9 @@ from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from coordinator.hosted_transactions import HostedTransactions, SoleOwner
 from sql.http.interface import make_app
+from storage.backup import Backups
 from storage.disk_reserve import default_reserve_bytes
-from storage.embedded import EmbeddedEngine
+from storage.embedded import EmbeddedEngine, refuse_unfinished
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
 from storage.registry import Registry, TableRegistry
@@ -172,6 +174,9 @@ class SingleNode:
             self.broker.cold_reader,
         )
         self.http = make_app(engine, settings.sql)
+        self._control = ControlSocket(
+            Path(settings.data_dir), Backups(engine, durable=settings.fsync)
+        )
         self._engine_metrics = EngineMetrics(engine.embedded, Path(settings.data_dir))
         shown = settings.metrics_partitions_max
         lanes = [LaneSource("", lambda: self.appender)]
@@ -202,6 +207,7 @@ class SingleNode:
         self.removals.start()
         self._upkeep.start()
         self._reclaim.start()
+        await self._control.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
@@ -235,10 +241,12 @@ class SingleNode:
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._reclaim.close)
             parts.push_async_callback(self._engine_metrics.close)
+            parts.push_async_callback(self._control.close)
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:
     """The embedded engine behind its journal. Raises `DataDirectoryError`."""
+    refuse_unfinished(Path(settings.data_dir))
     embedded = await asyncio.to_thread(
         EmbeddedEngine,
         Path(settings.data_dir),

@@ -7,6 +7,8 @@
   and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a
   statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
   other processes go into it. merge_pace.py: merges wait while it drains at full speed.
+* backup.py and restore.py: a copy of a data directory, by ClickHouse's BACKUP and RESTORE;
+  backup_files.py: the files of one.
 * Rows: blocks.py and parameters.py (Python values to ClickHouse), native_types.py (how a column's
   type lays out its values), native_stream.py (blocks in a stream), merge_blocks.py (many blocks as
   one; what runs is _merge_blocks.pyx, the same in Cython), row_lane.py (group commit for the small

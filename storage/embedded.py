@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from storage._result_bytes import result_bytes
+from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
 from storage.engine import (
@@ -78,6 +79,11 @@ _READERS = 8
 """More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
 
 
+LOCK = "LOCK"
+RESTORE_MARKER = "RESTORE"
+"""In a data directory into which a backup is being restored (storage/restore.py)."""
+
+
 class DataDirectoryError(Exception):
     """The data directory cannot be used. The message says in one sentence what to change."""
 
@@ -113,7 +119,7 @@ class EmbeddedEngine:
         self.data_dir = data_dir
         self.database = database
         self.read_nice = _READ_NICE if _may_renice() else 0
-        self._lock_fd = _lock_directory(data_dir)
+        self._lock_fd = lock_directory(data_dir)
         try:
             self.reserve = _reserve(data_dir, reserve_bytes)
             self._connection_string = _prepare(
@@ -354,10 +360,22 @@ def _next_chunk(handle: Handle, stream: Any) -> NativeBlock:
     return b"" if chunk is None or chunk.rows_read() == 0 else result_bytes(chunk)
 
 
-def _lock_directory(data_dir: Path) -> int:
+def refuse_unfinished(data_dir: Path) -> None:
+    """Raises `DataDirectoryError` if not everything of a backup was restored there."""
+    if (data_dir / RESTORE_MARKER).exists():
+        raise DataDirectoryError(
+            f"the restore into {data_dir} has not finished: run `brokerhouse restore` again"
+        )
+
+
+def lock_directory(data_dir: Path) -> int:
+    """Take the lock of a data directory, which is created if needed: a descriptor to close.
+
+    Raises `DataDirectoryError`.
+    """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        fd = os.open(data_dir / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise DataDirectoryError(
             f"the data directory {data_dir} cannot be used: {error.strerror}"
@@ -438,6 +456,7 @@ def _prepare(
                 "engine_config.xml",
                 fsync=int(fsync),
                 config=escape(str(config)),
+                backup=escape(str(base / BACKUP_FOLDER)),
                 keep_free_bytes=KEEP_FREE_BYTES,
                 part_max_bytes=part_max_bytes or _PART_MAX_BYTES,
             ),

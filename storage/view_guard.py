@@ -54,7 +54,7 @@ class View(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        return f"{_quoted(self.database)}.{_quoted(self.name)}"
+        return f"{quoted(self.database)}.{quoted(self.name)}"
 
     def parameters(self) -> dict[str, Parameter]:
         return {"database": self.database, "view": self.name}
@@ -266,9 +266,9 @@ class ViewGuard:
         )
         self._run(handle, f"SELECT * FROM ({query}) {settings}")  # whether it fails again
         described = self._rows(handle, f"DESCRIBE ({query})")
-        columns = ", ".join(_quoted(row[0]) for row in described)
-        target = _target(definition) or f"{_quoted(view.database)}.{_quoted(inner)}"
-        self._run(handle, f"INSERT INTO {target} ({columns}) SELECT * FROM ({query}) {settings}")
+        columns = ", ".join(quoted(row[0]) for row in described)
+        into = target_of(definition) or f"{quoted(view.database)}.{quoted(inner)}"
+        self._run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({query}) {settings}")
         rows = self._rows(handle, f"SELECT count() FROM {self._table} WHERE {_condition(missed)}")
         self._run(
             handle,
@@ -362,11 +362,12 @@ class FailedViews:
             handle.close()
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as an identifier of SQL."""
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
-def _target(definition: str) -> str | None:
+def target_of(definition: str) -> str | None:
     """The table that a view writes to, as its definition names it; None: a table of its own."""
     head = _CREATE.match(definition)
     named = _TARGET.match(definition[head.end() :]) if head else None

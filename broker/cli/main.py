@@ -8,6 +8,7 @@ needs them, so that `--help` is quick.
 import click
 
 from broker.cli import (
+    backup,
     cluster,
     config,
     consume,
@@ -44,6 +45,8 @@ for command in (
     tail.tail,
     sql.sql,
     views.views,
+    backup.backup,
+    backup.restore,
 ):
     main.add_command(command)
 

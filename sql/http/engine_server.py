@@ -29,7 +29,12 @@ from sql.http.settings import SqlSettings
 from sql.http.trusted import EngineInterface
 from storage.block_intake import BlockIntake
 from storage.cluster_sql import SHARD_DATABASE
-from storage.embedded import ClusterPlace, DataDirectoryError, EmbeddedEngine
+from storage.embedded import (
+    ClusterPlace,
+    DataDirectoryError,
+    EmbeddedEngine,
+    refuse_unfinished,
+)
 from storage.engine import EngineError, StorageFault
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_files import STREAMS
@@ -97,6 +102,7 @@ async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -
 async def _open(server: EngineServerSettings) -> JournaledEngine:
     """Returns when the tables have what the journal holds."""
     try:
+        refuse_unfinished(server.sql.data_dir)
         engine = await asyncio.to_thread(
             EmbeddedEngine,
             server.sql.data_dir,

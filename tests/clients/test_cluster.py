@@ -268,7 +268,7 @@ def test_a_topic_that_is_deleted_is_gone_everywhere_and_comes_back_empty(
     confluent = client("confluent-kafka")
     confluent.produce(first.kafka, target.name, RECORDS)
     with Wire(second) as wire:
-        deletion = DeleteTopicsRequest(topic_names=[target.name], timeout_ms=1000)
+        deletion = DeleteTopicsRequest(topic_names=[target.name], timeout_ms=10_000)
         assert wire.ask(deletion, 5).responses[0].error_code == 0
     until(
         lambda: all(leaders(broker, target.name) == {} for broker in cluster.brokers),

@@ -21,6 +21,7 @@
 # make bench-kafka    the broker beside Apache Kafka: ARGS="--quick" tries every part,
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
 # make bench-scaling  what a cluster would take, by simulation
+# make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
@@ -43,7 +44,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-kafka bench-scaling bench-spark fuzz history history-transactions test-apps soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark fuzz history history-transactions test-apps soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -85,6 +86,10 @@ bench-cluster: $(INSTALLED_DEV)
 
 bench-groups: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.groups $(ARGS)
+
+bench-jobs: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/python -m bench.jobs $(ARGS)
 
 bench-kafka: $(INSTALLED_DEV)
 	@tools/require bench-kafka

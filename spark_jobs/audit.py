@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  its usual name
 
@@ -206,7 +207,7 @@ def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -
 
     `partitions`: the rows of audit_partitions. `rows`: those of audit_stored_offsets.
     """
-    reach = {(topic_id, partition): (first, last) for topic_id, partition, first, last in rows}
+    reach = {(topic_id, partition): (first, last) for topic_id, partition, first, last, _ in rows}
     queries = []
     for topic, topic_id, partition, _, end in partitions:
         first, last = reach.get((topic_id, partition), (0, -1))
@@ -219,23 +220,36 @@ def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -
     return queries
 
 
-def _commit_queries(run: JobRun) -> list[Query]:
+def _commit_queries(run: JobRun, weeks: Sequence[Sequence[Any]]) -> list[Query]:
+    """`weeks`: the rows of audit_commit_weeks."""
     selected: dict[str, Parameter] = {"groups": run.groups, "topics": run.topics}
     return [
         Query(query("audit_commits"), {**selected, "week": week, "parts": parts, "part": part})
-        for week, commits in run.servers.rows(query("audit_commit_weeks"), selected)
+        for week, commits in weeks
         for parts in [commits // PART_ROWS + 1]
         for part in range(parts)
     ]
 
 
+def _rows_of_runs(runs: pa.Table) -> int:
+    first, last, times = (runs[name].to_numpy() for name in ("first", "last", "times"))
+    return int(((last - first + 1) * times).sum())
+
+
 def _log_findings(run: JobRun) -> DataFrame:
-    spark, topics = run.spark(), {"topics": run.topics}
-    ask = partial(answers, spark, run.servers)
+    topics: dict[str, Parameter] = {"topics": run.topics}
     partitions = run.servers.rows(query("audit_partitions"), topics)
-    queries = slices(partitions, run.servers.rows(query("audit_stored_offsets"), topics))
-    run.say(f"reading the blocks of {len(partitions)} partitions, in {len(queries)} slices")
-    runs = ask(queries, RUNS).cache()
+    stored = run.servers.rows(query("audit_stored_offsets"), topics)
+    queries = slices(partitions, stored)
+    spark = run.spark(len(queries))
+    ask = partial(answers, spark, run.servers)
+    read = spark.sparkContext.accumulator(0)
+    run.progress.step(
+        f"reading the blocks of {len(partitions)} partitions, in {len(queries)} slices",
+        sum(rows for *_, rows in stored),
+        lambda: read.value,
+    )
+    runs = ask(queries, RUNS, read, _rows_of_runs).cache()
     runs.count()
     ((has_removals,),) = run.servers.rows(_HAS_REMOVALS)
     removed = ask([Query(query("audit_removed"), topics)] if has_removals else [], RANGES).cache()
@@ -259,8 +273,13 @@ def _log_findings(run: JobRun) -> DataFrame:
 
 
 def _commit_findings(run: JobRun) -> DataFrame:
-    spark = run.spark()
-    commits = answers(spark, run.servers, _commit_queries(run), COMMITS).cache()
+    selected: dict[str, Parameter] = {"groups": run.groups, "topics": run.topics}
+    weeks = run.servers.rows(query("audit_commit_weeks"), selected)
+    queries = _commit_queries(run, weeks)
+    spark = run.spark(len(queries))
+    read = spark.sparkContext.accumulator(0)
+    commits = answers(spark, run.servers, queries, COMMITS, read).cache()
+    run.progress.step("reading commits", sum(commits for _, commits in weeks), lambda: read.value)
     commits.count()
     of_topics = Query(query("audit_partitions"), {"topics": run.topics})
     ends = answers(spark, run.servers, [of_topics], ENDS)
@@ -277,10 +296,9 @@ def command(run: JobRun, /) -> JobReport:
     Prints a row for each, and ends with exit code 1 if there is an anomaly; a `reset` is not one.
     Writes nothing. --group selects commits only.
     """
-    run.say("reading commits")
     commits = _commit_findings(run)
     found = _log_findings(run).unionByName(commits).cache()
-    run.say("looking for anomalies")
+    run.progress.step("looking for anomalies")
     counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
     worst = found.orderBy(F.col("kind") == "reset", *FINDINGS).limit(SHOWN)
     rows = [_row(row) for row in worst.collect()]

@@ -107,14 +107,12 @@ def command(
     totals: dict[int, CompactionTotals] = {}
     run_id = str(uuid.uuid4())
     if chosen:
-        records = sum(target.records for target in chosen)
-        run.say(f"{records:,} records of {len(chosen)} partitions")
         totals = _decide_and_write(
             run, run_id, chosen, now_ms - retry_window_ms, now_ms - producer_expiration_ms
         )
     removed: Removed = {}
     if not run.dry_run:
-        removed = _wait(run, run_id, sum(one.batches for one in totals.values()), patience)
+        removed = _wait(run, run_id, list(totals.values()), patience)
         _store_progress(run, run_id, chosen, totals, removed)
     return _report(run, targets, chosen, totals, removed)
 
@@ -125,16 +123,21 @@ def _decide_and_write(
     """By the number of the target. Workers write the batches; only sums come to the driver."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    spark = run.spark()
-    cores = spark.sparkContext.defaultParallelism
-    tasks = sum(-(-target.records // SLICE_RECORDS) for target in targets)
-    spark.conf.set("spark.sql.shuffle.partitions", max(min(tasks, 2000), cores))
+    spark = run.spark(sum(-(-target.records // SLICE_RECORDS) for target in targets))
+    read = spark.sparkContext.accumulator(0)
+    run.progress.step(
+        f"deciding about {len(targets)} partitions",
+        sum(target.below_bound for target in targets),
+        lambda: read.value,
+    )
     table = spark.createDataFrame(
         [(n, target.bound, target.due_end, target.width) for n, target in enumerate(targets)],
         TARGETS,
     )
+    in_transactions = [(n, target) for n, target in enumerate(targets) if target.transactional]
     decided = decide(
-        records_of(spark, run.servers, targets, recent_ms),
+        records_of(spark, run.servers, enumerate(targets), recent_ms, read),
+        records_of(spark, run.servers, in_transactions, recent_ms),
         producers_of(spark, run.servers, targets, known_ms),
         table,
     )
@@ -186,13 +189,23 @@ def _wait_for_earlier_runs(run: JobRun, patience: int) -> None:
         ((pending,),) = run.servers.rows(_PENDING, {"topics": run.topics})
         return int(pending)
 
-    _until_none(left, patience, lambda n: run.say(f"{n:,} batches of an earlier run are left"))
+    _until_none(
+        left,
+        patience,
+        lambda n: run.progress.step(f"waiting for {n:,} batches of an earlier run"),
+    )
 
 
-def _wait(run: JobRun, run_id: str, batches: int, patience: int) -> Removed:
+def _wait(run: JobRun, run_id: str, totals: Sequence[CompactionTotals], patience: int) -> Removed:
     found: Removed = {}
+    batches = sum(one.batches for one in totals)
     if not batches:
         return found
+    run.progress.step(
+        f"the broker removes {batches:,} batches",
+        sum(one.superseded + one.tombstones for one in totals),
+        lambda: sum(removed for removed, _ in found.copy().values()),
+    )
 
     def left() -> int:
         done = 0
@@ -203,11 +216,13 @@ def _wait(run: JobRun, run_id: str, batches: int, patience: int) -> Removed:
             found[topic_id, partition] = removed, refused
         return batches - done
 
-    _until_none(left, patience, lambda n: run.say(f"the broker removes: {n:,} batches are left"))
+    _until_none(left, patience)
     return found
 
 
-def _until_none(left: Callable[[], int], patience: int, say: Callable[[int], None]) -> None:
+def _until_none(
+    left: Callable[[], int], patience: int, say: Callable[[int], None] = lambda _left: None
+) -> None:
     last, since = -1, time.monotonic()
     while (now_left := left()) > 0:
         if now_left != last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_jobs.compaction_targets import CompactionTarget
@@ -12,6 +12,7 @@ from sql.queries import query
 from storage.engine import Parameter
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
 ABORT, COMMIT = 0, 1
@@ -28,9 +29,13 @@ TARGETS = "target int, bound long, due_end long, width long"
 """The partitions, as in `CompactionTarget`. `width`: offsets whose batches one task writes."""
 
 
-def decide(records: DataFrame, producers: DataFrame, targets: DataFrame) -> DataFrame:
+def decide(
+    records: DataFrame, of_transactions: DataFrame, producers: DataFrame, targets: DataFrame
+) -> DataFrame:
     """The RECORDS below the bounds that are removed: target, offset, size, tombstone, blocked.
 
+    `of_transactions`: the RECORDS of the partitions that have records of transactions. Spark reads
+    them again, because their transaction decides about them first.
     A row with `blocked` is not removed: it is a tombstone, and an older record of its key stays for
     now, so the time of this tombstone has not begun.
     """
@@ -39,7 +44,7 @@ def decide(records: DataFrame, producers: DataFrame, targets: DataFrame) -> Data
 
     columns = ["target", "offset", "key", "tombstone", "size", "stays", "aborted"]
     plain = records.where("marker IS NULL AND NOT transactional")
-    in_transactions = records.where("marker IS NOT NULL OR transactional")
+    in_transactions = of_transactions.where("marker IS NOT NULL OR transactional")
     # In descending order, what was seen before a row is what came after it.
     backwards = Window.partitionBy("target", "producer").orderBy(F.desc("offset"))
     seen = backwards.rowsBetween(Window.unboundedPreceding, -1)
@@ -87,12 +92,16 @@ def decide(records: DataFrame, producers: DataFrame, targets: DataFrame) -> Data
 
 
 def records_of(
-    spark: SparkSession, servers: SqlServers, targets: Sequence[CompactionTarget], recent_ms: int
+    spark: SparkSession,
+    servers: SqlServers,
+    targets: Iterable[tuple[int, CompactionTarget]],
+    recent_ms: int,
+    read: Accumulator[int] | None = None,
 ) -> DataFrame:
-    """RECORDS. Those of idempotent producers that came after `recent_ms` stay."""
+    """RECORDS of numbered partitions. Those of idempotent producers after `recent_ms` stay."""
     sql = query("compaction_records")
     queries = []
-    for number, target in enumerate(targets):
+    for number, target in targets:
         for start in range(target.start, target.end, target.width):
             of_slice: dict[str, Parameter] = {
                 **target.parameters,
@@ -104,7 +113,7 @@ def records_of(
                 "recent_ms": recent_ms,
             }
             queries.append(Query(sql, of_slice))
-    return answers(spark, servers, queries, RECORDS)
+    return answers(spark, servers, queries, RECORDS, read)
 
 
 def producers_of(

@@ -39,7 +39,8 @@ class CompactionTarget:
     `start` <= offsets that the run looks at < `bound` <= `end`. An earlier run has looked at those
     below `clean_end`. Tombstones below `alone_end` have no older record of their key; those below
     `due_end` have had none for delete.retention.ms. `reason`: why to compact the partition now, or
-    empty. `dirty`: the share of its bytes that no run has seen.
+    empty. `dirty`: the share of its bytes that no run has seen. `below_bound`: how many records the
+    run looks at. `transactional`: some records were written in transactions.
     """
 
     topic: str
@@ -49,6 +50,8 @@ class CompactionTarget:
     end: int = 0
     bound: int = 0
     records: int = 0
+    below_bound: int = 0
+    transactional: bool = False
     clean_end: int = 0
     alone_end: int = 0
     due_end: int = 0
@@ -133,7 +136,7 @@ def _look_at(
         "due_end": min(due_end, end - 1),  # the last record stays
         "bound": bound,
     }
-    ((clean, dirty, oldest_ms, due),) = servers.rows(
+    ((below_bound, clean, dirty, oldest_ms, due),) = servers.rows(
         query("compaction_new_bytes"), {**of_log, **limits}
     )
     ratio = dirty / (clean + dirty) if dirty else 0.0
@@ -145,6 +148,7 @@ def _look_at(
     elif due or (force and bound > start):
         reason = "tombstones are due" if due else "--force"
     return replace(
-        target, end=end, bound=bound, records=records, clean_end=clean_end, alone_end=alone_end,
-        due_end=due_end, dirty=ratio, reason=reason,
+        target, end=end, bound=bound, records=records, below_bound=below_bound,
+        transactional=transactional > 0, clean_end=clean_end, alone_end=alone_end, due_end=due_end,
+        dirty=ratio, reason=reason,
     )  # fmt: skip

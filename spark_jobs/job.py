@@ -20,18 +20,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 
 from common.console import console, new_table, printable
 from common.options import environment_option, server_option
-from spark_jobs.session import SparkMissing, session
+from spark_jobs.progress import JobProgress, shown
+from spark_jobs.session import FAST_JAVA, QUIET, SparkMissing, session
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+MAX_TASKS = 2000
+"""Of one shuffle: each costs the driver time and memory."""
 
 
 class JobFailure(Exception):
@@ -66,7 +67,7 @@ class JobRun:
     """One run of a job: the servers it asks, what it is about, and where its messages go.
 
     `groups` and `topics`: regular expressions (RE2) of the names that were selected.
-    `say`: shows a message while the job runs.
+    `progress`: what is shown while the job runs. `tasks`: of each of Spark's shuffles.
     """
 
     servers: SqlServers
@@ -74,14 +75,27 @@ class JobRun:
     groups: str = field(default_factory=lambda: glob_pattern(()))
     topics: str = field(default_factory=lambda: glob_pattern(()))
     master: str | None = LOCAL
-    say: Callable[[str], None] = lambda _text: None
+    progress: JobProgress = field(default_factory=lambda: JobProgress("brokerhouse"))
     name: str = "brokerhouse"
+    tasks: int = 1
 
-    def spark(self) -> SparkSession:
-        """Raises SparkMissing. Spark's own log is off: a worker's error becomes the job's error."""
+    def spark(self, tasks: int = 1) -> SparkSession:
+        """Raises SparkMissing. Spark's own log is off: a worker's error becomes the job's error.
+
+        `tasks`: how many each shuffle should have at least. Spark's 200 are far too many for most
+        logs.
+        """
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-        made = session(f"brokerhouse {self.name}", self.master)
+        if self.progress.context is None:
+            self.progress.step("starting Spark")
+        java = f"{QUIET['spark.driver.extraJavaOptions']} {FAST_JAVA}"
+        made = session(
+            f"brokerhouse {self.name}", self.master, spark__driver__extraJavaOptions=java
+        )
+        self.progress.context = made.sparkContext
         made.sparkContext.setLogLevel("OFF")
+        self.tasks = max(self.tasks, min(tasks, MAX_TASKS), made.sparkContext.defaultParallelism)
+        made.conf.set("spark.sql.shuffle.partitions", self.tasks)
         return made
 
 
@@ -164,14 +178,14 @@ def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
             master: str | None, dry_run: bool, groups: tuple[str, ...], topics: tuple[str, ...],
             output: str, **own: Any,
         ) -> None:  # fmt: skip
-            with _progress_messages(name) as say, _failures_in_one_sentence():
+            with shown(name) as progress, _failures_in_one_sentence():
                 run = JobRun(
                     SqlServers.parse(servers, user, password),
                     dry_run,
                     glob_pattern(groups),
                     glob_pattern(topics),
                     master or (None if _submitted() else LOCAL),
-                    say,
+                    progress,
                     name,
                 )
                 report = work(run, **own)
@@ -219,43 +233,6 @@ def _message_of_a_worker(error: Exception) -> str | None:
     module = re.escape(SqlFailure.__module__)
     found = re.search(rf"{module}\.Sql[A-Z]\w+: (.+)", str(error))
     return found[1] if found else None
-
-
-@contextmanager
-def _progress_messages(name: str) -> Iterator[Callable[[str], None]]:
-    """Shows messages on stderr: on a terminal as one line that changes, else a line for each."""
-    stderr = Console(stderr=True)
-    if not stderr.is_terminal:
-        yield lambda text: click.echo(f"{name}: {text}", err=True)
-        return
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        _SparkTasks(""),
-        TimeElapsedColumn(),
-        console=stderr,
-        transient=True,
-    ) as progress:
-        line = progress.add_task(name, total=None)
-        yield lambda text: progress.update(line, description=f"{name}: {text}")
-
-
-class _SparkTasks(TextColumn):
-    """How many tasks of the running Spark stages are done."""
-
-    def render(self, task: Task) -> Any:
-        del task
-        from pyspark import SparkContext
-        from rich.text import Text
-
-        context = SparkContext._active_spark_context
-        if context is None:
-            return Text("")
-        tracker = context.statusTracker()
-        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        done = sum(stage.numCompletedTasks for stage in stages if stage)
-        tasks = sum(stage.numTasks for stage in stages if stage)
-        return Text(f"{done}/{tasks} tasks" if tasks else "")
 
 
 def show(report: JobReport, output: str) -> None:

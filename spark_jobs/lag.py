@@ -49,7 +49,11 @@ MAX_BACKFILL_S = 6 * 86_400
 """Counted minutes become hours after a week, and some before the first window are needed."""
 HISTORY_S = 9 * 86_400
 """An offset that stays current is written again after a week, so it is found within this time."""
+WRITE_TASKS = 32
+"""Of the inserts: all cores have work, and progress is seen when a task ends."""
 SHOWN = 100
+SHOWN_LINES = 12
+"""Of the plot; lag_series.sql has the same number."""
 PART_ROWS = 500_000
 """Rows that one query returns, about: a worker holds them in memory."""
 
@@ -122,7 +126,6 @@ def _in_parts(sql: str, parameters: dict[str, Parameter], parts: int) -> list[Qu
 
 def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
     """The measures of these windows; `new` is true where lag_history lacks the row."""
-    spark = run.spark()
     parameters = {
         **_selection(run), "seconds": windows.seconds, "origin": windows.origin,
         "end": windows.end, "history": windows.origin - HISTORY_S,
@@ -130,6 +133,10 @@ def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
     }  # fmt: skip
     ((rows,),) = run.servers.rows(_COMMITTED_PARTITIONS, _selection(run))
     parts = max(1, min(64, rows * (windows.count + 1) // PART_ROWS))
+    spark = run.spark(parts)
+    run.progress.step(
+        f"measuring {windows.count - windows.first} windows up to {_utc(windows.end)}"
+    )
 
     def ask(queries: list[Query], schema: str) -> DataFrame:
         return answers(spark, run.servers, queries, schema)
@@ -157,9 +164,13 @@ def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
 # --- writing
 
 
-def _write_windows(found: DataFrame, servers: SqlServers, seconds: int) -> list[tuple[int, int]]:
+def _write_windows(run: JobRun, found: DataFrame, seconds: int) -> list[tuple[int, int]]:
     """Insert new rows into lag_history, window by window; returns (window_start, rows) of each."""
-    rows = found.where("new AND lag IS NOT NULL").select(
+    servers, stored = run.servers, run.spark().sparkContext.accumulator(0)
+    missing = found.where("new AND lag IS NOT NULL")
+    total = missing.count()
+    run.progress.step("writing", total, lambda: stored.value)
+    rows = missing.select(
         "window_start", F.lit(seconds).cast("int").alias("window_seconds"), *KEY,
         F.col("offset").alias("committed_offset"),
         F.timestamp_millis("commit_ms").alias("commit_time"), "end_offset", "lag", "lag_seconds",
@@ -174,11 +185,14 @@ def _write_windows(found: DataFrame, servers: SqlServers, seconds: int) -> list[
         moments = pa.array([start] * ordered.num_rows, pa.timestamp("s", "UTC"))
         rows_to_insert = ordered.set_column(0, "window_start", moments)
         count = servers.insert("lag_history", rows_to_insert, token)
+        stored.add(count)
         return pa.table({"window_start": [start], "rows": [count]})
 
     return [
         (row["window_start"], row["rows"])
-        for row in rows.groupBy("window_start")
+        # With a number given, Spark does not put all windows into one task.
+        for row in rows.repartition(max(min(total, WRITE_TASKS), 1), "window_start")
+        .groupBy("window_start")
         .applyInArrow(insert, "window_start bigint, rows bigint")
         .collect()
     ]
@@ -308,7 +322,7 @@ def command(
     if backfill > MAX_BACKFILL_S:
         raise JobFailure("minutes of the log are kept for a week: --backfill can be at most 6d")
     thresholds = Thresholds(alert_records, alert_seconds, alert_growing, alert_stalled)
-    run.say("looking for missing windows")
+    run.progress.step("looking for missing windows")
     end = closed_until(run.servers, seconds)
     if end is None:
         return JobReport(
@@ -318,7 +332,6 @@ def command(
     look_back = max(trend_windows, alert_growing or 0, alert_stalled or 0) + 1
     origin = needed - look_back * seconds
     windows = Windows(seconds, origin, (end - origin) // seconds, look_back)
-    run.say(f"measuring {windows.count - look_back} windows up to {_utc(end)}")
     found = measured(run, windows, trend_windows).cache()
     news = _alert_news(run, found, thresholds, windows) if thresholds.asked() else []
     if run.dry_run:
@@ -330,12 +343,11 @@ def command(
             .collect()
         ]
     else:
-        run.say("writing")
         _write_alerts(news, run.servers, windows)
-        written = _write_windows(found, run.servers, seconds)
+        written = _write_windows(run, found, seconds)
         if plot is not None:
-            run.say(f"drawing {plot}")
-            _draw(run, seconds, end - max(backfill // seconds, 1) * seconds, plot)
+            run.progress.step(f"drawing {plot}")
+            _draw(run, seconds, end - max(backfill // seconds, 1) * seconds, end, plot)
     rows = _last_rows(found, windows)
     return JobReport(COLUMNS, rows, _summary(run, written, news, end, plot))
 
@@ -379,7 +391,7 @@ def _utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _draw(run: JobRun, seconds: int, first: int, path: Path) -> None:
+def _draw(run: JobRun, seconds: int, first: int, end: int, path: Path) -> None:
     rows = run.servers.rows(
         query("lag_series"), {**_selection(run), "seconds": seconds, "first": first}
     )
@@ -388,8 +400,11 @@ def _draw(run: JobRun, seconds: int, first: int, path: Path) -> None:
         times, values = series.setdefault(f"{group_id} · {topic}", ([], []))
         times.append(datetime.fromtimestamp(at, UTC))
         values.append(records)
+    about = f"{', '.join(run.servers.urls)}: {_utc(first)} to {_utc(end)}"
+    if len(series) == SHOWN_LINES:
+        about = f"the {SHOWN_LINES} with the highest lag, {about}"
     try:
-        draw(series, path)
+        draw(series, about, path)
     except OSError as error:
         raise JobFailure(f"{path} cannot be written: {error.strerror}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from storage.engine import Parameter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.accumulators import Accumulator
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -22,13 +23,22 @@ class Query:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
+def rows_of_answer(answer: pa.Table) -> int:
+    return int(answer.num_rows)
+
+
 def answers(
-    spark: SparkSession, servers: SqlServers, queries: Sequence[Query], schema: str
+    spark: SparkSession,
+    servers: SqlServers,
+    queries: Sequence[Query],
+    schema: str,
+    read: Accumulator[int] | None = None,
+    rows_of: Callable[[pa.Table], int] = rows_of_answer,
 ) -> DataFrame:
     """The answers to all queries as one DataFrame with this schema.
 
     A worker holds one answer at a time, so each must fit into its memory. Raises SqlFailure in
-    the worker.
+    the worker. `read` is increased by `rows_of` each answer, when the task of its query ends.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
@@ -42,6 +52,8 @@ def answers(
             for number in batch.column(0).to_pylist():
                 query = queries[number]
                 answer = servers.table(query.sql, query.parameters)
+                if read is not None:
+                    read.add(rows_of(answer))
                 yield from answer.select(wanted.names).cast(wanted).to_batches()
 
     numbers = spark.range(0, len(queries), 1, max(len(queries), 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -15,7 +17,7 @@ from click.testing import CliRunner
 
 from broker.cli.jobs import JOBS
 from broker.cli.main import main
-from spark_jobs import job, sql_client
+from spark_jobs import job, progress, sql_client
 from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.sql_client import SqlFailure, SqlServers
 from tests.support.engine_process import EngineProcess
@@ -176,7 +178,7 @@ def run_command(work: click.Command, *arguments: str) -> tuple[int, str, str]:
 @click.option("--what")
 def try_it(run: JobRun, /, what: str | None) -> JobReport:
     """For these tests."""
-    run.say("working")
+    run.progress.step("working")
     if what == "fails":
         raise JobFailure("it cannot")
     rows = [("o\x1bdd", 1, 2.5, None)]
@@ -189,6 +191,49 @@ def test_the_report_is_a_table() -> None:
     assert [line.split() for line in stdout.splitlines()] == [
         ["name", "n", "x", "none"], ["o\\x1bdd", "1", "2.5", "-"], ["done"],
     ]  # fmt: skip
+
+
+def test_progress_is_rows_of_a_total_their_rate_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, done = [100.0], [0]
+    monkeypatch.setattr("spark_jobs.progress.time.monotonic", lambda: now[0])
+    shown = progress.JobProgress("audit")
+    assert shown.line() == "audit"
+    shown.step("reading", 1_000_000, lambda: done[0])
+    assert shown.line() == "audit: reading: 0 of 1,000,000 rows"
+    now[0], done[0] = 110.0, 100_000
+    assert shown.line() == "audit: reading: 100,000 of 1,000,000 rows, 10,000/s, 1 min 30 s left"
+    done[0] = 1_200_000  # Spark repeated a task
+    assert shown.line() == "audit: reading: 1,000,000 of 1,000,000 rows"
+    shown.step("looking")
+    assert shown.line() == "audit: looking"
+
+
+def test_without_a_terminal_progress_is_a_line_at_times_on_stderr(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    asked = threading.Semaphore(0)
+
+    @job.command("counts")
+    def counts(run: JobRun, /) -> JobReport:
+        def done() -> int:
+            asked.release()
+            return 7
+
+        run.progress.step("reading", 10, done)
+        # The line is made of three calls, and written before the next one.
+        assert all(asked.acquire(timeout=30) for _ in range(4))
+        return JobReport((), (), "done")
+
+    code, stdout, stderr = run_command(counts, "--format", "json")
+    assert (code, json.loads(stdout)["summary"]) == (0, "done")
+    first, second, *_, last = stderr.splitlines()
+    assert first == "counts: reading (10 rows)"
+    assert last == "counts: reading: 7 of 10 rows in 0 s"
+    assert second.startswith("counts: reading: 7 of 10 rows, ")
+    assert second.endswith(" s left")
 
 
 def test_the_report_may_be_json() -> None:

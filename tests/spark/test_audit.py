@@ -215,6 +215,21 @@ def found(told: dict[str, Any], topic: str) -> list[Found]:
     ]
 
 
+def test_progress_counts_every_row_and_commit(history: History, spark: SparkSession) -> None:
+    del spark
+    ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", user=None)
+    for table in ("messages", "consumer_offsets"):
+        ((rows,),) = [
+            row.values()
+            for row in history.broker.sql(
+                f"SELECT count() FROM {table} WHERE topic LIKE 'healthy%'"
+                " AND topic_id IN (SELECT topic_id FROM topics)"
+            )
+        ]
+        assert int(rows) > 0
+        assert f": {int(rows):,} of {int(rows):,} rows in " in ended.stderr
+
+
 @pytest.mark.parametrize("topic", PLANTED)
 def test_each_planted_anomaly_is_found(told: dict[str, Any], topic: str) -> None:
     of_topic = found(told, topic)

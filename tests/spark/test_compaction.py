@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -559,6 +560,19 @@ def test_the_job_fails_when_no_broker_removes(
     )
     assert done.exit_code == 1
     assert "the broker has removed nothing for 1 s" in done.output
+
+
+def test_progress_counts_what_is_decided_about_and_what_is_removed(
+    compacting: BrokerProcess, topic: str
+) -> None:
+    create(compacting, topic)
+    produce(compacting.kafka, topic, [(b"k%d" % (n % 10), b"v") for n in range(100)])
+    done = CliRunner().invoke(
+        compaction.command, options(compacting, "--topic", topic, "--retry-window-ms", "0")
+    )
+    assert done.exit_code == 0, done.output
+    assert "compaction: deciding about 1 partitions: 100 of 100 rows in " in done.stderr
+    assert re.search(r"the broker removes 1 batches: (\d+) of \1 rows in ", done.stderr)
 
 
 @pytest.mark.slow

@@ -84,8 +84,10 @@ def test_spark_decides_as_the_model_does(spark: SparkSession) -> None:
         targets.append((number, expected[number].bound, max(due, default=0), 10))
     spark.conf.set("spark.sql.shuffle.partitions", 2)
 
+    all_records = spark.createDataFrame(records, RECORDS)
     rows = decide(
-        spark.createDataFrame(records, RECORDS),
+        all_records,
+        all_records,
         spark.createDataFrame(producers, PRODUCERS),
         spark.createDataFrame(targets, TARGETS),
     ).collect()

@@ -26,12 +26,13 @@ class At(NamedTuple):
     kafka: str
 
 
-@pytest.fixture
-def two_listeners(tmp_path: Path) -> Iterator[BrokerProcess]:
+@pytest.fixture(scope="module")
+def two_listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """INSIDE is advertised as it is, OUTSIDE by another name of the same host."""
     port = free_port()
     process = BrokerProcess(
-        tmp_path / "data", {"advertised": f"OUTSIDE://localhost:{port}", "rack": "r1"}
+        tmp_path_factory.mktemp("listeners") / "data",
+        {"advertised": f"OUTSIDE://localhost:{port}", "rack": "r1"},
     )
     process.kafka = f"INSIDE://127.0.0.1:0,OUTSIDE://127.0.0.1:{port}"
     process.start()

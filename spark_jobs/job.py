@@ -24,7 +24,7 @@ import click
 from common.console import console, new_table, printable
 from common.options import environment_option, server_option
 from spark_jobs.progress import JobProgress, shown
-from spark_jobs.session import FAST_JAVA, QUIET, SparkMissing, session
+from spark_jobs.session import SparkMissing, session
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ class JobRun:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         if self.progress.context is None:
             self.progress.step("starting Spark")
-        java = f"{QUIET['spark.driver.extraJavaOptions']} {FAST_JAVA}"
-        made = session(
-            f"brokerhouse {self.name}", self.master, spark__driver__extraJavaOptions=java
-        )
+        made = session(f"brokerhouse {self.name}", self.master)
         self.progress.context = made.sparkContext
         made.sparkContext.setLogLevel("OFF")
         self.tasks = max(self.tasks, min(tasks, MAX_TASKS), made.sparkContext.defaultParallelism)

@@ -22,10 +22,6 @@ OLDEST_JAVA = 17
 OLDEST_PYSPARK = (4, 2)
 """The first version whose streams accept a limit of records per batch."""
 LOGGING = Path(__file__).with_name("log4j2.properties")
-FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java compiles fast, not well. In a job of a few minutes, most code runs too seldom to be worth
-more: on a million records each job took 36 s of processor time, and about 50 without this."""
-
 QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

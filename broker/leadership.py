@@ -31,11 +31,14 @@ class BrokerEndpoint:
     rack: str | None = None
     listeners: tuple[NamedAddress, ...] = ()
 
+    @property
+    def addresses(self) -> tuple[NamedAddress, ...]:
+        """Of all listeners."""
+        return self.listeners or (NamedAddress(DEFAULT_LISTENER, self.host, self.port),)
+
     def seen_from(self, listener: str) -> BrokerEndpoint | None:
         """The broker as clients of this listener reach it; None if it has no such listener."""
-        if not self.listeners and listener == DEFAULT_LISTENER:
-            return self
-        for name, host, port in self.listeners:
+        for name, host, port in self.addresses:
             if name == listener:
                 return replace(self, host=host, port=port)
         return None

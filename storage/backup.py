@@ -43,7 +43,7 @@ from storage.backup_files import (
 from storage.disk_reserve import KEEP_FREE_BYTES
 from storage.engine import DATABASE, EngineError
 from storage.journal import JournaledEngine
-from storage.view_guard import quoted
+from storage.parameters import quoted
 
 log = logging.getLogger(__name__)
 

@@ -78,7 +78,6 @@ _PART_MAX_BYTES = 150 << 30  # ClickHouse's default
 _READERS = 8
 """More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
 
-
 LOCK = "LOCK"
 RESTORE_MARKER = "RESTORE"
 """In a data directory into which a backup is being restored (storage/restore.py)."""

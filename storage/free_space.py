@@ -29,9 +29,10 @@ PEOPLE_KEEP_FREE_BYTES = 2 * LOW_BYTES
 """Free space that people's SQL leaves alone: the log stops merging below LOW_BYTES."""
 _LOOK_EVERY_S = 1.0
 _COUNT_EVERY_S = 10.0
-_FAILED_WRITES = (
+FAILED_WRITES = (
     "SELECT sum(value) FROM system.events WHERE event = 'WriteBufferFromFileDescriptorWriteFailed'"
 )
+"""How many writes of an engine have failed since its start."""
 
 
 class FreeSpace:
@@ -108,4 +109,4 @@ class FreeSpace:
         return self._reserve.free_bytes()
 
     def _count_failed_writes(self, handle: Any) -> int:
-        return int(handle.query(_FAILED_WRITES, "TSV").bytes())
+        return int(handle.query(FAILED_WRITES, "TSV").bytes())

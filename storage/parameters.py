@@ -1,4 +1,4 @@
-"""Python values as the text of ClickHouse query parameters (`{name:Type}`).
+"""Python values as the text of ClickHouse query parameters (`{name:Type}`), names as identifiers.
 
 ClickHouse reads a String parameter in its Escaped (TSV) form, arrays and maps in their literal
 form: https://clickhouse.com/docs/interfaces/http#cli-queries-with-parameters
@@ -16,6 +16,11 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "
 def parameter_texts(params: Mapping[str, Parameter] | None) -> dict[str, str]:
     """Every parameter in a form that the engine parses back to exactly the same value."""
     return {name: _text(value) for name, value in (params or {}).items()}
+
+
+def quoted(name: str) -> str:
+    """A name as an identifier of SQL."""
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 def _text(value: Parameter) -> str:

@@ -32,17 +32,15 @@ from storage.embedded import (
     lock_directory,
 )
 from storage.engine import DATABASE, EngineError
+from storage.free_space import FAILED_WRITES
 from storage.journal_files import STREAMS
 from storage.schema import migrations
-from storage.view_guard import quoted, target_of
+from storage.view_guard import View, target_of
 
 log = logging.getLogger(__name__)
 
 _NO_CONTENTS = frozenset({LOCK, "lost+found"})
 """What an empty directory may have: the second is in each new file system."""
-_FAILED_WRITES = (
-    "SELECT sum(value) FROM system.events WHERE event = 'WriteBufferFromFileDescriptorWriteFailed'"
-)
 
 
 def checked(source: Path) -> BackupInfo:
@@ -70,7 +68,7 @@ async def restore(source: Path, data_dir: Path) -> BackupInfo:
                 " SETTINGS allow_different_database_def = 1"  # of `default`, which chDB makes
             )
         await _make_failed_views(engine)
-        ((failed,),) = await engine.rows(_FAILED_WRITES)
+        ((failed,),) = await engine.rows(FAILED_WRITES)
         if failed:
             raise BackupError(f"the disk of {data_dir} is full: add space and restore again")
     except EngineError as error:
@@ -96,7 +94,7 @@ async def _make_failed_views(engine: EmbeddedEngine) -> None:
             log.warning("view %s.%s had failed and is not restored", database, name)
             continue
         await engine.execute(definition)
-        await engine.execute(f"DETACH TABLE {quoted(database)}.{quoted(name)} PERMANENTLY")
+        await engine.execute(f"DETACH TABLE {View(database, name).quoted} PERMANENTLY")
 
 
 def _prepare(source: Path, data_dir: Path, info: BackupInfo) -> None:

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from storage.engine import Parameter
+from storage.parameters import quoted
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +268,7 @@ class ViewGuard:
         self._run(handle, f"SELECT * FROM ({query}) {settings}")  # whether it fails again
         described = self._rows(handle, f"DESCRIBE ({query})")
         columns = ", ".join(quoted(row[0]) for row in described)
-        into = target_of(definition) or f"{quoted(view.database)}.{quoted(inner)}"
+        into = target_of(definition) or View(view.database, inner).quoted
         self._run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({query}) {settings}")
         rows = self._rows(handle, f"SELECT count() FROM {self._table} WHERE {_condition(missed)}")
         self._run(
@@ -360,11 +361,6 @@ class FailedViews:
             return work(handle, view)
         finally:
             handle.close()
-
-
-def quoted(name: str) -> str:
-    """A name as an identifier of SQL."""
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 def target_of(definition: str) -> str | None:

@@ -19,7 +19,6 @@ from broker.api import loggers
 from broker.config import Settings, as_text
 from broker.dynamic_settings import can_change, names_of
 from broker.effective_configs import default_text
-from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
 from broker.node import Broker
 from broker.resource_configs import UNUSED_BROKER_CONFIGS
 from broker.stored_configs import ALL_BROKERS, BROKER
@@ -256,7 +255,6 @@ def _type(name: str, default: object) -> ConfigType:
 
 def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
     endpoint, settings = broker.endpoint, broker.settings
-    only = NamedAddress(DEFAULT_LISTENER, endpoint.host, endpoint.port)
     for name, listeners, doc, is_set in (
         (
             "listeners",
@@ -266,7 +264,7 @@ def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
         ),
         (
             "advertised.listeners",
-            endpoint.listeners or (only,),
+            endpoint.addresses,
             "Address that clients connect to.",
             settings.advertised is not None,
         ),

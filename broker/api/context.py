@@ -6,7 +6,7 @@ The file of a key ends with its `Api`. A handler gets the decoded request and a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -58,13 +58,17 @@ class RequestContext(NamedTuple):
         found = (broker.seen_from(self.listener) for broker in brokers)
         return [broker for broker in found if broker is not None]
 
-    def leaders(self, topic: Topic) -> Sequence[Leader]:
-        """The leaders of a topic's partitions; NO_NODE also where the client cannot reach one."""
-        leadership = self.broker.leadership
-        leaders = leadership.leaders(topic.topic_id, topic.partitions)
+    def reached(self) -> Collection[int] | None:
+        """The node ids of brokers that the client can reach. None: all, there is one listener."""
         if not self.broker.endpoint.listeners:
+            return None
+        return {broker.node_id for broker in self.seen(self.broker.leadership.contacts())}
+
+    def leaders(self, topic: Topic, reached: Collection[int] | None) -> Sequence[Leader]:
+        """The leaders of a topic's partitions; NO_NODE also for one that is not `reached`."""
+        leaders = self.broker.leadership.leaders(topic.topic_id, topic.partitions)
+        if reached is None:
             return leaders
-        reached = {broker.node_id for broker in self.seen(leadership.contacts())}
         return tuple(
             leader if leader.node_id in reached else replace(leader, node_id=NO_NODE)
             for leader in leaders

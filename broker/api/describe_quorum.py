@@ -34,7 +34,7 @@ async def describe_quorum(
 ) -> DescribeQuorumResponse:
     asked = [(topic.topic_name, one) for topic in request.topics for one in topic.partitions]
     is_about_metadata = any(_is_metadata(name, one.partition_index) for name, one in asked)
-    nodes = ctx.seen(ctx.broker.leadership.brokers())
+    nodes = ctx.seen(ctx.broker.leadership.brokers()) if is_about_metadata else []
     return DescribeQuorumResponse(
         error_code=0,
         error_message=None,
@@ -48,7 +48,7 @@ async def describe_quorum(
             )
             for topic in request.topics
         ],
-        nodes=[_node(ctx, one) for one in nodes] if is_about_metadata else [],
+        nodes=[_node(ctx, one) for one in nodes],
     )
 
 

@@ -73,7 +73,7 @@ def _described(
     ctx: RequestContext, topic: Topic, start: int, stop: int
 ) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
     row = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
-    leaders = ctx.leaders(topic)
+    leaders = ctx.leaders(topic, ctx.reached())
     partitions = described_partitions(
         ((index, leaders[index]) for index in range(start, stop)),
         row.DescribeTopicPartitionsResponsePartition,

@@ -17,7 +17,7 @@ Errors of a partition: LEADER_NOT_AVAILABLE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
@@ -66,7 +66,8 @@ async def _asked_topics(
     catalog = ctx.broker.topics
     asked = request.topics
     if asked is None or (ctx.version == 0 and not asked):
-        return [_found(ctx, topic, operations) for topic in catalog.all()]
+        reached = ctx.reached()
+        return [_found(ctx, topic, operations, reached) for topic in catalog.all()]
     if ctx.version < 12 and any(item.name is None or _is_given(item.topic_id) for item in asked):
         # Versions 10 and 11 have the field topic_id, but do not allow requests by it.
         return [
@@ -83,11 +84,12 @@ async def _asked_topics(
     # If any topic is requested by id, Kafka ignores those that are requested by name.
     ids = dict.fromkeys(item.topic_id for item in asked if _is_given(item.topic_id))
     if ids:
+        reached = ctx.reached()
         by_id = {topic_id: catalog.by_id(topic_id) for topic_id in ids}
         return [
             _missing(ctx, None, UnknownTopicId.code, NOT_ASKED, topic_id)
             if topic is None
-            else _found(ctx, topic, operations)
+            else _found(ctx, topic, operations, reached)
             for topic_id, topic in by_id.items()
         ]
     names = dict.fromkeys(item.name for item in asked if item.name is not None)
@@ -102,12 +104,13 @@ async def _topics_by_name(
 ) -> list[bytes]:
     names = list(names)
     refused = await _create_missing(ctx, names) if may_create else {}
+    reached = ctx.reached()
     answers = []
     for name in names:
         try:
             if name in refused:
                 raise refused[name]
-            answers.append(_found(ctx, _find(ctx, name), operations))
+            answers.append(_found(ctx, _find(ctx, name), operations, reached))
         except KafkaError as error:
             answers.append(_missing(ctx, name, error.code, operations))
     return answers
@@ -146,8 +149,10 @@ def _find(ctx: RequestContext, name: str) -> Topic:
     return find_topic(ctx, name)
 
 
-def _found(ctx: RequestContext, topic: Topic, operations: set[int]) -> bytes:
-    leaders = ctx.leaders(topic)
+def _found(
+    ctx: RequestContext, topic: Topic, operations: set[int], reached: Collection[int] | None
+) -> bytes:
+    leaders = ctx.leaders(topic, reached)
     kind = Kind(ctx.version, operations is not NOT_ASKED)
     return ctx.broker.encoded_topics.get(
         topic, leaders, kind, lambda: _encoded(topic, leaders, operations, ctx.version)

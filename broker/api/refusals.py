@@ -17,10 +17,11 @@ from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _NO_ANSWER = frozenset({0, 159, 209, 210, 225, 999})
 """No answer at all; TIMEOUT_EXCEEDED, SOCKET_TIMEOUT, NETWORK_ERROR, NO_ZOOKEEPER, KEEPER_EXCEPTION
 (https://clickhouse.com/docs, system.errors)."""
-T = TypeVar("T")
 Refusal = KafkaError | EngineError
 REFUSALS = (KafkaError, EngineError)
 """For `except`: errors of one topic or resource, which do not stop the rest of the request."""

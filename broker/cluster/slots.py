@@ -31,6 +31,7 @@ from storage.slot_map import Slot
 log = logging.getLogger(__name__)
 
 _FAILED_LATELY_MS = 600_000
+"""For how long `brokerhouse check` shows that a server has failed."""
 
 
 class Slots:

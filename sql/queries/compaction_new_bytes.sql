@@ -1,5 +1,6 @@
--- Of the log below `bound`: how many records it has, the bytes that an earlier run has seen (below clean_end), the new bytes,
--- the append time of the oldest new record (milliseconds), and the tombstones below due_end.
+-- Of the log below `bound`: how many records it has, the bytes that an earlier run has seen (below
+-- clean_end), the new bytes, the append time of the oldest new record (milliseconds), and the
+-- tombstones below due_end.
 -- Parameters: topic, topic_id, partition, start, clean_end, bound and due_end (offsets).
 SELECT
     toInt64(count()),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import confluent_kafka
+
+from tests.support.repeating import repeated
 
 _EVERY_S = 0.01
 _AT_ONCE = 5
@@ -20,7 +21,6 @@ def producing(bootstrap: str, topic: str, record: Callable[[], tuple[str, str]])
     Raises AssertionError if a record was refused.
     """
     failures: list[object] = []
-    stopped = threading.Event()
     producer = confluent_kafka.Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0}
     )
@@ -30,18 +30,12 @@ def producing(bootstrap: str, topic: str, record: Callable[[], tuple[str, str]])
             failures.append(error)
 
     def write() -> None:
-        while not stopped.wait(_EVERY_S):
-            for _ in range(_AT_ONCE):
-                key, value = record()
-                producer.produce(topic, value.encode(), key=key.encode(), on_delivery=told)
-            producer.poll(0)
+        for _ in range(_AT_ONCE):
+            key, value = record()
+            producer.produce(topic, value.encode(), key=key.encode(), on_delivery=told)
+        producer.poll(0)
 
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    try:
+    with repeated(write, _EVERY_S):
         yield
-    finally:
-        stopped.set()
-        writer.join()
     assert producer.flush(_LIMIT_S) == 0
     assert not failures

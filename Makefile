@@ -12,6 +12,7 @@
 # make history-transactions  the same with transactions
 # make test-apps  Kafka Connect, Kafka Streams and Iceberg's sink while everything is killed again and
 #               again, with a single broker and a cluster: SEED=7 MINUTES=10 of kills for each
+# make test-feeds  typed tables while the broker is killed again and again: KILLS=40
 # make soak     hours of mixed clients, good and bad, and kill -9: HOURS=1; prints a table and draws
 #               soak.svg, and fails if a record is lost or doubled, or if anything grows
 # make lint     style and types; make format repairs what can be repaired automatically
@@ -22,6 +23,7 @@
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
 # make bench-scaling  what a cluster would take, by simulation
 # make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
+# make bench-tables   typed tables: rows a second, delay, what they cost producers
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
@@ -38,13 +40,14 @@ INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd proto
 ARGS ?=
 SEED ?=
 MINUTES ?= 10
+KILLS ?= 40
 HOURS ?= 1
 
 CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark fuzz history history-transactions test-apps soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark bench-tables fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -101,6 +104,14 @@ bench-scaling: $(INSTALLED_DEV)
 bench-spark: $(INSTALLED_DEV)
 	@tools/require tests
 	$(BIN)/python -m bench.spark $(ARGS)
+
+bench-tables: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/python -m bench.tables $(ARGS)
+
+test-feeds: $(INSTALLED_DEV)
+	@tools/require tests
+	FEED_KILLS=$(KILLS) $(BIN)/pytest -m slow -s --timeout 0 tests/faults/test_feeds.py $(ARGS)
 
 history: $(INSTALLED_DEV)
 	@tools/require tests

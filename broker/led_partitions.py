@@ -9,6 +9,7 @@ from uuid import UUID
 
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
+from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.topics import TopicCatalog
 from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 
@@ -16,8 +17,9 @@ from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 class LedPartitions:
     """The partitions that this broker leads, as requests name them."""
 
-    def __init__(self, topics: TopicCatalog) -> None:
+    def __init__(self, topics: TopicCatalog, offsets_topic: OffsetsTopic | None = None) -> None:
         self._topics = topics
+        self._offsets_topic = offsets_topic
         self._logs = topics.logs
         self._awaited: Counter[tuple[str | UUID, int]] = Counter()
         self._awaiting = asyncio.Lock()
@@ -25,6 +27,9 @@ class LedPartitions:
 
     def log_of(self, topic: Topic, partition: int) -> PartitionLog:
         """Raises `UnknownTopicOrPartition`, or `NotLeaderOrFollower` if another broker leads."""
+        offsets_topic = self._offsets_topic_of(topic.topic_id)
+        if offsets_topic is not None:
+            return offsets_topic.log_of(partition)
         found = self._logs.find(topic.topic_id, partition)
         if found is not None:
             if not self._logs.may_serve():
@@ -59,10 +64,19 @@ class LedPartitions:
         return task
 
     async def _open(self, wanted: Iterable[tuple[str | UUID, int]], looks: int) -> None:
+        for key, partition in wanted:
+            offsets_topic = self._offsets_topic_of(key)
+            if offsets_topic is not None:
+                await offsets_topic.open(partition)
         async with self._awaiting:  # a fair lock
             if looks == self._looks and not self._are_open(wanted):
                 await self._topics.look_again()
                 self._looks += 1
+
+    def _offsets_topic_of(self, key: str | UUID) -> OffsetsTopic | None:
+        """`__consumer_offsets`, if that is the topic: it is in no catalog."""
+        found = self._offsets_topic
+        return found if found is not None and found.named(key) is not None else None
 
     def _ended(self, wanted: Iterable[tuple[str | UUID, int]]) -> None:
         self._awaited.subtract(wanted)
@@ -70,6 +84,11 @@ class LedPartitions:
 
     def _are_open(self, wanted: Iterable[tuple[str | UUID, int]]) -> bool:
         for key, partition in wanted:
+            offsets_topic = self._offsets_topic_of(key)
+            if offsets_topic is not None:
+                if not offsets_topic.is_open(partition):
+                    return False
+                continue
             topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
             if topic is None or self._logs.find(topic.topic_id, partition) is None:
                 return False

@@ -33,6 +33,7 @@ from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.monitoring.families import MetricSource
+from broker.offsets_topic.offsets_topic import GroupPartitions, OffsetsTopic
 from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
@@ -67,6 +68,7 @@ class Parts:
     log_starts: LogStarts
     topics: TopicCatalog
     groups: GroupCoordinator | ShardedGroups
+    group_partitions: GroupPartitions
     producer_ids: ProducerIds
     transactions: Transactions
     admin_store: AdminStore
@@ -91,7 +93,8 @@ class Broker:
         self.appender = parts.appender
         self.log_starts = parts.log_starts
         self.topics = parts.topics
-        self.partitions = LedPartitions(parts.topics)
+        self.offsets_topic = OffsetsTopic(parts.group_partitions, settings)
+        self.partitions = LedPartitions(parts.topics, self.offsets_topic)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids
         self.transactions = parts.transactions.coordinator

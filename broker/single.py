@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 from broker.admin_store import AdminStore
 from broker.config import Settings
 from broker.control import ControlSocket
+from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
@@ -41,6 +42,7 @@ from broker.monitoring.journal import JournalMetrics
 from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
+from broker.offsets_topic.offsets_topic import AllGroups
 from broker.producer_ids import ProducerIds
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
@@ -57,6 +59,7 @@ from common.clock import Clock, wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.duties import SoleBroker
 from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.disk_reserve import default_reserve_bytes
@@ -160,6 +163,7 @@ class SingleNode:
                 log_starts,
                 self.topics,
                 self.groups,
+                AllGroups(self.groups),
                 producer_ids,
                 Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
                 admin_store,
@@ -172,6 +176,9 @@ class SingleNode:
             self.topics,
             self.broker.row_sources,
             self.broker.cold_reader,
+        )
+        self._feeds = TableFeeds(
+            engine, registry, self.rows, self.topics.logs, self.groups, Path(settings.data_dir)
         )
         self.http = make_app(engine, settings.sql)
         self._control = ControlSocket(
@@ -198,7 +205,8 @@ class SingleNode:
         self.appender.start()
         progress("reading consumer groups")
         self.rows.start()
-        await self.groups.load({topic.name: topic.topic_id for topic in self.topics.all()})
+        live = {topic.name: topic.topic_id for topic in self.topics.all()}
+        await self.groups.load({**live, OFFSETS_TOPIC: OFFSETS_TOPIC_ID})
         progress("reading transactions")
         await self.transactions.load()
 
@@ -207,6 +215,7 @@ class SingleNode:
         self.removals.start()
         self._upkeep.start()
         self._reclaim.start()
+        self._feeds.start()
         await self._control.start()
 
     @property
@@ -215,6 +224,7 @@ class SingleNode:
         begun = [task for task in own if task is not None]
         return [
             *begun,
+            *self._feeds.background,
             *self.groups.background,
             *self.transactions.background,
             *self.rows.background,
@@ -230,6 +240,7 @@ class SingleNode:
         async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
             parts.push_async_callback(self.topics.close)
             parts.push_async_callback(self.broker.auto_creation.close)
+            parts.callback(self.broker.offsets_topic.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.callback(self._decompressions.close)
             parts.push_async_callback(self.appender.close)
@@ -242,6 +253,7 @@ class SingleNode:
             parts.push_async_callback(self._reclaim.close)
             parts.push_async_callback(self._engine_metrics.close)
             parts.push_async_callback(self._control.close)
+            parts.push_async_callback(self._feeds.close)
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:

@@ -17,6 +17,7 @@ from functools import partial
 
 from common.clock import MINUTE_MS, SECOND_MS, Clock
 from coordinator.duties import Duties
+from coordinator.followers import Follower
 from coordinator.group_rows import (
     GroupRows,
     StoredGroup,
@@ -67,6 +68,7 @@ class SharedCache:
         self._deleted: dict[str, int] = {}
         self._version = 0
         self._seen_ms = 0
+        self.follower: Follower | None = None
 
     # What is known
 
@@ -120,6 +122,8 @@ class SharedCache:
         else:
             self._groups[record.group_id] = record
         self.heartbeats.forget_others_than(record)
+        if self.follower is not None:
+            self.follower.group_changed(record)
 
     def _note_deletion(self, group_id: str, version: int) -> None:
         """Remember the deletion for as long as an older row of the group may be read again."""

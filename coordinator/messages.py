@@ -13,7 +13,8 @@ from uuid import UUID
 from protocol.errors import KafkaError, MemberIdRequired
 
 OFFSETS_TOPIC = "__consumer_offsets"
-"""Kafka's own topic with the offsets of groups; here only a name that brokers use."""
+"""Kafka's own topic with the offsets of groups. Brokers name slots by it, clients can read it."""
+OFFSETS_TOPIC_ID = UUID("5b1f2c9e-6d0a-4f7b-9a53-0c6f5d3e8a41")
 UNKNOWN_MEMBER_ID = ""
 UNKNOWN_GENERATION = -1
 

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
+from coordinator.followers import Follower
 from coordinator.messages import (
     UNKNOWN_GENERATION,
     UNKNOWN_MEMBER_ID,
@@ -66,6 +67,7 @@ class CommittedOffsets:
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         self._seen_ms = 0
         self._rewritten_ms: int | None = None
+        self.follower: Follower | None = None
 
     async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
         """Read what is current. Offsets of topics that were deleted, or deleted and created again,
@@ -327,6 +329,8 @@ class CommittedOffsets:
         if group is None:
             group = self._groups[group_id] = _Group()
         current = group.versions.get(partition) or self._deleted.get((group_id, partition), 0)
+        if version > current and self.follower is not None:
+            self.follower.offset_changed(group_id, partition, offset)
         if version < current:
             self._drop_if_empty(group_id)
         elif offset is None:

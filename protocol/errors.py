@@ -216,6 +216,12 @@ class LogDirNotFound(KafkaError):
     code = 57  # LOG_DIR_NOT_FOUND
 
 
+class UnknownProducerId(KafkaError):
+    """The sequences of the producer cannot be continued: it needs another epoch."""
+
+    code = 59  # UNKNOWN_PRODUCER_ID
+
+
 class NonEmptyGroup(KafkaError):
     code = 68  # NON_EMPTY_GROUP
 

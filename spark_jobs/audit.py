@@ -1,4 +1,4 @@
-"""The job `audit`: is every offset stored once and in order, and are commits consistent?
+"""The job `audit`: is every offset stored once and in order, are commits and feeds consistent?
 
 The log of a partition is read as runs: consecutive offsets of one block (the rows with one
 append_time and leader epoch). What must hold, and the anomaly where it does not:
@@ -12,6 +12,8 @@ append_time and leader epoch). What must hold, and the anomaly where it does not
   the coordinator refuses those.
 * `reset`: any other commit that goes back. It is not an anomaly: commits of an administrator and of
   a consumer without a group look alike, and a member may go back whenever it wants to.
+
+Of feeds of typed tables: audit_feeds.py.
 
 The log may grow meanwhile, and its start may move: ends are read before the rows, starts and
 removals after them, commits before the ends that they are compared with.
@@ -28,8 +30,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  its usual name
 
-from spark_jobs import job
+from spark_jobs import audit_feeds, job
 from spark_jobs.job import JobReport, JobRun
+from spark_jobs.progress import counted
 from spark_jobs.queries import Query, answers
 from sql.queries import query
 from storage.engine import Parameter
@@ -196,6 +199,10 @@ def commits_beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 # --- what to read
 
+_HAS_FEEDS = (
+    "SELECT toInt64(count()) FROM system.tables"
+    " WHERE database = 'brokerhouse' AND name = 'table_feed_blocks'"
+)
 _HAS_REMOVALS = (
     "SELECT toInt64(count()) FROM system.tables"
     " WHERE database = 'brokerhouse' AND name = 'compaction_removals'"
@@ -245,7 +252,8 @@ def _log_findings(run: JobRun) -> DataFrame:
     ask = partial(answers, spark, run.servers)
     read = spark.sparkContext.accumulator(0)
     run.progress.step(
-        f"reading the blocks of {len(partitions)} partitions, in {len(queries)} slices",
+        f"reading the blocks of {counted(len(partitions), 'partition')},"
+        f" in {counted(len(queries), 'slice')}",
         sum(rows for *_, rows in stored),
         lambda: read.value,
     )
@@ -286,6 +294,27 @@ def _commit_findings(run: JobRun) -> DataFrame:
     return commits_back(commits).unionByName(commits_beyond(commits, ends))
 
 
+def _feed_findings(run: JobRun) -> DataFrame | None:
+    """None where there are no feeds: their history is read before the tables that it describes."""
+    if not run.servers.rows(_HAS_FEEDS)[0][0]:
+        return None
+    topics: dict[str, Parameter] = {"topics": run.topics}
+    feeds = run.servers.rows(query("audit_feed_tables"), topics)
+    if not feeds:
+        return None
+    spark = run.spark(len(feeds))
+    of_topics = Query(query("audit_feed_blocks"), topics)
+    history = answers(spark, run.servers, [of_topics], audit_feeds.BLOCKS).cache()
+    run.progress.step(f"reading the blocks of {counted(len(feeds), 'feed')}")
+    history.count()
+    of_tables = [
+        Query(query("audit_feed_rows"), {"feed_id": feed_id, "database": database, "table": table})
+        for feed_id, database, table in feeds
+    ]
+    stored = answers(spark, run.servers, of_tables, audit_feeds.STORED)
+    return audit_feeds.feed_findings(history, stored)
+
+
 # --- the job
 
 
@@ -293,11 +322,14 @@ def _commit_findings(run: JobRun) -> DataFrame:
 def command(run: JobRun, /) -> JobReport:
     """Look for offsets that are missing, doubled or out of order, and for commits that go back.
 
-    Prints a row for each, and ends with exit code 1 if there is an anomaly; a `reset` is not one.
-    Writes nothing. --group selects commits only.
+    Also for blocks of typed tables that are not as they should be. Prints a row for each, and
+    ends with exit code 1 if there is an anomaly; a `reset` is not one. Writes nothing. --group
+    selects commits only.
     """
     commits = _commit_findings(run)
-    found = _log_findings(run).unionByName(commits).cache()
+    found = _log_findings(run).unionByName(commits)
+    feeds = _feed_findings(run)
+    found = (found if feeds is None else found.unionByName(feeds)).cache()
     run.progress.step("looking for anomalies")
     counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
     worst = found.orderBy(F.col("kind") == "reset", *FINDINGS).limit(SHOWN)

@@ -39,6 +39,7 @@ from spark_jobs.compaction_batches import WRITTEN, RemovalWriter, removal
 from spark_jobs.compaction_decision import TARGETS, decide, producers_of, records_of
 from spark_jobs.compaction_targets import SLICE_RECORDS, CompactionTarget, find_targets
 from spark_jobs.job import JobFailure, JobReport, JobRun
+from spark_jobs.progress import counted
 from sql.queries import query
 
 RETRY_WINDOW_MS = 10 * MINUTE_MS
@@ -126,7 +127,7 @@ def _decide_and_write(
     spark = run.spark(sum(-(-target.records // SLICE_RECORDS) for target in targets))
     read = spark.sparkContext.accumulator(0)
     run.progress.step(
-        f"deciding about {len(targets)} partitions",
+        f"deciding about {counted(len(targets), 'partition')}",
         sum(target.below_bound for target in targets),
         lambda: read.value,
     )
@@ -192,7 +193,9 @@ def _wait_for_earlier_runs(run: JobRun, patience: int) -> None:
     _until_none(
         left,
         patience,
-        lambda n: run.progress.step(f"waiting for {n:,} batches of an earlier run"),
+        lambda n: run.progress.step(
+            f"waiting for {counted(n, 'batch', 'batches')} of an earlier run"
+        ),
     )
 
 
@@ -202,7 +205,7 @@ def _wait(run: JobRun, run_id: str, totals: Sequence[CompactionTotals], patience
     if not batches:
         return found
     run.progress.step(
-        f"the broker removes {batches:,} batches",
+        f"the broker removes {_batches(batches)}",
         sum(one.superseded + one.tombstones for one in totals),
         lambda: sum(removed for removed, _ in found.copy().values()),
     )
@@ -220,6 +223,10 @@ def _wait(run: JobRun, run_id: str, totals: Sequence[CompactionTotals], patience
     return found
 
 
+def _batches(number: int) -> str:
+    return counted(number, "batch", "batches")
+
+
 def _until_none(
     left: Callable[[], int], patience: int, say: Callable[[int], None] = lambda _left: None
 ) -> None:
@@ -230,7 +237,7 @@ def _until_none(
             say(now_left)
         elif time.monotonic() - since > patience:
             raise JobFailure(
-                f"the broker has removed nothing for {patience} s, and {now_left:,} batches are"
+                f"the broker has removed nothing for {patience} s, and has {_batches(now_left)}"
                 " left: check that it runs and has room on its disk, then run this job again"
             )
         time.sleep(_POLL_S)
@@ -262,7 +269,7 @@ def _report(
         )  # fmt: skip
     would = sum(one.superseded + one.tombstones for one in totals.values())
     size = sum(one.bytes for one in totals.values())
-    of = f"from {len(chosen)} of {len(targets)} partitions"
+    of = f"from {len(chosen)} of {counted(len(targets), 'partition')}"
     summary = (
         f"would remove {would:,} records ({size:,} bytes) {of}"
         if run.dry_run

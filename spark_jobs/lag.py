@@ -5,16 +5,15 @@ What must hold:
   minute of the log (`partition_minutes`). So its values are the same whoever computes it and when,
   and windows that no run computed in time are computed later.
 * A window is closed when its minutes are counted and its commits had time to be stored.
-* A window's rows are one insert with a token of their own, and only rows that `lag_history` lacks
-  are written. Alerts are written before the rows that they come from: if a run is killed between
-  the two, the next one writes the same alerts again, under the same keys.
+* Each row is stored once, whatever is killed and however many runs there are at the same time
+  (lag_writer.py). Alerts are written before the rows that they come from: if a run is killed
+  between the two, the next one writes the same alerts again, under the same keys.
 
 How lag is computed is in lag_steps.py, the queries are sql/queries/lag_*.sql.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +36,9 @@ from spark_jobs.lag_steps import (
     measures,
     positions,
 )
+from spark_jobs.lag_writer import SPAN_S, LagWriter
 from spark_jobs.plot import FORMATS, draw
+from spark_jobs.progress import counted
 from spark_jobs.queries import Query, answers
 from spark_jobs.sql_client import SqlServers
 from sql.queries import query
@@ -135,7 +136,7 @@ def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
     parts = max(1, min(64, rows * (windows.count + 1) // PART_ROWS))
     spark = run.spark(parts)
     run.progress.step(
-        f"measuring {windows.count - windows.first} windows up to {_utc(windows.end)}"
+        f"measuring {counted(windows.count - windows.first, 'window')} up to {_utc(windows.end)}"
     )
 
     def ask(queries: list[Query], schema: str) -> DataFrame:
@@ -164,42 +165,39 @@ def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
 # --- writing
 
 
-def _write_windows(run: JobRun, found: DataFrame, seconds: int) -> list[tuple[int, int]]:
-    """Insert new rows into lag_history, window by window; returns (window_start, rows) of each."""
-    servers, stored = run.servers, run.spark().sparkContext.accumulator(0)
-    missing = found.where("new AND lag IS NOT NULL")
-    total = missing.count()
+def _missing(found: DataFrame) -> DataFrame:
+    """The rows that lag_history lacks."""
+    return found.where("new AND lag IS NOT NULL")
+
+
+def _rows_by_window(found: DataFrame) -> dict[int, int]:
+    """How many rows lag_history lacks, by window_start."""
+    counts = _missing(found).groupBy("window_start").count().collect()
+    return {row["window_start"]: row["count"] for row in counts}
+
+
+def _write_windows(run: JobRun, found: DataFrame, seconds: int, total: int) -> None:
+    """Store in lag_history the rows that it lacks, of which there are `total`."""
+    if not total:
+        return
+    writer, stored = LagWriter.of(run.servers, seconds), run.spark().sparkContext.accumulator(0)
     run.progress.step("writing", total, lambda: stored.value)
-    rows = missing.select(
+    rows = _missing(found).select(
         "window_start", F.lit(seconds).cast("int").alias("window_seconds"), *KEY,
         F.col("offset").alias("committed_offset"),
         F.timestamp_millis("commit_ms").alias("commit_time"), "end_offset", "lag", "lag_seconds",
         "rate_in", "rate_out", "catch_up_seconds", "trend",
+        F.expr(f"window_start div {SPAN_S}").alias("span"),
     )  # fmt: skip
 
-    def insert(window: pa.Table) -> pa.Table:
-        ordered = window.sort_by([(name, "ascending") for name in KEY])
-        start = ordered["window_start"][0].as_py()
-        keys = repr(ordered.select(KEY).to_pylist())
-        token = f"lag-{seconds}-{start}-{_digest(keys)}"
-        moments = pa.array([start] * ordered.num_rows, pa.timestamp("s", "UTC"))
-        rows_to_insert = ordered.set_column(0, "window_start", moments)
-        count = servers.insert("lag_history", rows_to_insert, token)
-        stored.add(count)
-        return pa.table({"window_start": [start], "rows": [count]})
+    def store(span: pa.Table) -> pa.Table:
+        writer.store(span.drop_columns("span"))
+        stored.add(span.num_rows)
+        return pa.table({"rows": [span.num_rows]})
 
-    return [
-        (row["window_start"], row["rows"])
-        # With a number given, Spark does not put all windows into one task.
-        for row in rows.repartition(max(min(total, WRITE_TASKS), 1), "window_start")
-        .groupBy("window_start")
-        .applyInArrow(insert, "window_start bigint, rows bigint")
-        .collect()
-    ]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    # With a number given, Spark does not put all spans into one task.
+    tasks = min(total, WRITE_TASKS)
+    rows.repartition(tasks, "span").groupBy("span").applyInArrow(store, "rows bigint").collect()
 
 
 def _write_alerts(news: list[dict[str, Any]], servers: SqlServers, windows: Windows) -> None:
@@ -213,7 +211,7 @@ def _write_alerts(news: list[dict[str, Any]], servers: SqlServers, windows: Wind
         place = table.schema.get_field_index(name)
         moments = pa.array(table[name].to_pylist(), pa.timestamp("s", "UTC"))
         table = table.set_column(place, name, moments)
-    servers.insert("lag_alerts", table, f"alerts-{_digest(repr(table.to_pylist()))}")
+    servers.insert("lag_alerts", table, None)
 
 
 def _alert_news(
@@ -334,17 +332,10 @@ def command(
     windows = Windows(seconds, origin, (end - origin) // seconds, look_back)
     found = measured(run, windows, trend_windows).cache()
     news = _alert_news(run, found, thresholds, windows) if thresholds.asked() else []
-    if run.dry_run:
-        written = [
-            (row["window_start"], row["count"])
-            for row in found.where("new AND lag IS NOT NULL")
-            .groupBy("window_start")
-            .count()
-            .collect()
-        ]
-    else:
+    written = _rows_by_window(found)
+    if not run.dry_run:
         _write_alerts(news, run.servers, windows)
-        written = _write_windows(run, found, seconds)
+        _write_windows(run, found, seconds, sum(written.values()))
         if plot is not None:
             run.progress.step(f"drawing {plot}")
             _draw(run, seconds, end - max(backfill // seconds, 1) * seconds, end, plot)
@@ -373,15 +364,16 @@ def _last_rows(found: DataFrame, windows: Windows) -> list[Sequence[object]]:
 
 def _summary(
     run: JobRun,
-    written: list[tuple[int, int]],
+    written: dict[int, int],
     news: list[dict[str, Any]],
     end: int,
     plot: Path | None,
 ) -> str:
     ended = sum(row["ended_at"] is not None for row in news)
     would = "would write" if run.dry_run else "wrote"
-    text = f"windows up to {_utc(end)}: {would} {sum(rows for _, rows in written)} rows"
-    text += f" of {len(written)} windows to lag_history, {len(news)} to lag_alerts ({ended} ended)"
+    rows, of = counted(sum(written.values()), "row"), counted(len(written), "window")
+    text = f"windows up to {_utc(end)}: {would} {rows} of {of} to lag_history"
+    text += f", {len(news)} to lag_alerts ({ended} ended)"
     if plot is not None:
         text += f", {'would draw' if run.dry_run else 'drew'} {plot}"
     return text

@@ -45,7 +45,7 @@ class JobProgress:
         self.end()
         self._text, self._total, self._done = text, total, done
         self._began = time.monotonic()
-        self._tell(f"{self._name}: {text}" + (f" ({total:,} rows)" if total else ""))
+        self._tell(f"{self._name}: {text}" + (f" ({counted(total, 'row')})" if total else ""))
 
     def end(self) -> None:
         """The step, if there was one, is over."""
@@ -61,7 +61,7 @@ class JobProgress:
 
     def _rows_done(self) -> str:
         # A task that Spark repeats counts its rows again.
-        return f"{min(self._done(), self._total):,} of {self._total:,} rows"
+        return f"{min(self._done(), self._total):,} of {counted(self._total, 'row')}"
 
     def _rows(self) -> str:
         if not self._total:
@@ -80,7 +80,7 @@ class JobProgress:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         done = sum(stage.numCompletedTasks for stage in stages if stage)
         tasks = sum(stage.numTasks for stage in stages if stage)
-        return f"{done:,} of {tasks:,} tasks" if tasks else ""
+        return f"{done:,} of {counted(tasks, 'task')}" if tasks else ""
 
 
 def duration(seconds: float) -> str:
@@ -91,6 +91,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 partition`, `2,000 partitions`. `many`: the plural, if it needs more than an `s`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 @contextmanager

@@ -4,8 +4,9 @@ What must hold:
 * Values that people chose (group ids, topics, patterns) travel as bound parameters.
 * An answer is complete only when its HTTP body has ended: a server that is lost midway is never
   taken for the end of the data.
-* A statement without a complete answer is sent again, to the next server. So is an insert: each has
-  a deduplication token, and the engine stores the block of a token once.
+* A statement without a complete answer is sent again, to the next server. So is an insert: the
+  engine stores the block of a deduplication token once, and an insert without a token is of rows
+  that replace each other.
 * A query changes no setting, so that a user who may only read can run it.
 * `SqlServers` is a value: it travels to Spark's workers with the tasks.
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
+from uuid import uuid4
 
 import pyarrow as pa
 import urllib3
@@ -129,16 +131,17 @@ class SqlServers:
         with self._arrow(url, sql, parameters) as reader:
             yield from reader
 
-    def insert(self, table: str, rows: pa.Table, token: str) -> int:
+    def insert(self, table: str, rows: pa.Table, token: str | None) -> int:
         """Add rows to a table of `database`; returns how many there are. Raises SqlFailure.
 
-        Whoever inserts the same rows again uses the same token, and they are stored once.
+        Whoever inserts the same rows again uses the same token, and they are stored once; a table
+        that is not replicated may have the token and not the rows, if its server was killed.
+        Without a token they are stored at least once.
         """
         for start in range(0, rows.num_rows, BLOCK_ROWS):
             block = rows.slice(start, BLOCK_ROWS).combine_chunks()
-            self._with_retries(
-                partial(self._insert_at, table=table, block=block, token=f"{token}-{start}")
-            )
+            of_block = None if token is None else f"{token}-{start}"
+            self._with_retries(partial(self._insert_at, table=table, block=block, token=of_block))
         return int(rows.num_rows)
 
     def _with_retries(self, ask: Callable[[str], T]) -> T:
@@ -172,11 +175,12 @@ class SqlServers:
         finally:
             response.close()
 
-    def _insert_at(self, url: str, table: str, block: pa.Table, token: str) -> None:
+    def _insert_at(self, url: str, table: str, block: pa.Table, token: str | None) -> None:
         columns = ", ".join(f"`{name}`" for name in block.column_names)
         query = {
             **_INSERT_SETTINGS,
-            "insert_deduplication_token": token,
+            # Without a token ClickHouse would take equal rows for a repetition.
+            "insert_deduplication_token": token or uuid4().hex,
             "query": f"INSERT INTO {table} ({columns}) FORMAT ArrowStream",
         }
         sink = pa.BufferOutputStream()

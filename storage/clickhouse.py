@@ -51,7 +51,10 @@ from storage.insert_client import KEEP_ALIVE_S, InsertAnswer, InsertClient, NotA
 from storage.native_stream import BlockStream, NotNative, ServerException
 from storage.parameters import parameter_texts
 
-# One block is one part: see storage/embedded.py.
+# One block is one part: see storage/embedded.py. A block that is sent again, because its outcome
+# was unknown, fills the materialized views again (measured, chdb-core 26.9): its server may have
+# ended between the table and a view. With the setting for dependent views, which is on by default
+# from 26.2, the table of a view drops what it has, if it has a deduplication window.
 INSERT_SETTINGS = {
     "max_insert_block_size": "1000000000",
     "min_insert_block_size_rows": "0",
@@ -60,6 +63,7 @@ INSERT_SETTINGS = {
     "insert_deduplicate": "1",
     "input_format_skip_unknown_fields": "0",
     "materialized_views_ignore_errors": "1",
+    "deduplicate_blocks_in_dependent_materialized_views": "1",
     "max_threads": "1",
     "max_insert_threads": "1",
     "wait_end_of_query": "1",

@@ -164,6 +164,11 @@ class EmbeddedEngine:
             handle.query(statement, "Null")
         return handle
 
+    def session(self, name: str) -> EngineSession:
+        """Statements in a thread of this name, with the priority of reads."""
+        settings = f"{_READ_SETTINGS}, os_thread_priority = {self.read_nice}"
+        return EngineSession(name, partial(self.handle, settings))
+
     def _open(self, connection_string: str) -> Handle:
         try:
             return self._connect(connection_string)
@@ -323,6 +328,30 @@ class _Worker:
     def close(self) -> None:
         self._executor.shutdown(wait=True)
         self.handle.close()
+
+
+class EngineSession:
+    """Statements one after the other on one handle: they see the same temporary tables.
+
+    After an `EngineError` the handle is a new one, and its temporary tables are gone.
+    """
+
+    def __init__(self, name: str, open_handle: Callable[[], Handle]) -> None:
+        self._worker = _Worker(name, open_handle)
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        text = await self._run(sql, "JSONCompactEachRow", params)
+        return [json.loads(line) for line in text.splitlines()]
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        await self._run(sql, "Null", params)
+
+    async def _run(self, sql: str, fmt: str, params: Mapping[str, Parameter] | None) -> bytes:
+        worker = self._worker
+        return await worker.run(_query, worker.handle, sql, fmt, parameter_texts(params))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._worker.close)
 
 
 class _Lane(_Worker):

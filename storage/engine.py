@@ -3,9 +3,9 @@
 Callers do not know which engine it is. Everything that a client sent is passed as a bound parameter
 or inside a Native block, never as SQL text.
 
-An insert has three outcomes: it returned (the block is stored), `InsertRejected` (no row of it is
-stored), or `InsertOutcomeUnknown` (repeat it with the same token until the outcome is known). A
-block is stored atomically.
+An insert has these outcomes: it returned (the block is stored), `InsertRejected` (no row of it is
+stored), `InsertOutcomeUnknown` (repeat it with the same token until the outcome is known), or
+`TokenUsed` (after that: look whether the rows are there). A block is stored atomically.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class InsertOutcomeUnknown(EngineError):
     """The block may or may not be stored. Only the same block with the same token may follow."""
 
 
+class TokenUsed(EngineError):
+    """The token is used up, by this attempt or by an earlier one whose outcome was unknown.
+
+    The rows are visible now or never will be. A table that is not replicated notes the token of an
+    insert before it adds the rows, so a server that is killed between the two takes every
+    repetition for a duplicate, and has no row. Source: `MergeTreeSink::commitPart` of ClickHouse.
+    """
+
+
 class StorageFault(Exception):
     """Files on disk may be damaged: nothing more may be appended before the next start.
 
@@ -69,8 +78,8 @@ class Engine(Protocol):
     ) -> None:
         """Store one Native block, once per `token`, however often it is repeated.
 
-        `lane` picks the connection: inserts of one lane never overlap. Raises `InsertRejected` or
-        `InsertOutcomeUnknown`. Source: `insert_deduplication_token`,
+        `lane` picks the connection: inserts of one lane never overlap. Raises `InsertRejected`,
+        `InsertOutcomeUnknown` or `TokenUsed`. Source: `insert_deduplication_token`,
         https://clickhouse.com/docs/operations/settings/settings#insert_deduplication_token
         """
 

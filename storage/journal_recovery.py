@@ -2,7 +2,7 @@
 
 A crash may have come after rows were inserted and before the journal knew. So rows of the log are
 compared with those of the table. A row of a small table may be there twice then: its readers take
-the newest version.
+the newest version. Materialized views may lack rows that the table has (storage/view_doubts.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from storage.embedded import EmbeddedEngine
 from storage.journal_drain import DrainLimits, RoundLog, inserts_of
 from storage.journal_files import JournalBlock
 from storage.journal_statements import LOG, LOG_TABLE
+from storage.log_views import PARTITION_KEY, LogRange
 
 LOG_KEY = ("topic_id", "partition", "offset", "append_time")
 """What tells whether a row of the log is in its table."""
@@ -37,7 +38,10 @@ async def put_back(
 
 
 async def _insert_missing(engine: EmbeddedEngine, columns: str, blocks: Sequence[bytes]) -> None:
-    """Insert the rows of blocks of the log that the table does not have."""
+    """Insert the rows of blocks of the log that the table does not have.
+
+    Views may lack those that it has.
+    """
     table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
     await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
     await engine.execute(
@@ -45,12 +49,22 @@ async def _insert_missing(engine: EmbeddedEngine, columns: str, blocks: Sequence
     )
     await engine.insert_blocks(LOG, "journal_round", columns, blocks, str(uuid4()))
     key = ", ".join(LOG_KEY)
+    same_time = (
+        f"append_time >= (SELECT min(append_time) FROM {some})"
+        f" AND append_time <= (SELECT max(append_time) FROM {some})"
+    )
+    there = await engine.rows(
+        f"SELECT any(topic), toString(topic_id), partition, {PARTITION_KEY}, min(offset),"
+        " max(offset) + 1 FROM (SELECT topic, topic_id, partition, offset, offset - row_number()"
+        " OVER (PARTITION BY topic_id, partition ORDER BY offset) AS gaps"
+        f" FROM {table} WHERE {same_time} AND ({key}) IN (SELECT {key} FROM {some}))"
+        " GROUP BY topic_id, partition, gaps ORDER BY ALL"
+    )
+    if there:
+        await engine.failed_views.found_after_kill([LogRange(*row) for row in there])
     missing = engine.read_native(
         f"SELECT {columns} FROM {some}"
-        f" WHERE ({key}) NOT IN ("
-        f"SELECT {key} FROM {table}"
-        f" WHERE append_time >= (SELECT min(append_time) FROM {some})"
-        f" AND append_time <= (SELECT max(append_time) FROM {some}))",
+        f" WHERE ({key}) NOT IN (SELECT {key} FROM {table} WHERE {same_time})",
         {},
         1 << 30,
     )

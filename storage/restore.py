@@ -34,8 +34,8 @@ from storage.embedded import (
 from storage.engine import DATABASE, EngineError
 from storage.free_space import FAILED_WRITES
 from storage.journal_files import STREAMS
+from storage.log_views import View, target_of
 from storage.schema import migrations
-from storage.view_guard import View, target_of
 
 log = logging.getLogger(__name__)
 

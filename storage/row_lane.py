@@ -5,7 +5,9 @@ reader may find the rows of the first table without those of the second, never t
 calls that wait go into one round, with one block per table. A block that is refused fails the calls
 that have rows in it, and nothing more of those calls is inserted; other calls are not affected.
 
-An insert whose outcome is unknown is repeated with its token until the outcome is known.
+An insert whose outcome is unknown is repeated with its token until the outcome is known. If the
+engine may know the token and not the rows, they are inserted again with another token: rows of
+these tables have versions, so that it does no harm if they are there twice.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from uuid import UUID
 
 from common.tasks import Backoff, event_within
 from storage.blocks import Table, block
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, StorageFault
+from storage.engine import Engine, EngineError, InsertOutcomeUnknown, StorageFault, TokenUsed
 
 log = logging.getLogger(__name__)
 
@@ -212,17 +214,23 @@ class RowLane:
         self._block_number += 1
         token = f"{self._identity}-{self._block_number}"
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        tokens_used = 0
         while True:
             if not self._writer.may_serve():
                 raise EngineError("the lease of this broker is over")
+            attempt = f"{token}-{tokens_used}" if tokens_used else token
             try:
                 await self._engine.insert_block(
-                    self._lane, table.name, table.column_list, data, token
+                    self._lane, table.name, table.column_list, data, attempt
                 )
                 return
-            except InsertOutcomeUnknown as error:
-                pause_s = backoff.after(error, log, f"outcome of block {token} is unknown")
-                await asyncio.sleep(pause_s)
+            except TokenUsed:
+                tokens_used += 1
+            except EngineError as error:
+                if not tokens_used and not isinstance(error, InsertOutcomeUnknown):
+                    raise
+                # Of this attempt perhaps nothing is stored, of an earlier one perhaps something.
+                await asyncio.sleep(backoff.after(error, log, f"outcome of {attempt} is unknown"))
 
     def _refuse_all(self) -> None:
         while self._queue:

@@ -8,6 +8,7 @@ cluster, where every name means the whole cluster:
     -- index of TABLE; cluster: nothing
     -- setting of TABLE; cluster: nothing
     -- column of TABLE; cluster: rows of all shards
+    -- codecs of TABLE; cluster: nothing
 
 `Whole` lists what may follow `cluster:`. Then come comment lines and one statement, in which these
 placeholders may stand:
@@ -52,6 +53,7 @@ class FileKind(Enum):
     INDEX = "index of"
     SETTING = "setting of"
     COLUMN = "column of"
+    CODECS = "codecs of"
 
 
 _BEGINNINGS = {
@@ -60,11 +62,13 @@ _BEGINNINGS = {
     FileKind.INDEX: "ALTER TABLE ",
     FileKind.SETTING: "ALTER TABLE ",
     FileKind.COLUMN: "ALTER TABLE ",
+    FileKind.CODECS: "ALTER TABLE ",
 }
 _CHANGES = {
     FileKind.INDEX: " ADD INDEX IF NOT EXISTS ",
     FileKind.SETTING: " MODIFY SETTING ",
     FileKind.COLUMN: " ADD COLUMN IF NOT EXISTS ",
+    FileKind.CODECS: " MODIFY COLUMN ",
 }
 
 
@@ -84,6 +88,7 @@ class Whole(Enum):
 _KINDS = "|".join(kind.value for kind in FileKind)
 _WHOLES = "|".join(whole.value for whole in Whole)
 _FIRST_LINE = re.compile(rf"-- ({_KINDS}) ([a-z_]+); cluster: ({_WHOLES})")
+_CODECS = re.compile(r"(,?\s+MODIFY COLUMN \w+ CODEC\(\w+(, \w+(\(\d+\))?)*\))+")
 _COMMENT_LINE = re.compile(r"^--.*\n", re.MULTILINE)
 _BARE_SOURCE = re.compile(r"\b(?:FROM|(?<!ARRAY )JOIN)\s+(?=\w)(\S+)")
 _LOOK_UP = re.compile(r"(?<!ARRAY )\bJOIN\b|\bIN\b")
@@ -161,12 +166,14 @@ def _check_statement(file: SchemaFile) -> None:
     elif file.kind is not FileKind.VIEW:
         change = statement.removeprefix(beginning)
         if not change.startswith(_CHANGES[file.kind]) or (
-            "," in change and file.kind is not FileKind.COLUMN
+            "," in change and file.kind not in (FileKind.COLUMN, FileKind.CODECS)
         ):
             raise SchemaError(f"{file.name} is not one {file.kind.value} {subject}")
         wanted = Whole.UNION if file.kind is FileKind.COLUMN else Whole.NOTHING
         if file.whole is not wanted:
             raise SchemaError(f"{file.name} changes {subject}: write cluster: {wanted.value}")
+        if file.kind is FileKind.CODECS and not _CODECS.fullmatch(change):
+            raise SchemaError(f"{file.name} changes more than the codecs of {subject}")
         setting = change.removeprefix(_CHANGES[file.kind])
         if file.kind is FileKind.SETTING and not setting.startswith(
             ("${deduplication_window(", *SAME_ON_REPLICAS)

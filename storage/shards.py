@@ -2,7 +2,8 @@
 
 A shard asks its replicas in the order of preference. What must hold:
 * Once the outcome of a token is unknown it stays unknown until a replica has accepted the token: a
-  replica that refuses it says nothing about the one that did not answer.
+  replica that refuses it says nothing about the one that did not answer. Even then, tables that
+  are not replicated may know the token and not the rows (`TokenUsed`).
 * A log never seems to end earlier than it does. Rows may be on another replica than the one that is
   read, so before the first read after a write elsewhere the replica fetches what it lacks
   (SYSTEM SYNC REPLICA ... LIGHTWEIGHT). A replica that cannot do so is not read.
@@ -43,6 +44,7 @@ from storage.engine import (
     NotSent,
     Parameter,
     Row,
+    TokenUsed,
 )
 
 log = logging.getLogger(__name__)
@@ -284,7 +286,8 @@ class Shard:
                 replica.writes += 1
                 replica.did_well()
                 self._answered()
-                self._doubts.pop(token, None)
+                if self._resolve(token) and not self._replicated:
+                    raise TokenUsed(f"shard {self.name} may have the token {token} without rows")
                 return
         if token in self._doubts:
             raise InsertOutcomeUnknown(str(last), last.code)
@@ -318,6 +321,12 @@ class Shard:
             "insert_quorum_parallel": "1",
             "insert_quorum_timeout": str(timeout_ms),
         }
+
+    def _resolve(self, token: str) -> bool:
+        """A replica has accepted the token. Whether an earlier attempt may have been the one."""
+        was_in_doubt = token in self._doubts
+        self._doubts.pop(token, None)
+        return was_in_doubt
 
     def _doubt(self, token: str) -> None:
         self._doubts[token] = None

@@ -7,8 +7,9 @@ So behind each insert the engine's log of views is read. A view with an error is
 first offset that it missed is stored for each partition, also of inserts that follow. `repair`
 fills it from there and attaches it again.
 
-A kill between an insert and the look behind it is not noticed: the insert is not repeated, because
-its token is known, and the engine's log of views is gone.
+After a kill between an insert and the look behind it, the engine's log of views is gone, and the
+rows are in the table, so they are not inserted again. The journal finds them at the next start, and
+the views have them or lack them (storage/view_doubts.py).
 
 Sources: https://clickhouse.com/docs/operations/system-tables/query_views_log,
 https://clickhouse.com/docs/operations/settings/settings#additional_table_filters
@@ -17,64 +18,34 @@ https://clickhouse.com/docs/operations/settings/settings#additional_table_filter
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
-from storage.engine import Parameter
+from storage.log_views import (
+    PARTITION_KEY,
+    Handle,
+    LogRange,
+    Query,
+    View,
+    ViewStatements,
+    condition,
+    target_of,
+)
 from storage.parameters import quoted
+from storage.view_doubts import InDoubt, ViewDoubts, ViewInDoubt
 
 log = logging.getLogger(__name__)
 
+A = TypeVar("A")
 T = TypeVar("T")
-Handle = Any
-Query = Callable[[Handle, str, str, Mapping[str, Parameter]], bytes]
-"""Runs a statement in a format, with parameters, blocking. Raises `EngineError`."""
-
 _STOPPING, _STOPPED, _ENDED = "stopping", "stopped", "ended"
-_MAX_INT64 = 2**63 - 1
-_PARTITION = "cityHash64(topic_id, partition)"
-_IDENTIFIER = r"(?:`(?:[^`\\]|\\.)*`|[A-Za-z_]\w*)"
-_TARGET = re.compile(rf"\ATO ({_IDENTIFIER}\.{_IDENTIFIER})[ (]")
-_CREATE = re.compile(rf"\ACREATE MATERIALIZED VIEW {_IDENTIFIER}\.{_IDENTIFIER} ")
-
-
-class View(NamedTuple):
-    """A materialized view."""
-
-    database: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.database}.{self.name}"
-
-    @property
-    def quoted(self) -> str:
-        return f"{quoted(self.database)}.{quoted(self.name)}"
-
-    def parameters(self) -> dict[str, Parameter]:
-        return {"database": self.database, "view": self.name}
 
 
 class UnknownView(Exception):
     """No view of this name has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """What a view lacks of one partition: the offsets first <= o < end."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    key: int
-    first: int
-    end: int
 
 
 class ViewGuard:
@@ -84,6 +55,8 @@ class ViewGuard:
         self._table = f"{database}.messages"
         self._database = database
         self._query = query
+        self._sql = ViewStatements(database, query)
+        self._doubts = ViewDoubts(self._sql)
         self._lock = threading.Lock()
         """Held while rows go into the table."""
         self._repairs = threading.Lock()
@@ -91,6 +64,8 @@ class ViewGuard:
         self._failed: dict[View, str] | None = None
         self._since: str | None = None
         """When an insert began whose views have not been looked at."""
+        self._inserted = ""
+        """The statement of an insert that has succeeded, and the look behind it has not."""
 
     def insert(self, handle: Handle, statement: str, path: str) -> None:
         """Run an insert of the Native block in the file `path`. Raises `EngineError`.
@@ -101,18 +76,20 @@ class ViewGuard:
             views, now = self._views(handle)
             if views and self._since is None:
                 self._since = now
-            self._query(handle, statement, "Null", {})
+            if statement != self._inserted:  # its token is known, but views would be filled again
+                self._query(handle, statement, "Null", {})
+                self._inserted = statement
             if self._since is not None:
                 self._look(handle, views)
             for view in self._known_failed(handle):
                 self._note_missed(handle, view, path)
-            self._since = None
+            self._since, self._inserted = None, ""
 
     # Looking
 
     def _views(self, handle: Handle) -> tuple[set[View], str]:
         """The views that the next insert fills, and the engine's time."""
-        (row,) = self._rows(
+        (row,) = self._sql.rows(
             handle,
             "SELECT dependencies_database, dependencies_table, toString(now64(6, 'UTC'))"
             " FROM system.tables WHERE database = {database:String} AND name = 'messages'",
@@ -124,15 +101,9 @@ class ViewGuard:
     def _known_failed(self, handle: Handle) -> dict[View, str]:
         """The views that have failed and were not repaired, and how far that has come."""
         if self._failed is None:
-            exists = self._rows(
-                handle,
-                "SELECT 1 FROM system.tables"
-                " WHERE database = {database:String} AND name = 'failed_view_versions'",
-                {"database": self._database},
-            )
-            if not exists:
+            if not self._sql.has_table(handle, "failed_view_versions"):
                 return {}  # the tables of an older version, which are about to be completed
-            rows = self._rows(
+            rows = self._sql.rows(
                 handle,
                 f"SELECT database, view, state FROM {self._database}.failed_view_versions FINAL"
                 f" WHERE state != '{_ENDED}'",
@@ -142,8 +113,8 @@ class ViewGuard:
 
     def _look(self, handle: Handle, views: set[View]) -> None:
         """Stop the views that the insert could not fill."""
-        self._run(handle, "SYSTEM FLUSH LOGS query_views_log")
-        rows = self._rows(
+        self._sql.run(handle, "SYSTEM FLUSH LOGS query_views_log")
+        rows = self._sql.rows(
             handle,
             "SELECT view_name, any(exception) FROM system.query_views_log"
             " WHERE event_time_microseconds >= {since:DateTime64(6, 'UTC')}"
@@ -170,7 +141,7 @@ class ViewGuard:
 
     def _store(self, handle: Handle, view: View, state: str, error: str) -> None:
         """Note the state of a view that exists."""
-        self._run(
+        self._sql.run(
             handle,
             f"INSERT INTO {self._database}.failed_view_versions"
             " (database, view, definition, query, target, state, error)"
@@ -183,7 +154,7 @@ class ViewGuard:
     def _note_missed(self, handle: Handle, view: View, path: str) -> None:
         """Store the first offset of each partition that the view did not get, and stop the view."""
         offsets = f"{self._database}.failed_view_offsets"
-        self._run(
+        self._sql.run(
             handle,
             f"INSERT INTO {offsets} (database, view, topic, topic_id, partition, first_offset)"
             " SELECT {database:String}, {view:String}, topic, topic_id, partition, min(offset)"
@@ -194,11 +165,28 @@ class ViewGuard:
             " GROUP BY topic, topic_id, partition SETTINGS input_format_skip_unknown_fields = 1",
             {**view.parameters(), "path": path},
         )
+        self._finish_stop(handle, view)
+
+    def found_after_kill(self, handle: Handle, ranges: Sequence[LogRange]) -> None:
+        """The table has these rows, and it is not known that their insert has ended.
+
+        Before any other insert. Failed views lack them, all others may.
+        """
+        with self._lock:
+            views, _ = self._views(handle)
+            known = self._known_failed(handle)
+            for view in known:
+                self._store_offsets(handle, view, [(one, one.first) for one in ranges])
+                self._finish_stop(handle, view)
+            self._doubts.note(handle, views - known.keys(), ranges)
+
+    def _finish_stop(self, handle: Handle, view: View) -> None:
+        """Detach a view that has failed, now that it is stored what it misses."""
         known = self._known_failed(handle)
         if known[view] == _STOPPING:
-            ((error,),) = self._rows(handle, self._stored("error"), view.parameters())
+            ((error,),) = self._sql.rows(handle, self._stored("error"), view.parameters())
             self._store(handle, view, _STOPPED, error)
-            self._run(handle, f"DETACH TABLE {view.quoted} PERMANENTLY")
+            self._sql.run(handle, f"DETACH TABLE {view.quoted} PERMANENTLY")
             known[view] = _STOPPED
             log.error(
                 "view %s could not be filled, and is stopped: `brokerhouse views repair %s` fills"
@@ -208,45 +196,82 @@ class ViewGuard:
 
     # Repairing
 
-    def repair(self, handle: Handle, view: View, change: Callable[[], None] | None = None) -> int:
+    def repair(
+        self,
+        handle: Handle,
+        view: View,
+        change: Callable[[], None] | None = None,
+        in_doubt: InDoubt | None = None,
+    ) -> int:
         """Fill a failed view with what it missed, and attach it. The number of rows of the log.
 
-        `change` gives the view another query, before. Raises `UnknownView`, what `change` raises,
-        and `EngineError`: also where the view would fail again, and then nothing is filled.
+        `change` gives the view another query, before. `in_doubt`: what becomes of records in doubt,
+        if there are some. Raises `UnknownView`, `ViewInDoubt`, what `change` raises, and
+        `EngineError`: also where the view would fail again, and then nothing is filled.
         """
         with self._repairs:
             with self._lock:
-                self._check_failed(handle, view)
-                if change is not None:
+                is_stopped = self._check_failed(handle, view)
+                doubts = self._doubts.of(handle, view)
+                if doubts:
+                    self._check_answer(handle, view, in_doubt)
+                if change is not None and is_stopped:
                     self._change(handle, view, change)
-            filled = self._fill(handle, view)  # the most of it, while records come in
-            with self._lock:
-                filled += self._fill(handle, view)
-                self._run(handle, f"ATTACH TABLE {view.quoted}")
-                self._end(handle, view)
+                elif change is not None:
+                    change()
+            filled = 0
+            if in_doubt is InDoubt.FILL and doubts:
+                filled = self._fill(handle, view, doubts)
+                for one in self._doubts.behind(handle, view):
+                    self._doubts.forget(handle, one, doubts)  # filled with it
+            self._doubts.forget(handle, view, doubts)
+            if is_stopped:
+                filled += self._fill_missed(handle, view)  # the most, while records come in
+                with self._lock:
+                    filled += self._fill_missed(handle, view)
+                    self._sql.run(handle, f"ATTACH TABLE {view.quoted}")
+                    self._end(handle, view)
         log.info("view %s is filled again: it had missed %d records", view, filled)
         return filled
 
     def drop(self, handle: Handle, view: View) -> None:
         """Drop a failed view, with the table of its own. Raises `UnknownView`, `EngineError`."""
         with self._repairs, self._lock:
-            self._check_failed(handle, view)
-            self._run(handle, f"ATTACH TABLE {view.quoted}")
-            self._end(handle, view)
-            self._run(handle, f"DROP TABLE {view.quoted}")
+            if self._check_failed(handle, view):
+                self._sql.run(handle, f"ATTACH TABLE {view.quoted}")
+                self._end(handle, view)
+            self._doubts.forget(handle, view, self._doubts.of(handle, view))
+            self._sql.run(handle, f"DROP TABLE IF EXISTS {view.quoted}")
 
-    def _check_failed(self, handle: Handle, view: View) -> None:
-        if view not in self._known_failed(handle):
+    def _check_failed(self, handle: Handle, view: View) -> bool:
+        """Whether the view is stopped. Raises `UnknownView` if it is not even in doubt."""
+        is_stopped = view in self._known_failed(handle)
+        if not is_stopped and not self._doubts.of(handle, view):
             raise UnknownView(f"no view {view} has failed")
+        return is_stopped
+
+    def _check_answer(self, handle: Handle, view: View, in_doubt: InDoubt | None) -> None:
+        if in_doubt is None:
+            raise ViewInDoubt(
+                f"view {view} has the records in doubt, or lacks them: see which, and repair it"
+                " with --in-doubt keep if it has them, with --in-doubt fill if it lacks them"
+            )
+        views, _ = self._views(handle)
+        is_direct = view in views or view in self._known_failed(handle)
+        if in_doubt is InDoubt.FILL and not is_direct:
+            raise ViewInDoubt(
+                f"view {view} is not filled from messages: add what it lacks to its table by hand,"
+                " and repair it with --in-doubt keep"
+            )
 
     def _change(self, handle: Handle, view: View, change: Callable[[], None]) -> None:
-        ((error,),) = self._rows(handle, self._stored("error"), view.parameters())
-        self._run(handle, f"ATTACH TABLE {view.quoted}")
+        ((error,),) = self._sql.rows(handle, self._stored("error"), view.parameters())
+        self._sql.run(handle, f"ATTACH TABLE {view.quoted}")
         try:
             change()
             self._store(handle, view, _STOPPED, error)
         finally:
-            self._run(handle, f"DETACH TABLE {view.quoted} PERMANENTLY")
+            self._sql.run(handle, f"DETACH TABLE {view.quoted} PERMANENTLY")
 
     def _stored(self, columns: str) -> str:
         """A query for columns of the version of a view that counts."""
@@ -255,44 +280,74 @@ class ViewGuard:
             " WHERE database = {database:String} AND view = {view:String}"
         )
 
-    def _fill(self, handle: Handle, view: View) -> int:
+    def _fill_missed(self, handle: Handle, view: View) -> int:
         missed = self._missed(handle, view)
         if not missed:
             return 0
-        ((definition, query, inner),) = self._rows(
-            handle, self._stored("definition, query, target"), view.parameters()
-        )
-        settings = (
-            f"SETTINGS additional_table_filters = {{'{self._table}': '{_condition(missed)}'}}"
-        )
-        self._run(handle, f"SELECT * FROM ({query}) {settings}")  # whether it fails again
-        described = self._rows(handle, f"DESCRIBE ({query})")
+        filled = self._fill(handle, view, missed)
+        self._store_offsets(handle, view, [(one, one.end) for one in missed], replace=True)
+        return filled
+
+    def _fill(self, handle: Handle, view: View, ranges: Sequence[LogRange]) -> int:
+        """Fill the view with the rows of these ranges. Their number."""
+        wanted = condition(ranges)
+        definition, query, inner = self._definition(handle, view)
+        settings = f"SETTINGS additional_table_filters = {{'{self._table}': '{wanted}'}}"
+        self._sql.run(handle, f"SELECT * FROM ({query}) {settings}")  # whether it fails again
+        described = self._sql.rows(handle, f"DESCRIBE ({query})")
         columns = ", ".join(quoted(row[0]) for row in described)
         into = target_of(definition) or View(view.database, inner).quoted
-        self._run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({query}) {settings}")
-        rows = self._rows(handle, f"SELECT count() FROM {self._table} WHERE {_condition(missed)}")
-        self._run(
-            handle,
-            f"INSERT INTO {self._database}.failed_view_offsets"
-            " (database, view, topic, topic_id, partition, first_offset)"
-            " SELECT {database:String}, {view:String}, one.1, toUUID(one.2), toInt32(one.3),"
-            " toInt64(one.4) FROM (SELECT arrayJoin(arrayZip({topics:Array(String)},"
-            " {ids:Array(String)}, {partitions:Array(String)}, {ends:Array(String)})) AS one)",
-            {
-                **view.parameters(),
-                "topics": [one.topic for one in missed],
-                "ids": [one.topic_id for one in missed],
-                "partitions": [str(one.partition) for one in missed],
-                "ends": [str(one.end) for one in missed],
-            },
-        )
+        self._sql.run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({query}) {settings}")
+        rows = self._sql.rows(handle, f"SELECT count() FROM {self._table} WHERE {wanted}")
         return int(rows[0][0])
 
-    def _missed(self, handle: Handle, view: View) -> list[_Missed]:
-        """What there is in the table now that the view does not have."""
-        rows = self._rows(
+    def _definition(self, handle: Handle, view: View) -> tuple[str, str, str]:
+        """The statement that made the view, its SELECT, and the name of a table of its own."""
+        statement = (
+            self._stored("definition, query, target")
+            if view in self._known_failed(handle)
+            else "SELECT create_table_query, as_select, concat('.inner_id.', toString(uuid))"
+            " FROM system.tables WHERE database = {database:String} AND name = {view:String}"
+        )
+        ((definition, query, inner),) = self._sql.rows(handle, statement, view.parameters())
+        return definition, query, inner
+
+    def _store_offsets(
+        self,
+        handle: Handle,
+        view: View,
+        firsts: Sequence[tuple[LogRange, int]],
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Store from which offset on the view lacks a partition; `replace`: what is stored."""
+        table = f"{self._database}.failed_view_offsets"
+        known = (
+            f"(SELECT topic_id, partition FROM {table} FINAL"
+            " WHERE database = {database:String} AND view = {view:String})"
+        )
+        self._sql.run(
             handle,
-            f"SELECT m.topic, toString(topic_id), partition, {_PARTITION} AS key,"
+            f"INSERT INTO {table} (database, view, topic, topic_id, partition, first_offset)"
+            " SELECT {database:String}, {view:String}, one.1, toUUID(one.2) AS id,"
+            " toInt32(one.3) AS number, min(toInt64(one.4))"
+            " FROM (SELECT arrayJoin(arrayZip({topics:Array(String)},"
+            " {ids:Array(String)}, {partitions:Array(String)}, {firsts:Array(String)})) AS one)"
+            f" WHERE {replace:d} OR (id, number) NOT IN {known} GROUP BY one.1, id, number",
+            {
+                **view.parameters(),
+                "topics": [one.topic for one, _ in firsts],
+                "ids": [one.topic_id for one, _ in firsts],
+                "partitions": [str(one.partition) for one, _ in firsts],
+                "firsts": [str(first) for _, first in firsts],
+            },
+        )
+
+    def _missed(self, handle: Handle, view: View) -> list[LogRange]:
+        """What there is in the table now that the view does not have."""
+        rows = self._sql.rows(
+            handle,
+            f"SELECT m.topic, toString(topic_id), partition, {PARTITION_KEY} AS key,"
             " any(first_offset), max(m.offset) + 1"
             f" FROM {self._table} AS m INNER JOIN"
             f" (SELECT topic_id, partition, first_offset FROM {self._database}.failed_view_offsets"
@@ -301,12 +356,12 @@ class ViewGuard:
             " WHERE m.offset >= first_offset GROUP BY m.topic, topic_id, partition",
             view.parameters(),
         )
-        return [_Missed(*row) for row in rows]
+        return [LogRange(*row) for row in rows]
 
     def _end(self, handle: Handle, view: View) -> None:
         """The view is filled again."""
         self._store(handle, view, _ENDED, "")
-        self._run(
+        self._sql.run(
             handle,
             f"ALTER TABLE {self._database}.failed_view_offsets DELETE"
             " WHERE database = {database:String} AND view = {view:String}"
@@ -314,26 +369,6 @@ class ViewGuard:
             view.parameters(),
         )
         self._known_failed(handle).pop(view, None)
-
-    # Statements
-
-    def _rows(
-        self, handle: Handle, sql: str, parameters: Mapping[str, Parameter] | None = None
-    ) -> list[list[Any]]:
-        text = self._query(
-            handle,
-            f"{sql} SETTINGS output_format_json_quote_64bit_integers = 0"
-            if sql.startswith("SELECT")
-            else sql,
-            "JSONCompactEachRow",
-            parameters or {},
-        )
-        return [json.loads(line) for line in text.splitlines()]
-
-    def _run(
-        self, handle: Handle, sql: str, parameters: Mapping[str, Parameter] | None = None
-    ) -> None:
-        self._query(handle, sql, "Null", parameters or {})
 
 
 class FailedViews:
@@ -344,38 +379,28 @@ class FailedViews:
         self._guard = guard
         self._open_handle = open_handle
 
+    async def found_after_kill(self, ranges: Sequence[LogRange]) -> None:
+        """See `ViewGuard.found_after_kill`."""
+        await asyncio.to_thread(self._with_handle, self._guard.found_after_kill, ranges)
+
     async def repair(
-        self, database: str, name: str, change: Callable[[], None] | None = None
+        self,
+        database: str,
+        name: str,
+        change: Callable[[], None] | None = None,
+        in_doubt: InDoubt | None = None,
     ) -> int:
         """See `ViewGuard.repair`."""
-        repair = partial(self._guard.repair, change=change)
+        repair = partial(self._guard.repair, change=change, in_doubt=in_doubt)
         return await asyncio.to_thread(self._with_handle, repair, View(database, name))
 
     async def drop(self, database: str, name: str) -> None:
         """See `ViewGuard.drop`."""
         await asyncio.to_thread(self._with_handle, self._guard.drop, View(database, name))
 
-    def _with_handle(self, work: Callable[[Handle, View], T], view: View) -> T:
+    def _with_handle(self, work: Callable[[Handle, A], T], argument: A) -> T:
         handle = self._open_handle()
         try:
-            return work(handle, view)
+            return work(handle, argument)
         finally:
             handle.close()
-
-
-def target_of(definition: str) -> str | None:
-    """The table that a view writes to, as its definition names it; None: a table of its own."""
-    head = _CREATE.match(definition)
-    named = _TARGET.match(definition[head.end() :]) if head else None
-    return named[1] if named else None
-
-
-def _condition(missed: list[_Missed]) -> str:
-    """Of the rows that are missed: of numbers alone, so that it can stand inside a string."""
-    keys = ", ".join(f"toUInt64({one.key})" for one in missed)
-    firsts = ", ".join(f"toInt64({one.first})" for one in missed)
-    ends = ", ".join(f"toInt64({one.end})" for one in missed)
-    return (
-        f"offset >= transform({_PARTITION}, [{keys}], [{firsts}], toInt64({_MAX_INT64}))"
-        f" AND offset < transform({_PARTITION}, [{keys}], [{ends}], toInt64(0))"
-    )

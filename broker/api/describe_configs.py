@@ -31,7 +31,7 @@ from broker.api.config_resources import (
 )
 from broker.api.context import Api, RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.api.topic_lookup import find_topic
+from broker.api.topic_lookup import find_readable_topic
 from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
 
 
@@ -67,7 +67,7 @@ async def _entries(ctx: RequestContext, number: int, name: str) -> list[ConfigEn
     kind, broker = resource_type(number), ctx.broker
     if kind is ResourceType.TOPIC:
         topic_names.check(name)
-        return list(topic_entries(find_topic(ctx, name).configs, broker))
+        return list(topic_entries(find_readable_topic(ctx, name).configs, broker))
     if kind is ResourceType.BROKER_LOGGER:
         check_broker_name(ctx, name)
         return list(logger_entries())

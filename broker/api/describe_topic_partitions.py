@@ -15,7 +15,7 @@ from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.operations import TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID
+from broker.api.topic_lookup import NO_ID, readable_topic
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
@@ -45,7 +45,7 @@ async def describe_topic_partitions(
         if room == 0:
             next_cursor = _cursor(name, 0)
             break
-        topic = catalog.get(name)
+        topic = readable_topic(ctx, name)
         if topic is None:
             # If all topics are requested, a topic deleted between two pages is left out.
             if request.topics:

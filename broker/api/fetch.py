@@ -29,7 +29,7 @@ from uuid import UUID
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_leader_epoch, find_topic
+from broker.api.topic_lookup import check_leader_epoch, find_readable_topic
 from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.partition import PartitionLog
 from broker.log.transactions import AbortedTransaction
@@ -205,7 +205,7 @@ class _Collector:
     def _find_log(self, reading: _Reading) -> None:
         try:
             topic_key, index = reading.wanted.key
-            topic = find_topic(self._ctx, topic_key)
+            topic = find_readable_topic(self._ctx, topic_key)
             reading.partition = self._ctx.broker.partitions.log_of(topic, index)
             self._by_partition[reading.partition] = reading
         except KafkaError as error:
@@ -350,7 +350,7 @@ class _Collector:
 
 
 def _check_range(partition: PartitionLog, wanted: Wanted) -> None:
-    if not partition.log_start_offset <= wanted.fetch_offset <= partition.high_watermark:
+    if not partition.first_fetchable <= wanted.fetch_offset <= partition.high_watermark:
         raise OffsetOutOfRange(
             f"{partition} has offsets {partition.log_start_offset} to {partition.high_watermark}"
         )

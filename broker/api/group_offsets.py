@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.api.context import RequestContext
+from broker.api.topic_lookup import readable_topic
 
 BY_ID = 10
 """The version from which OffsetCommit and OffsetFetch name topics by id (KIP-848)."""
@@ -16,10 +17,8 @@ async def look_for_topics(ctx: RequestContext, topics: Sequence[Any]) -> None:
 
     Some clients treat an unknown topic as a fatal error.
     """
-    catalog = ctx.broker.topics
     by_id = ctx.version >= BY_ID
     if any(
-        (catalog.by_id(topic.topic_id) if by_id else catalog.get(topic.name)) is None
-        for topic in topics
+        readable_topic(ctx, topic.topic_id if by_id else topic.name) is None for topic in topics
     ):
-        await catalog.look_again()
+        await ctx.broker.topics.look_again()

@@ -27,7 +27,7 @@ from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.new_topics import check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID, find_topic
+from broker.api.topic_lookup import NO_ID, find_topic, readable_topic
 from broker.encoded_topics import Kind
 from broker.leadership import Leader
 from broker.log.topic import Topic
@@ -75,9 +75,7 @@ async def _asked_topics(
             for item in asked
         ]
     if any(
-        catalog.get(item.name) is None
-        if item.name is not None
-        else catalog.by_id(item.topic_id) is None
+        readable_topic(ctx, item.topic_id if item.name is None else item.name) is None
         for item in asked
     ):
         await catalog.look_again()
@@ -85,7 +83,7 @@ async def _asked_topics(
     ids = dict.fromkeys(item.topic_id for item in asked if _is_given(item.topic_id))
     if ids:
         reached = ctx.reached()
-        by_id = {topic_id: catalog.by_id(topic_id) for topic_id in ids}
+        by_id = {topic_id: readable_topic(ctx, topic_id) for topic_id in ids}
         return [
             _missing(ctx, None, UnknownTopicId.code, NOT_ASKED, topic_id)
             if topic is None
@@ -124,7 +122,7 @@ async def _create_missing(ctx: RequestContext, names: Iterable[str]) -> dict[str
     room = MAX_NEW_PARTITIONS
     new, refused = [], dict[str, KafkaError]()
     for name in names:
-        if ctx.broker.topics.get(name) is not None:
+        if readable_topic(ctx, name) is not None:
             continue
         try:
             check_new_name(ctx, name)
@@ -143,10 +141,11 @@ def _is_given(topic_id: UUID | None) -> bool:
 
 
 def _find(ctx: RequestContext, name: str) -> Topic:
-    topic = ctx.broker.topics.get(name)
+    topic = readable_topic(ctx, name)
     if topic is None:
         topic_names.check(name)
-    return find_topic(ctx, name)
+        return find_topic(ctx, name)
+    return topic
 
 
 def _found(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from broker import topic_names
 from broker.api.context import RequestContext
-from protocol.errors import InvalidReplicaAssignment, InvalidRequest
+from protocol.errors import InvalidReplicaAssignment, InvalidRequest, InvalidTopic
 
 
 def check_new_name(ctx: RequestContext, name: str) -> None:
@@ -18,6 +18,8 @@ def check_new_name(ctx: RequestContext, name: str) -> None:
     if name == "__cluster_metadata":
         raise InvalidRequest("The name __cluster_metadata is reserved by Kafka.")
     topic_names.check(name)
+    if topic_names.is_internal(name):
+        raise InvalidTopic(f"The name {name} is reserved for the state of Kafka's brokers.")
     ctx.broker.topics.check_free(name)
 
 

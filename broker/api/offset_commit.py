@@ -19,7 +19,7 @@ from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.group_offsets import BY_ID, look_for_topics
-from broker.api.topic_lookup import find_topic, has_partition
+from broker.api.topic_lookup import find_readable_topic, has_partition
 from common.clock import wall_ms
 from coordinator.messages import Committer, OffsetCommit
 from protocol.errors import (
@@ -65,7 +65,7 @@ def _collect(
     Any offset and leader epoch is stored, as by Kafka: only the group knows what they mean.
     """
     try:
-        topic = find_topic(ctx, asked.topic_id if ctx.version >= BY_ID else asked.name)
+        topic = find_readable_topic(ctx, asked.topic_id if ctx.version >= BY_ID else asked.name)
     except KafkaError as error:
         return [(one.partition_index, error.code) for one in asked.partitions]
     name, topic_id = topic.name, topic.topic_id

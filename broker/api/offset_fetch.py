@@ -27,7 +27,7 @@ from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.group_offsets import BY_ID, look_for_topics
-from broker.api.topic_lookup import NO_ID
+from broker.api.topic_lookup import NO_ID, readable_topic
 from broker.log.topic import Topic
 from coordinator.messages import CommittedOffset, TopicPartition
 from protocol.errors import (
@@ -191,20 +191,20 @@ def _fetched(
     by_id = ctx.version >= BY_ID
     if asked is None:
         for (name, index), committed in offsets.items():
-            topic = ctx.broker.topics.get(name)
+            topic = readable_topic(ctx, name)
             if topic is not None and topic.topic_id == committed.topic_id:
                 found[_NamedTopic(name, topic.topic_id)][index] = committed
         for name, index in unstable:
-            topic = ctx.broker.topics.get(name)
+            topic = readable_topic(ctx, name)
             if topic is not None:
                 found[_NamedTopic(name, topic.topic_id)][index] = _UNSTABLE
         return _FetchedOffsets(found)
     for item in asked:
         if by_id:
-            topic = ctx.broker.topics.by_id(item.topic_id)
+            topic = readable_topic(ctx, item.topic_id)
             named = _NamedTopic("", item.topic_id, UnknownTopicId.code if topic is None else 0)
         else:
-            topic = ctx.broker.topics.get(item.name)
+            topic = readable_topic(ctx, item.name)
             named = _NamedTopic(item.name, NO_ID)
         for index in item.partition_indexes:
             is_unstable = topic is not None and (topic.name, index) in unstable

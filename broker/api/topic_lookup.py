@@ -7,8 +7,10 @@ from uuid import UUID
 from broker.api.context import RequestContext
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
+from coordinator.messages import OFFSETS_TOPIC
 from protocol.errors import (
     FencedLeaderEpoch,
+    InvalidTopic,
     UnknownLeaderEpoch,
     UnknownTopicId,
     UnknownTopicOrPartition,
@@ -19,16 +21,41 @@ NO_ID = UUID(int=0)
 
 
 def find_topic(ctx: RequestContext, key: str | UUID | None) -> Topic:
-    """By name or by id. Raises `UnknownTopicOrPartition` or `UnknownTopicId`."""
+    """By name or by id; it may be changed.
+
+    Raises `UnknownTopicOrPartition`, `UnknownTopicId` or `InvalidTopic`.
+    """
     if isinstance(key, UUID):
         topic = ctx.broker.topics.by_id(key)
         if topic is None:
+            _refuse_offsets_topic(ctx, key)
             raise UnknownTopicId(f"No topic has the id {key}.")
         return topic
     topic = None if key is None else ctx.broker.topics.get(key)
     if topic is None:
+        _refuse_offsets_topic(ctx, key)
         raise UnknownTopicOrPartition(f"The topic {key!r} does not exist.")
     return topic
+
+
+def _refuse_offsets_topic(ctx: RequestContext, key: str | UUID | None) -> None:
+    if key is not None and ctx.broker.offsets_topic.named(key) is not None:
+        raise InvalidTopic(f"The topic {OFFSETS_TOPIC} can only be read.")
+
+
+def readable_topic(ctx: RequestContext, key: str | UUID) -> Topic | None:
+    """A topic that clients can read: also `__consumer_offsets`, which they cannot change."""
+    offsets_topic = ctx.broker.offsets_topic.named(key)
+    if offsets_topic is not None:
+        return offsets_topic
+    topics = ctx.broker.topics
+    return topics.by_id(key) if isinstance(key, UUID) else topics.get(key)
+
+
+def find_readable_topic(ctx: RequestContext, key: str | UUID | None) -> Topic:
+    """As `find_topic`, also `__consumer_offsets`."""
+    topic = None if key is None else readable_topic(ctx, key)
+    return find_topic(ctx, key) if topic is None else topic
 
 
 def has_partition(topic: Topic, index: int) -> bool:
@@ -49,7 +76,7 @@ def find_partition(
     Raises `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `FencedLeaderEpoch` or
     `UnknownLeaderEpoch`.
     """
-    partition = ctx.broker.partitions.log_of(find_topic(ctx, name), index)
+    partition = ctx.broker.partitions.log_of(find_readable_topic(ctx, name), index)
     check_leader_epoch(partition, current_leader_epoch)
     return partition
 

@@ -18,6 +18,7 @@ from broker.cli import (
     produce,
     serve,
     sql,
+    tables,
     tail,
     topics,
     views,
@@ -45,6 +46,7 @@ for command in (
     tail.tail,
     sql.sql,
     views.views,
+    tables.tables,
     backup.backup,
     backup.restore,
 ):

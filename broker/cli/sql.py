@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -102,6 +102,24 @@ def connection_errors(http: URL) -> Iterator[None]:
         ) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise click.ClickException(f"{http} does not answer as ClickHouse does: {error}") from error
+
+
+def asked(server: SqlServer, path: str, parameters: Mapping[str, str], body: str) -> str:
+    """The whole answer to a small request; what goes wrong as one sentence."""
+    with connection_errors(server.url):
+        return asyncio.run(_answer(server, path, parameters, body))
+
+
+async def _answer(server: SqlServer, path: str, parameters: Mapping[str, str], body: str) -> str:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
+        session.post(server.url.with_path(path), params=parameters, data=body.encode()) as response,
+    ):
+        text = await response.text()
+        if response.status != 200:
+            raise click.ClickException(failure_text(response.status, text))
+        return text
 
 
 def _body_to_send(query: str) -> bytes | AsyncIterator[bytes]:

@@ -40,6 +40,8 @@ MAX_LAG_S = 60
 MIN_WINDOW = {True: REPLICATED_WINDOW, False: 100_000}
 """Blocks that `messages` must remember, by whether it is replicated."""
 MIN_WINDOW_S = 3600
+FAILED_VIEWS_S = 86_400
+"""How long a materialized view is named after it has failed."""
 
 _WRONG_LOGIN = {192, 193, 194, 516}
 _VERSION = re.compile(rb"(\d+)\.(\d+)[.\d]*\s*")
@@ -62,6 +64,8 @@ class _Seen:
     registry: str = ""
     messages: str = ""
     replicas: list[tuple[str, bool, int]] = field(default_factory=list)  # (table, read-only, delay)
+    views: list[tuple[str, int, str, str]] = field(default_factory=list)
+    """Materialized views that have failed: name, how often, since when (UTC), the last error."""
 
 
 async def findings(config: ClusterConfig) -> list[str]:
@@ -180,6 +184,28 @@ async def _ask(config: ClusterConfig, server: ClickHouseServer, seen: _Seen) -> 
         else []
     )
     seen.replicas = [(str(table), bool(ro), delay) for table, ro, delay in rows]
+    seen.views = await _failed_views(server)
+
+
+async def _failed_views(server: ClickHouseServer) -> list[tuple[str, int, str, str]]:
+    """Of views on the log, what the server's log of views has of the last FAILED_VIEWS_S."""
+    logged = await server.rows(
+        "SELECT 1 FROM system.tables WHERE database = 'system' AND name = 'query_views_log'"
+    )
+    if not logged:
+        return []
+    rows = await server.rows(
+        "SELECT replaceAll(view_name, '`', '') AS name, count(),"
+        " toString(min(event_time_microseconds), 'UTC'),"
+        " argMax(exception, event_time_microseconds) FROM system.query_views_log"
+        " WHERE event_date >= toDate(now() - {seconds:UInt32}) - 1"
+        " AND event_time >= now() - {seconds:UInt32} AND startsWith(status::String, 'Exception')"
+        " AND name IN (SELECT arrayJoin(arrayMap((d, t) -> concat(d, '.', t),"
+        " dependencies_database, dependencies_table)) FROM system.tables"
+        " WHERE database = {database:String} AND name = 'messages') GROUP BY name ORDER BY name",
+        {"database": SHARD_DATABASE, "seconds": FAILED_VIEWS_S},
+    )
+    return [(str(name), int(count), str(since), str(error)) for name, count, since, error in rows]
 
 
 async def _complaint(server: ClickHouseServer, statement: str) -> str:
@@ -203,6 +229,11 @@ def _of_one(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
             yield f"its replica of {table} is read-only: see its log, and check whether Keeper runs"
         if delay > MAX_LAG_S:
             yield f"its replica of {table} is {delay} s behind"
+    for name, count, since, error in seen.views:
+        yield (
+            f"view {name} lacks the rows of inserts into messages ({count} since {since} UTC):"
+            f" {_one_line(error)[:300]}"
+        )
     if abs(seen.clock_ahead_ms) - seen.clock_error_ms > MAX_CLOCK_MS:
         way = "ahead of" if seen.clock_ahead_ms > 0 else "behind"
         yield f"its clock is {abs(seen.clock_ahead_ms) / 1000:.1f} s {way} this machine's"

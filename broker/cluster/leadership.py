@@ -16,6 +16,7 @@ from uuid import UUID
 
 from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from coordinator.messages import OFFSETS_TOPIC_ID
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 _BACK_SOON_MS = 30_000
@@ -72,11 +73,19 @@ class SlotLeadership:
         slot_map = self._ownership.slot_map
         if slot_map is None:
             return Leader(NO_NODE, 0)
+        if topic_id == OFFSETS_TOPIC_ID:
+            return self._offsets_leader(slot_map, partition)
         slot = slot_map.slots[slot_of_partition(topic_id, partition, len(slot_map.slots))]
         session = self._ownership.sessions.get(slot.owner)
         if session is None or session.is_over or slot.writes_to in session.away:
             return Leader(NO_NODE, slot.epoch)
         return Leader(session.node_id, slot.epoch)
+
+    def _offsets_leader(self, slot_map: SlotMap, number: int) -> Leader:
+        """Of a partition of `__consumer_offsets`: who coordinates the groups of the slot."""
+        owner = self.owner_of(number)
+        epoch = slot_map.slots[number].epoch if 0 <= number < len(slot_map.slots) else 0
+        return Leader(NO_NODE if owner is None else owner.node_id, epoch)
 
     def leaders(self, topic_id: UUID, partitions: int) -> Sequence[Leader]:
         return tuple(self.leader(topic_id, index) for index in range(partitions))

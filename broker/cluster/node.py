@@ -19,6 +19,7 @@ from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.coordinator_hosts import CoordinatorHosts
+from broker.cluster.group_partitions import GroupsOfSlots
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leadership import SlotLeadership
@@ -154,6 +155,7 @@ class ClusterNode:
                 log_starts,
                 self._topics,
                 groups,
+                GroupsOfSlots(served, owners),
                 producer_ids,
                 Transactions(
                     transactions,
@@ -266,6 +268,7 @@ class ClusterNode:
                 parts.push_async_callback(shard.close)
             parts.push_async_callback(self._topics.close)
             parts.push_async_callback(self.broker.auto_creation.close)
+            parts.callback(self.broker.offsets_topic.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.callback(self._decompressions.close)
             for host in self._hosts:

@@ -1,7 +1,8 @@
 """The log of a partition, from a record batch to its rows and back.
 
-* Writing: appender.py (group commit), lane.py (one insert at a time), block.py (the rows of one
-  insert), write_lease.py (the right to write), fence.py (ends a writer that may still be alive).
+* Writing: appender.py (group commit), lane.py (one insert at a time), block_store.py (until its
+  outcome is known), block.py (the rows of one insert), write_lease.py (the right to write),
+  fence.py (ends a writer that may still be alive).
 * Compressed batches: batch_records.py (one, within its limits), decompression.py (large ones, by
   threads of their own), large_batches.py (the partitions of a lane that wait for them).
 * Producers: producers.py (which batch may come next), producer_recovery.py (read from the rows),

@@ -335,7 +335,7 @@ def _add_marker(
         ProducerEntry(epoch, (), now_ms)
         if entry is None or entry.epoch != epoch
         else entry._replace(last_append_ms=now_ms)
-    )._replace(coordinator_epoch=marker.coordinator_epoch)
+    )._replace(coordinator_epoch=marker.coordinator_epoch, ended_offset=offset)
     block.staging.set_producer(partition, producer_id, after)
     block.staging.end_transaction(partition, producer_id, offset, commit=marker.commit)
     data = stamp_batch(batch, batch_header, offset, partition.leader_epoch, None)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,7 +30,7 @@ from uuid import UUID
 
 from common.clock import DAY_MS
 from storage.blocks import BOOL, DATETIME64_MS, INT32, INT64, STRING, UUIDS, Table, block
-from storage.engine import Engine, EngineError
+from storage.engine import Engine, EngineError, TokenUsed
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,9 @@ async def _is_stored_first(
     """
     rows = [("", key.topic_id, key.partition, key.offset, True, time) for time in times_ms]
     token = block_token(key.session_id, key.lane, key.number)
-    await engine.insert_block(connection, _ROWS.name, _ROWS.column_list, block(_ROWS, rows), token)
+    data = block(_ROWS, rows)
+    with suppress(TokenUsed):  # so it is, with these rows or without
+        await engine.insert_block(connection, _ROWS.name, _ROWS.column_list, data, token)
     return await _is_visible(engine, key, times_ms)
 
 

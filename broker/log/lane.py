@@ -1,16 +1,12 @@
 """A lane of the appender: one queue, and one insert at a time.
 
-While one insert runs, the next block gathers, so load makes blocks larger and not slower. An insert
-whose outcome is unknown is repeated, the same block with the same token, until the outcome is
-known; the lane does nothing else meanwhile. When an insert is rejected, the lane asks the engine
-whether the rows are really not stored. Only then it fails every append in the block and frees their
-offsets.
+While one insert runs, the next block gathers, so load makes blocks larger and not slower. While
+the outcome of one is unknown (broker/log/block_store.py), the lane does nothing else. When a block
+is not stored, the lane fails every append in it and frees their offsets.
 
 The lease (broker/log/write_lease.py) is checked before every attempt to insert, and again before
 anything is published or acknowledged. When it is over, the lane has ended: it sends nothing more,
-and refuses its clients, which then ask another broker. A lane that may be fenced leaves no block
-number unused, because its successor finds the last block by going through the numbers
-(broker/log/fence.py): the number of a refused block is burnt.
+and refuses its clients, which then ask another broker.
 """
 
 from __future__ import annotations
@@ -21,45 +17,29 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.log.block import (
-    BLOCK_COLUMNS,
-    AppendLimits,
-    PendingAppend,
-    PendingBlock,
-    build_block,
-)
+from broker.log.block import AppendLimits, PendingAppend, PendingBlock, build_block
+from broker.log.block_store import BlockStore, LeaseOver
 from broker.log.decompression import Decompressions
-from broker.log.fence import block_token
 from broker.log.lane_counts import LaneCounts
 from broker.log.large_batches import LargeBatches
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
-from broker.log.transaction_tables import begun_rows
-from broker.log.write_lease import SentBlock, WriteLease
+from broker.log.write_lease import WriteLease
 from common.clock import DAY_MS, wall_ms
-from common.tasks import Backoff, Outage, event_within
+from common.tasks import Outage, event_within
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
     RequestTimedOut,
     UnknownServerError,
 )
-from storage.blocks import block as encoded_block
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
+from storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 
-_RETRY_FIRST_S = 0.05
-_RETRY_MAX_S = 5.0
-
-
 _INLINE_BYTES = 128 << 10
 """A smaller block is built without its thread, which would cost as much as the block: 0.1 ms."""
-
-
-class _LeaseOver(Exception):
-    """The lease is over: the lane has ended, and must not take its next step."""
 
 
 class Lane:
@@ -80,14 +60,10 @@ class Lane:
         self._cache = cache
         self._limits = limits
         self._lease = lease
-        self._identity = str(lease.identity)
-        self._block_number = 0
-        self.resolved = 0
         self.queue: deque[PendingAppend] = deque()
         """What waits for a block."""
         self._in_block: list[PendingAppend] = []
         self._append_time_ms: int | None = None  # of the block in flight
-        self._is_sent = False  # whether that block was sent to the engine
         self._away = False  # the engine does not answer
         self._wake = asyncio.Event()
         self._refusals = Outage(
@@ -101,12 +77,18 @@ class Lane:
         self.has_ended = False
         """Whether the lane sends nothing more, because of its lease or a bug."""
         self._ended = asyncio.Event()
+        self._store = BlockStore(number, engine, lease, self._ended)
         self._settled = asyncio.Event()
         self._settled.set()
         self.append_time_floor_ms = 0
         self.promised_floor_ms = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}")
+
+    @property
+    def resolved(self) -> int:
+        """The last number of a block whose outcome is known."""
+        return self._store.resolved
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"lane-{self.number}")
@@ -167,7 +149,7 @@ class Lane:
         for append in self._in_block:
             append.answer(
                 RequestTimedOut(f"{why}; the records may be stored")
-                if self._is_sent
+                if self._store.is_sent
                 else NotLeaderOrFollower(why)
             )
         for append in self._take_queued():
@@ -206,7 +188,7 @@ class Lane:
             patience = self._lose_patience_later()
             try:
                 await self._commit(self._in_block)
-            except _LeaseOver as over:
+            except LeaseOver as over:
                 log.warning("lane %d has ended: %s", self.number, over)
                 self.end(str(over))
             except Exception:
@@ -220,7 +202,7 @@ class Lane:
                 if patience is not None:
                     patience.cancel()
                 self._away = False
-                self._is_sent = False
+                self._store.is_sent = False
                 self._in_block = []
                 self._large.end_block()
                 self._append_time_ms = None
@@ -250,7 +232,7 @@ class Lane:
         return appends
 
     async def _commit(self, appends: list[PendingAppend]) -> None:
-        """Build a block, store it, and answer. Raises `_LeaseOver`."""
+        """Build a block, store it, and answer. Raises `LeaseOver`."""
         for append in appends:
             if may_have_rows(append.partition, append.header) and not append.is_answered:
                 await self._recover_producer(append)
@@ -273,21 +255,16 @@ class Lane:
             )
         self._keep(block)
         if block.rows:
-            self._block_number += 1
-            token = block_token(self._identity, self.number, self._block_number)
             try:
                 with self.counts.inserts.timed():
-                    await self._store_begun(block, token)
-                    await self._store(block, token)
+                    await self._store.store(block)
             except EngineError as error:
                 self.counts.refused += 1
                 self._refusals.failed(error)
-                self.resolved = self._block_number
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
             self._refusals.worked()
-            self.resolved = self._block_number
-        self._check_lease(append_time_ms)
+        self._store.check_lease(append_time_ms)
         self._publish(block)
 
     def _keep(self, block: PendingBlock) -> None:
@@ -316,87 +293,7 @@ class Lane:
             partition.advance(end)
         block.answer_all()
 
-    # --- the engine
-
-    async def _store_begun(self, block: PendingBlock, token: str) -> None:
-        """Before their records: store which transactions begin in the block. Raises as `_store`."""
-        if not block.staging.begun:
-            return
-        begun = begun_rows(block.staging.begun)
-        table, data = begun.table, encoded_block(begun.table, begun.rows)
-        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
-        while True:
-            self._check_lease(block.append_time_ms)
-            try:
-                await self._engine.insert_block(
-                    self.number, table.name, table.column_list, data, f"{token}-begun"
-                )
-                return
-            except (NotSent, InsertRejected):
-                if self._lease.is_fenced:
-                    await self._is_stored(block)  # it is not: this burns its number
-                raise
-            except InsertOutcomeUnknown as error:
-                await self._pause(backoff.after(error, log, f"outcome of {token}-begun is unknown"))
-
-    async def _store(self, block: PendingBlock, token: str) -> None:
-        """Insert until the outcome is known.
-
-        Raises `EngineError` when nothing is stored, and `_LeaseOver`.
-        """
-        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
-        while True:
-            self._check_lease(block.append_time_ms)
-            self._is_sent = True
-            try:
-                await self._engine.insert_block(
-                    self.number, "messages", BLOCK_COLUMNS, block.data, token
-                )
-                return
-            except NotSent:
-                if self._lease.is_fenced and await self._is_stored(block):
-                    log.warning("block %s was not sent this time, but it is stored", token)
-                    return
-                raise
-            except InsertRejected:
-                if not await self._is_stored(block):
-                    raise
-                log.warning("block %s was reported as refused, but it is stored", token)
-                return
-            except InsertOutcomeUnknown as error:
-                await self._pause(backoff.after(error, log, f"outcome of block {token} is unknown"))
-
-    async def _is_stored(self, block: PendingBlock) -> bool:
-        """Whether a refused block is stored after all; retries until the engine answers."""
-        partition, offset = next(iter(block.staging.first_offsets.items()))
-        sent = SentBlock(self.number, self._block_number, block.append_time_ms, partition, offset)
-        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
-        while True:
-            self._check_lease(block.append_time_ms)
-            try:
-                return await self._lease.is_stored(self._engine, sent)
-            except EngineError as error:
-                log.error(
-                    "cannot find out whether a refused block is stored; retrying in %.2f s: %s",
-                    backoff.next_s, error,
-                )  # fmt: skip
-                await self._pause(backoff.advance())
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt, unless the lane has ended.
-
-        A shutdown does not end the wait: the outcome has to be known first.
-        """
-        await event_within(self._ended, seconds)
-
-    # --- the lease
-
-    def _check_lease(self, append_time_ms: int) -> None:
-        """Raises `_LeaseOver` when nothing may be sent, published or acknowledged any more."""
-        if self.has_ended or not self._lease.is_valid():
-            raise _LeaseOver("the session is over")
-        if append_time_ms // DAY_MS not in self._lease.days():
-            raise _LeaseOver("the session may not write rows of this day")
+    # --- a shard that does not answer
 
     def _lose_patience_later(self) -> asyncio.TimerHandle | None:
         if self._lease.away_after_ms is None:

@@ -85,6 +85,11 @@ class PartitionLog:
     def topic_id(self) -> UUID:
         return self.topic.topic_id
 
+    @property
+    def first_fetchable(self) -> int:
+        """The lowest offset that a fetch may name."""
+        return self.log_start_offset
+
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.partition}"
 

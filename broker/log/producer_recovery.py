@@ -73,10 +73,12 @@ def _recovered_entry(rows: Sequence[Row]) -> ProducerEntry:
         for row_epoch, first_offset, last_offset, last_sequence, _, control, _ in newest
         if row_epoch == epoch and not control
     ][:BATCHES_KEPT]
+    markers = [row[2] for row in rows if row[0] == epoch and row[5]]
     return ProducerEntry(
         epoch,
         tuple(reversed(ranges)),
         last_append_ms,
         recovered=True,
         coordinator_epoch=coordinator_epoch,
+        ended_offset=max(markers, default=-1),
     )

@@ -9,9 +9,17 @@ is fenced.
 After a restart the batches are read back from the rows (`recovered`). Neighbouring batches have
 become one range there, so a batch is a duplicate if it lies inside a range.
 
-`find_duplicate` raises INVALID_PRODUCER_EPOCH and OUT_OF_ORDER_SEQUENCE_NUMBER for a producer that
-the partition knows. broker/log/block.py raises the latter for one that it does not know. Behind a
-batch that was refused for now, broker/api/produce.py answers that error (broker/log/refused.py).
+Unlike Kafka, a batch is no duplicate of one whose transaction has ended: UNKNOWN_PRODUCER_ID. A
+client that ends a transaction waits for its batches or gives them up, and does not send them again.
+But some clients go back to the sequences of a batch that they gave up when its broker had gone,
+although it may be stored (librdkafka 2.16 when it aborts: `rd_kafka_toppar_purge_queues`). Taken
+for a duplicate, the record that is sent with such a sequence would be acknowledged and lost. With
+this error a client aborts its transaction and asks for a new epoch.
+
+`find_duplicate` raises INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER and UNKNOWN_PRODUCER_ID
+for a producer that the partition knows. broker/log/block.py raises the second for one that it does
+not know. Behind a batch that was refused for now, broker/api/produce.py answers that error
+(broker/log/refused.py).
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from protocol._batches import BatchHeader
-from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
+from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
 
 BATCHES_KEPT = 5
 _SEQUENCES = 1 << 31
@@ -56,7 +64,7 @@ class ProducerEntry(NamedTuple):
     """What a partition knows about one producer. `last_append_ms` is by the wall clock, for expiry.
 
     `begins_at` is the sequence that must come first while `ranges` is empty. `coordinator_epoch`:
-    the highest of its transaction markers, -1 without one.
+    the highest of its transaction markers, -1 without one. `ended_offset`: of its last marker.
     """
 
     epoch: int
@@ -65,6 +73,7 @@ class ProducerEntry(NamedTuple):
     recovered: bool = False
     begins_at: int = 0
     coordinator_epoch: int = -1
+    ended_offset: int = -1
 
     @property
     def next_sequence(self) -> int:
@@ -80,6 +89,7 @@ class ProducerEntry(NamedTuple):
             now_ms,
             self.recovered,
             coordinator_epoch=self.coordinator_epoch,
+            ended_offset=self.ended_offset,
         )
 
 
@@ -99,7 +109,7 @@ def refused_first_entry(entry: ProducerEntry) -> ProducerEntry:
 def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | None:
     """The first offset of an earlier copy of this batch; None when it is the next one.
 
-    Raises `InvalidProducerEpoch` and `OutOfOrderSequenceNumber`.
+    Raises `InvalidProducerEpoch`, `OutOfOrderSequenceNumber` and `UnknownProducerId`.
     """
     if entry is None:
         return None
@@ -117,6 +127,11 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
         return None
     if header.base_sequence == entry.next_sequence:
         return None
+    if _goes_back_behind_a_marker(entry, header):
+        raise UnknownProducerId(
+            f"producer {header.producer_id} sent sequence {header.base_sequence} again, expected "
+            f"{entry.next_sequence}: the transaction of that record has ended"
+        )
     for known in entry.ranges:
         offset = _offset_in(known, header, exact=not entry.recovered)
         if offset is not None:
@@ -125,6 +140,13 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
         f"producer {header.producer_id} sent sequence {header.base_sequence}, "
         f"expected {entry.next_sequence}"
     )
+
+
+def _goes_back_behind_a_marker(entry: ProducerEntry, header: BatchHeader) -> bool:
+    if not entry.ranges or entry.ranges[0].first_offset > entry.ended_offset:
+        return False
+    begun = (known.first for known in entry.ranges if known.first_offset > entry.ended_offset)
+    return comes_after(next(begun, entry.next_sequence), header.base_sequence)
 
 
 def _offset_in(known: SequenceRange, header: BatchHeader, exact: bool) -> int | None:

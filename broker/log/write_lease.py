@@ -50,7 +50,10 @@ class WriteLease(Protocol):
         """The days since 1970 of which rows may be written."""
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """Whether a block that the engine refused is stored after all. Raises `EngineError`."""
+        """Whether a block is stored that the engine refused, or whose token is used.
+
+        If not, it never will be with this number. Raises `EngineError`.
+        """
 
 
 _EVERY_DAY = range(1 << 32)
@@ -72,11 +75,7 @@ class EndlessLease:
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
         """Looks for its first row: nobody else writes to this engine."""
-        found = await engine.rows(
-            f"SELECT count() FROM messages WHERE {IS_PARTITION} AND offset = {{offset:Int64}}",
-            log_parameters(block.partition) | {"offset": block.offset},
-        )
-        return found != [[0]]
+        return await _has_first_row(engine, block)
 
 
 class WritingSession(Protocol):
@@ -116,5 +115,17 @@ class SessionWriteLease:
         return self._session.days(self._shard)
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """Burns its number: a burnt block can never be stored, however late it arrives."""
-        return not await burn(engine, self.identity, block.lane, block.number, block.append_time_ms)
+        """Burns its number: a burnt block can never be stored, however late it arrives.
+
+        A number that cannot be burnt was used, with the rows or without (`TokenUsed`).
+        """
+        is_burnt = await burn(engine, self.identity, block.lane, block.number, block.append_time_ms)
+        return not is_burnt and await _has_first_row(engine, block)
+
+
+async def _has_first_row(engine: Engine, block: SentBlock) -> bool:
+    found = await engine.rows(
+        f"SELECT count() FROM messages WHERE {IS_PARTITION} AND offset = {{offset:Int64}}",
+        log_parameters(block.partition) | {"offset": block.offset},
+    )
+    return found != [[0]]

@@ -184,8 +184,9 @@ def _refuse_borrowed_rights(words: list[Token]) -> None:
             raise access_denied("A disk cannot be defined here.")
 
 
-# Tables of database `brokerhouse` that jobs add rows to. storage/sql_access.xml grants the same.
-JOB_TABLES = frozenset({"lag_history", "lag_alerts", "compaction_removals"})
+# Tables of database `brokerhouse` that jobs and `brokerhouse tables` add rows to. The file
+# storage/sql_access.xml grants the same.
+JOB_TABLES = frozenset({"lag_history", "lag_alerts", "compaction_removals", "table_feed_versions"})
 
 
 def _refuse_other_ways_in(words: list[Token], database: str, params: Mapping[str, str]) -> None:

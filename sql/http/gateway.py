@@ -31,7 +31,9 @@ from sql.http.settings import SqlLimits
 from sql.http.text import InsertData
 from storage.engine import EngineError
 from storage.journal_statements import reads_only_system
-from storage.view_guard import UnknownView, View
+from storage.log_views import View
+from storage.view_doubts import InDoubt, ViewInDoubt
+from storage.view_guard import UnknownView
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,16 @@ class SqlGateway:
             raise
         return OpenStatement(handle, context, action, permit)
 
-    async def repair_view(self, database: str, name: str, query: str | None) -> int:
+    async def repair_view(
+        self, database: str, name: str, query: str | None, in_doubt: InDoubt | None
+    ) -> int:
         """See `FailedViews.repair`. `query`: of a writer, for the view. Raises `SqlError`."""
         change = None
         if query is not None:
             view = View(database, name).quoted
             change = partial(self._run_as_writer, f"ALTER TABLE {view} MODIFY QUERY {query}")
         with _view_errors():
-            return await self._engine.failed_views.repair(database, name, change)
+            return await self._engine.failed_views.repair(database, name, change, in_doubt)
 
     async def drop_view(self, database: str, name: str) -> None:
         """See `FailedViews.drop`. Raises `SqlError`."""
@@ -186,6 +190,8 @@ def _view_errors() -> Iterator[None]:
         yield
     except UnknownView as error:
         raise sql_error(60, "UNKNOWN_TABLE", str(error)) from error
+    except ViewInDoubt as error:
+        raise sql_error(36, "BAD_ARGUMENTS", str(error)) from error
     except EngineError as error:
         raise engine_error(RuntimeError(str(error))) from error
 

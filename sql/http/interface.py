@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, nullcontext
 
 from aiohttp import web
@@ -41,6 +42,7 @@ from sql.http.settings import SqlSettings
 from sql.http.temporary_files import TemporaryFiles
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 from sql.http.web_pages import refuse_other_sites
+from storage.view_doubts import InDoubt
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +172,8 @@ class HttpInterface:
     async def _change_view(self, request: web.Request) -> web.StreamResponse:
         """Repair or drop the failed view `database`.`view` of the URL's parameters.
 
-        The body of a repair, if there is one, is the query that the view gets before.
+        The body of a repair, if there is one, is the query that the view gets before. The
+        parameter `in_doubt` is `fill` or `keep`.
         """
         try:
             refuse_other_sites(request)
@@ -182,7 +185,8 @@ class HttpInterface:
                 await self._gateway.drop_view(*view)
                 return web.json_response({})
             body = await request.read()
-            missed = await self._gateway.repair_view(*view, body.decode() if body else None)
+            query = body.decode() if body else None
+            missed = await self._gateway.repair_view(*view, query, _in_doubt(values))
         except UnicodeDecodeError:
             return web.Response(status=400, text="The query has to be UTF-8\n")
         except CredentialsNeeded as error:
@@ -397,3 +401,12 @@ _NO_EXPRESSIONS_HERE = (
 def _may_hold_expressions(data: bytes, *, complete: bool) -> bool:
     """Whether all VALUES data has arrived and none of it can name the function `file`."""
     return complete and not any(sign in data for sign in (b"file", b"`", b'"', b"\xe2\x80\x9c"))
+
+
+def _in_doubt(values: Mapping[str, str]) -> InDoubt | None:
+    """What to do about records in doubt. Raises `SqlError`."""
+    text = values.get("in_doubt")
+    try:
+        return None if text is None else InDoubt(text)
+    except ValueError as error:
+        raise sql_error(36, "BAD_ARGUMENTS", "in_doubt is fill or keep") from error

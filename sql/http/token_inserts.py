@@ -28,6 +28,7 @@ _EXPECTED = {
     "async_insert": "0",
     _DEDUPLICATE: "1",
     "materialized_views_ignore_errors": "1",
+    "deduplicate_blocks_in_dependent_materialized_views": "1",
 }
 _WITHOUT_EFFECT = frozenset(
     {

@@ -1,10 +1,9 @@
 -- table lag_history; cluster: rows of all shards
 -- How far each group was behind at the end of each window, per partition that it has committed. Written by
--- `brokerhouse jobs run lag`, a block per window; nothing in the broker reads it.
+-- `brokerhouse jobs run lag`, a block per quarter of an hour; nothing in the broker reads it.
 --
--- A window that is computed twice gives the same row: two runs at the same time send its block with the same
--- token, and a row that is stored twice all the same (a run for some groups only) is replaced. Read it with
--- FINAL: that shows each row once at every moment.
+-- A window that is computed twice gives the same row, and runs at the same time store it once
+-- (spark_jobs/lag_writer.py). A row that was stored twice all the same is replaced: FINAL shows each row once.
 CREATE TABLE IF NOT EXISTS ${lag_history}
 (
     window_start     DateTime('UTC')        COMMENT 'when the window began; all values are those of its end' CODEC(Delta, ZSTD(1)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import complaint, output
 from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER, WRITER, Answer, ask, read, write
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.one_broker("a broker of a cluster has no engine of its own")
 
@@ -184,6 +186,99 @@ def test_a_view_that_failed_can_be_dropped_and_made_anew(broker: BrokerProcess) 
     assert column(broker, IDS) == ["5"]
     wrong = complaint(1, "views", "drop", "default.typed", *login(broker))
     assert "no view default.typed has failed" in wrong
+
+
+SLOW = (
+    "CREATE MATERIALIZED VIEW default.slow TO default.late AS SELECT assumeNotNull(value) AS value"
+    " FROM brokerhouse.messages WHERE topic = 'events' AND NOT sleepEachRow(2)"
+)
+LATE = "SELECT value FROM default.late ORDER BY value"
+BEHIND = "SELECT value FROM default.later ORDER BY value"
+
+
+@pytest.fixture
+def slow_view(broker: BrokerProcess) -> BrokerProcess:
+    """A view that takes two seconds for a record, and one on its table."""
+    for table in ("late", "later"):
+        write(broker, f"CREATE TABLE default.{table} (value String) ENGINE = Log")
+    write(
+        broker,
+        "CREATE MATERIALIZED VIEW default.behind TO default.later"
+        " AS SELECT value FROM default.late",
+    )
+    write(broker, SLOW)
+    return broker
+
+
+def folder_of_messages(broker: BrokerProcess) -> Path:
+    sql = "SELECT data_paths[1] FROM system.tables WHERE table = 'messages' FORMAT TSVRaw"
+    return Path(ask(broker, sql, headers=WRITER).text.strip())
+
+
+def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks(
+    slow_view: BrokerProcess,
+) -> None:
+    broker = slow_view
+    send(broker, "1")
+    folder = folder_of_messages(broker)
+    before = {path.name for path in folder.glob("2*")}
+    (end,) = column(broker, "SELECT max(offset) + 1 FROM messages WHERE topic = 'events'")
+
+    producer = KafkaProducer(bootstrap_servers=broker.kafka)
+    producer.send("others", b"a", partition=0).get(30)
+    producer.send("events", b"2", partition=0).get(30)
+    until(lambda: bool({path.name for path in folder.glob("2*")} - before))
+    broker.kill()
+    producer.close(0)
+    broker.start()
+
+    assert column(broker, "SELECT value FROM messages WHERE topic = 'events'") == ["1", "2"]
+    assert column(broker, LATE) == ["1"]
+    assert failed(broker) == [f"default.{name}" for name in ("behind", "goods", "slow", "typed")]
+    assert column(broker, "SELECT DISTINCT missed, in_doubt FROM failed_views") == [
+        f"[]\t[('events',0,{end},{int(end) + 1}),('others',0,0,1)]"
+    ]
+    lines = [line for line in broker.log().splitlines() if "killed while" in line]
+    assert len(lines) == 1
+    assert "default.slow" in lines[0]
+    assert f"events-0 {end} to {end}, others-0 0 to 0" in lines[0]
+    assert f"events-0 {end} to {end}" in output("views", "list", "--http", broker.http_url)
+
+    unclear = complaint(1, "views", "repair", "default.slow", *login(broker))
+    assert "--in-doubt" in unclear
+    fill = ["--in-doubt", "fill", *login(broker)]
+    keep = ["--in-doubt", "keep", *login(broker)]
+    assert "by hand" in complaint(1, "views", "repair", "default.behind", *fill)
+    said = output("views", "repair", "default.slow", *fill)
+    assert said == "default.slow is filled again: it had missed 2 records\n"
+    assert column(broker, LATE) == ["1", "2"]
+    assert column(broker, BEHIND) == ["1", "2"], "it is filled with the other"
+    assert failed(broker) == ["default.goods", "default.typed"]
+    for name, table in (("goods", "good"), ("typed", "ids")):
+        has = column(broker, f"SELECT count() FROM default.{table}") == ["2"]
+        output("views", "repair", f"default.{name}", *(keep if has else fill))
+    assert failed(broker) == []
+
+    send(broker, "3")
+    for sql in (LATE, BEHIND, IDS, "SELECT value FROM default.good ORDER BY value"):
+        assert column(broker, sql) == ["1", "2", "3"], "no record is missed, none comes twice"
+
+
+def test_a_view_is_not_in_doubt_after_a_kill_that_it_has_not_noticed(
+    broker: BrokerProcess,
+) -> None:
+    send(broker, "1")
+    producer = KafkaProducer(bootstrap_servers=broker.kafka)
+    producer.send("events", b"2", partition=0).get(30)  # it is in the journal alone
+    broker.kill()
+    producer.close(0)
+    broker.start()
+    assert column(broker, IDS) == ["1", "2"]
+    assert failed(broker) == []
+    broker.kill()
+    broker.start()
+    assert failed(broker) == []
+    assert "killed while" not in broker.log()
 
 
 def test_the_view_of_the_documentation_is_filled(broker: BrokerProcess) -> None:

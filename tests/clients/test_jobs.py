@@ -161,6 +161,13 @@ def test_a_repeated_insert_is_stored_once(
     assert servers.rows("SELECT count() FROM t") == [[6]]
 
 
+def test_an_insert_without_a_token_is_stored_each_time(engine: EngineProcess) -> None:
+    servers = SqlServers.parse(engine.http)
+    for _ in range(2):
+        assert servers.insert("t", pa.table({"a": [99], "b": ["x"]}), None) == 1
+    assert servers.rows("SELECT count() FROM t WHERE a = 99") == [[2]]
+
+
 def test_a_missing_table_is_an_error_in_one_sentence(engine: EngineProcess) -> None:
     with pytest.raises(SqlFailure, match=r"lacks a table: its brokerhouse is older than this"):
         SqlServers.parse(engine.http).rows("SELECT * FROM lag_history")
@@ -191,6 +198,11 @@ def test_the_report_is_a_table() -> None:
     assert [line.split() for line in stdout.splitlines()] == [
         ["name", "n", "x", "none"], ["o\\x1bdd", "1", "2.5", "-"], ["done"],
     ]  # fmt: skip
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert progress.counted(1, "partition") == "1 partition"
+    assert progress.counted(2_000, "batch", "batches") == "2,000 batches"
 
 
 def test_progress_is_rows_of_a_total_their_rate_and_the_time_left(

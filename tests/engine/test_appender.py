@@ -543,6 +543,33 @@ async def test_a_block_of_unknown_outcome_is_repeated_with_its_token_and_stored_
     assert tokens[-1] != tokens[0]
 
 
+@pytest.mark.parametrize(
+    ("faults", "tokens"),
+    [
+        (["token used though stored"], 1),
+        (["unknown though stored", "token used"], 1),
+        (["unknown", "token used"], 2),
+        (["token used", "token used"], 3),
+        (["token used", "unknown", "token used though stored"], 2),
+        (["torn", "torn"], 3),
+    ],
+)
+async def test_a_block_whose_token_is_used_without_its_rows_gets_another(
+    engine: EmbeddedEngine,
+    scripted: ScriptedEngine,
+    appender: Appender,
+    faults: list[str],
+    tokens: int,
+) -> None:
+    log = make_log()
+    scripted.faults += faults
+    assert await outcomes([append(appender, log, plain(b"a", b"b"))]) == [0]
+    assert len({insert.token for insert in scripted.inserts}) == tokens
+    assert await outcomes([append(appender, log, plain(b"c"))]) == [2]
+    assert await stored_values(engine, log) == [(0, "a"), (1, "b"), (2, "c")]
+    assert max(appender.resolved) == tokens + 1
+
+
 async def test_a_partition_takes_nothing_else_while_an_outcome_is_unknown(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:

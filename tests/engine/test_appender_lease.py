@@ -270,7 +270,7 @@ async def test_abandoning_answers_everybody_while_an_insert_hangs(
 async def test_abandoning_ends_the_wait_before_the_next_attempt(
     scripted: ScriptedEngine, appender: Appender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.log.lane._RETRY_FIRST_S", 10 * LIMIT_S)
+    monkeypatch.setattr("broker.log.block_store._RETRY_FIRST_S", 10 * LIMIT_S)
     log = make_log()
     scripted.faults.append("unknown")
     done = append(appender, log, plain(b"x"))
@@ -365,6 +365,33 @@ async def test_a_block_that_was_called_refused_and_is_stored_is_found_by_burning
     assert sum(appender.resolved) == 1
 
 
+@pytest.mark.parametrize(
+    ("faults", "number"),
+    [
+        (["token used though stored"], 1),
+        (["unknown though stored", "token used though stored"], 1),
+        (["token used"], 2),
+        (["torn"], 2),
+        (["torn", None, "torn"], 3),  # in between is the attempt to burn
+    ],
+)
+async def test_a_block_whose_number_is_used_without_its_rows_gets_the_next(
+    engine: EmbeddedEngine,
+    scripted: ScriptedEngine,
+    appender: Appender,
+    faults: list[str | None],
+    number: int,
+) -> None:
+    log = make_log()
+    scripted.faults += faults
+    assert await outcomes([append(appender, log, plain(b"a", b"b"))]) == [0]
+    assert await outcomes([append(appender, log, plain(b"c"))]) == [2]
+    assert await stored_values(engine, log) == [(0, "a"), (1, "b"), (2, "c")]
+    assert sum(appender.resolved) == number + 1
+    await fence(engine, SESSION, [0] * LANES, today())
+    assert len(await stored_values(engine, log)) == 3
+
+
 @pytest.mark.parametrize("faults", [["refused"], ["unknown"], ["unknown though stored"] * 2])
 async def test_burning_is_repeated_until_it_is_known(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, faults: list[str]
@@ -396,8 +423,8 @@ async def test_whatever_happens_a_successor_fences_what_was_in_flight(
 ) -> None:
     """All that is acknowledged is there, once, and the log ends where the fence found it."""
     rnd = random.Random(seed)
-    faults = [None, None, None, "refused", "refused though stored", "unknown though stored"]
-    scripted.faults += [rnd.choice(faults) for _ in range(40)]
+    faults = [None, None, None, "refused", "refused though stored", "unknown though stored", "torn"]
+    scripted.faults += rnd.choices(faults, k=40)
     appender = make_appender(scripted, lanes=1, lease=session.lease())
     log = make_log()
     acknowledged: dict[int, str] = {}

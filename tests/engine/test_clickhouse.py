@@ -177,6 +177,27 @@ async def test_a_token_is_stored_once(connect: Connect, table: str) -> None:
     assert await count(server, table) == 20
 
 
+async def test_a_repeated_block_is_in_a_view_once_if_its_table_has_a_window(
+    connect: Connect, table: str
+) -> None:
+    server = connect()
+    for name, window in (("with_window", 100), ("without", 0)):
+        await server.execute(
+            f"CREATE TABLE {name} (n Int64) ENGINE = MergeTree ORDER BY n"
+            f" SETTINGS non_replicated_deduplication_window = {window}"
+        )
+        await server.execute(
+            f"CREATE MATERIALIZED VIEW to_{name} TO {name} AS SELECT n FROM {table}"
+        )
+    for _ in range(2):
+        await insert(server, table, some_rows(3), "7-1")
+    assert await count(server, table) == 3
+    assert await count(server, "with_window") == 3
+    await insert(server, table, some_rows(3, first=10), "7-2")
+    assert await count(server, "with_window") == 6
+    assert await count(server, "without") == 9, "as docs/sql.md says"
+
+
 async def test_a_block_is_one_part_and_is_sent_compressed(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:

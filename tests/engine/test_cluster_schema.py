@@ -277,6 +277,34 @@ def test_check_names_a_window_that_is_too_small(standing: Cluster) -> None:
     assert "table messages remembers 500 blocks; 100000 are needed" in done.output
 
 
+def test_check_names_a_view_that_a_server_could_not_fill(standing: Cluster) -> None:
+    server = standing.shards[1]
+    server.sql("CREATE TABLE default.ids (id UInt64) ENGINE = MergeTree ORDER BY id")
+    server.sql(
+        "CREATE MATERIALIZED VIEW default.typed TO default.ids AS SELECT"
+        " toUInt64(assumeNotNull(value)) AS id FROM brokerhouse_shard.messages"
+    )
+    assert standing.run("check").exit_code == 0
+    try:
+        server.sql(
+            "INSERT INTO brokerhouse_shard.messages (topic, offset, value) FORMAT Values"
+            " ('bad', 1, 'no number')"
+        )
+        server.sql("SYSTEM FLUSH LOGS query_views_log")
+        done = standing.run("check")
+        stored = server.sql("SELECT count() AS n FROM brokerhouse_shard.messages")
+    finally:
+        server.sql("DROP TABLE default.typed")
+        server.sql("TRUNCATE TABLE brokerhouse_shard.messages")
+    assert [int(row["n"]) for row in stored] == [1], "the insert has not failed"
+    assert done.exit_code == 1
+    (line,) = done.output.splitlines()
+    assert line.startswith(
+        f"{server.urls[0]}: view default.typed lacks the rows of inserts into messages (1 since "
+    )
+    assert "Cannot parse string 'no number'" in line
+
+
 async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
     async with opened(cluster.config) as servers:
         registry = registry_of(servers)
@@ -390,4 +418,5 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
             "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
+        "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
     }  # fmt: skip

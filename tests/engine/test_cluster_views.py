@@ -39,6 +39,7 @@ PORT = 9000
 """Nothing listens there: to the engine, a server with its own port is the engine itself."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
 ORDERS, PAYMENTS = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+FEED = "00000000-0000-0000-0000-00000000000f"
 INVOICES = "00000000-0000-0000-0000-0000000000ff"
 
 
@@ -236,6 +237,29 @@ async def rows(engine: EmbeddedEngine) -> Rows:
         f"SELECT 'default', 'typed', 'orders', '{ORDERS}', 1, 5",
         FIRST,
     )
+    await rows.put(
+        "view_doubts (database, view, topic, topic_id, partition, first_offset, end_offset)",
+        f"SELECT 'default', 'typed', 'orders', '{ORDERS}', 0, 5, 7",
+        FIRST,
+    )
+    await rows.put(
+        "table_feed_versions (name, version, feed_id, topics, format, status)",
+        f"SELECT 'shop.orders', 1, '{FEED}', ['orders'], 'json', 'running'",
+        FIRST,
+    )
+    for partition, database in enumerate((FIRST, SECOND)):
+        await rows.put(
+            "table_feed_blocks (feed, feed_id, topic, topic_id, partition, version, phase,"
+            " first_offset, end_offset, total_rows, time)",
+            f"SELECT 'shop.orders', '{FEED}', 'orders', '{ORDERS}', {partition}, 3, 'after', 0, 5,"
+            " 5, now64(3)",
+            database,
+        )
+        await rows.put(
+            "dead_letter_versions (feed, feed_id, topic, topic_id, partition, offset, error)",
+            f"SELECT 'shop.orders', '{FEED}', 'orders', '{ORDERS}', {partition}, 4, 'bad'",
+            database,
+        )
     return rows
 
 
@@ -263,6 +287,9 @@ SAME = {
     "transactions": "SELECT * EXCEPT (start_time, update_time) FROM transactions",
     "open_transactions": "SELECT * FROM open_transactions",
     "failed_views": "SELECT * EXCEPT failed_at FROM failed_views",
+    "table_feeds": "SELECT * EXCEPT changed_at FROM table_feeds",
+    "table_feed_progress": "SELECT * EXCEPT since FROM table_feed_progress",
+    "dead_letters": "SELECT * EXCEPT time FROM dead_letters",
 }
 
 
@@ -281,6 +308,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
+        "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

@@ -13,10 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from common import clock as clocks
-from coordinator.admission import GroupLimits
-from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.duties import SoleBroker
-from coordinator.membership import SharedCache
+from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import (
     Client,
     Committer,
@@ -28,8 +25,6 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -43,31 +38,14 @@ from protocol.errors import (
 )
 from storage.row_lane import RowLane
 from tests.support.clock import Clock
+from tests.support.coordinators import HOUR_MS, coordinator_on
 from tests.support.log_parts import LANES, ScriptedEngine
 from tests.support.waiting import LIMIT_S, until_async
 
-LIMITS = GroupLimits(
-    min_session_timeout_ms=1,
-    max_session_timeout_ms=60_000,
-    initial_rebalance_delay_ms=0,
-    max_size=10,
-)
 CLIENT = Client("client", "/127.0.0.1")
 TOPIC, TOPIC_ID = "topic", UUID(int=1)
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
-HOUR_MS = 3_600_000
 ADMIN = Committer("", None, -1, CLIENT)
-
-
-def coordinator_on(
-    engine: ScriptedEngine, rows: RowLane, clock: clocks.Clock, max_bytes: int = 1 << 30
-) -> GroupCoordinator:
-    offsets = CommittedOffsets(engine, rows, 1, clock)
-    cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
-    limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
-    return GroupCoordinator(
-        cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, SoleBroker(), clock
-    )
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import json
 import os
 from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError, InsertRejected, NativeBlock
 from storage.schema import migrate
+from storage.view_guard import ViewGuard
 from tests.support.engine_owner import EngineOwner
 from tests.support.log_parts import LANES
 from tests.support.message_blocks import COLUMNS, block, insert
@@ -478,6 +480,26 @@ async def test_a_view_of_a_user_that_fails_does_not_fail_the_log(engine: Embedde
     )
     await insert(engine, block(0, b"a"), "token")
     assert await values(engine) == ["a"]
+
+
+async def test_a_repeated_insert_does_not_fill_a_view_again(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.execute("CREATE TABLE copy (o Int64) ENGINE = MergeTree ORDER BY o")
+    await engine.execute(
+        "CREATE MATERIALIZED VIEW whole TO copy AS SELECT offset AS o FROM messages"
+    )
+    look = ViewGuard._look
+    failures = iter([EngineError("no memory", 241)])
+
+    def fails_once(self: ViewGuard, *arguments: Any) -> None:
+        for failure in failures:
+            raise failure
+        look(self, *arguments)
+
+    monkeypatch.setattr(ViewGuard, "_look", fails_once)
+    await insert(engine, block(0, b"a"), "token")
+    assert await engine.rows("SELECT count() FROM copy") == [[1]]
 
 
 async def test_an_insert_whose_caller_leaves_is_stored_once_and_the_lane_goes_on(

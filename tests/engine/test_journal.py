@@ -19,6 +19,7 @@ from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
 from storage.journal_files import JournalBlock, JournalWriter
 from storage.journal_statements import LOG, ROWS, streams_of
+from storage.view_doubts import InDoubt
 from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.server_process import PROJECT
@@ -503,6 +504,88 @@ async def test_a_view_that_fails_does_not_stop_the_recovery(data_dir: Path) -> N
     )
     await engine.close()
     await check_all_there(data_dir, acknowledged)
+
+
+async def add_view(data_dir: Path) -> None:
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    await engine.execute("CREATE TABLE seen (n Int64) ENGINE = MergeTree ORDER BY n")
+    await engine.execute(
+        "CREATE MATERIALIZED VIEW of_log TO seen AS SELECT offset AS n FROM messages"
+    )
+    await engine.close()
+
+
+async def doubts(opened: JournaledEngine) -> list[int]:
+    """The offsets that the view may lack."""
+    rows = await opened.embedded.rows(
+        "SELECT arrayJoin(in_doubt) AS one, one.3, one.4 FROM failed_views WHERE view = 'of_log'"
+    )
+    return sorted(offset for _, first, end in rows for offset in range(first, end))
+
+
+IN_DOUBT_STEPS = [
+    ("insert_log:before:1", False),
+    ("insert_log:after:1", True),
+    ("insert_log:before:2", False),
+    ("insert_log:after:2", True),
+]
+
+
+@pytest.mark.parametrize(("step", "is_doubted"), IN_DOUBT_STEPS)
+async def test_a_view_is_in_doubt_of_what_was_being_written_and_of_nothing_else(
+    data_dir: Path, step: str, is_doubted: bool
+) -> None:
+    await add_view(data_dir)
+    acknowledged = run_until_killed(data_dir, 0, 40, step)
+    async with journal(data_dir) as opened:
+        found = await doubts(opened)
+        assert bool(found) == is_doubted
+        rows = await opened.rows("SELECT n FROM seen ORDER BY n")
+        assert [n for (n,) in rows] == await stored(opened)  # the insert had ended
+        assert set(found) <= set(await stored(opened))
+        assert set(acknowledged) <= set(await stored(opened))
+        assert len(found) < len(acknowledged), "the last round alone is in doubt"
+
+
+async def test_what_another_kill_leaves_in_doubt_comes_on_top(data_dir: Path) -> None:
+    await add_view(data_dir)
+    run_until_killed(data_dir, 0, 40, "insert_log:after:1")
+    async with journal(data_dir) as opened:
+        first = await doubts(opened)
+    run_until_killed(data_dir, 1000, 40, "insert_log:after:1")
+    async with journal(data_dir) as opened:
+        both = await doubts(opened)
+        assert [offset for offset in both if offset < 1000] == first
+        second = [offset for offset in both if offset >= 1000]
+        assert second
+        await opened.embedded.execute("TRUNCATE TABLE seen")
+        filled = await opened.failed_views.repair("brokerhouse", "of_log", None, InDoubt.FILL)
+        assert filled == len(both)
+        rows = await opened.rows("SELECT n FROM seen ORDER BY n")
+        assert [n for (n,) in rows] == both
+        assert await doubts(opened) == []
+
+
+async def test_a_view_that_was_about_to_be_stopped_misses_what_is_found(data_dir: Path) -> None:
+    """It has failed, and the process was killed before it was stored what it misses."""
+    await add_view(data_dir)
+    run_until_killed(data_dir, 0, 40, "insert_log:after:1")
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    await engine.execute(
+        "INSERT INTO failed_view_versions (database, view, definition, query, target, state, error)"
+        " SELECT database, name, create_table_query, as_select, '', 'stopping', 'bad'"
+        " FROM system.tables WHERE name = 'of_log'"
+    )
+    await engine.close()
+    async with journal(data_dir) as opened:
+        assert await doubts(opened) == []
+        ((state, missed),) = await opened.rows(
+            "SELECT state, missed FROM failed_views JOIN failed_view_versions FINAL USING (view)"
+        )
+        assert state == "stopped"
+        assert missed == [{"topic": "orders", "partition": 0, "first_offset": 0}]
+        found = await opened.rows("SELECT count() FROM system.tables WHERE name = 'of_log'")
+        assert found == [[0]], "it is detached"
 
 
 async def test_tokens_of_rounds_differ_after_each_start(data_dir: Path) -> None:

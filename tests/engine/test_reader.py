@@ -191,6 +191,19 @@ async def test_large_records_come_back_one_by_one(
     assert kept_bytes(reader) < 64 << 20
 
 
+async def test_the_first_read_of_large_records_waits_for_few_of_them(
+    engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
+) -> None:
+    """With a limit of less than one: a fetch of 1,000 of them once took 8.9 s."""
+    rnd = random.Random(1)
+    log = await filled(engine, *(plain(rnd.randbytes(500_000)) for _ in range(50)), tail_bytes=1)
+    await engine.execute("OPTIMIZE TABLE messages FINAL")
+    found = await reader.read(log, 0, 100_000)
+    assert len(rows_of(found)) == 1
+    assert 500_000 <= scripted.read_bytes < 20 << 20  # of 25 MB
+    assert scripted.reads == 1
+
+
 async def test_many_small_records_take_few_queries(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:

@@ -238,6 +238,25 @@ async def test_an_insert_of_unknown_outcome_is_repeated_with_its_token_until_it_
     assert await stored(scripted, A) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["token used"],
+        ["unknown", "token used", "refused", "unknown", "token used"],
+        ["token used", "token used", "refused"],
+    ],
+    ids=", ".join,
+)
+async def test_rows_whose_token_is_used_are_inserted_with_another(
+    scripted: ScriptedEngine, lane: RowLane, faults: list[str]
+) -> None:
+    scripted.faults.extend(faults)
+    await lane.store(rows(A, 1, 2), rows(B, 3))
+    assert scripted.tables == [A.name] * (len(faults) + 1) + [B.name]
+    assert len({insert.token for insert in scripted.inserts}) == faults.count("token used") + 2
+    assert await stored(scripted, A) == [1, 2]
+
+
 async def test_no_two_blocks_have_the_same_token(scripted: ScriptedEngine) -> None:
     """Also over a restart: the engine would take the second for a repetition of the first."""
     for _ in range(3):

@@ -172,6 +172,22 @@ async def test_every_table_of_data_has_a_comment_for_what_its_name_does_not_say(
     assert rows == []
 
 
+async def test_numbers_that_every_reader_needs_are_quick_to_decompress(
+    empty: CountingEngine,
+) -> None:
+    await migrate(empty)
+    rows = await empty.rows(
+        "SELECT name, compression_codec FROM system.columns WHERE table = 'messages'"
+        " AND database = currentDatabase() AND name IN ('offset', 'append_time', 'timestamp_ms')"
+        " ORDER BY name"
+    )
+    assert [(row[0], row[1]) for row in rows] == [
+        ("append_time", "CODEC(Delta(8), LZ4)"),
+        ("offset", "CODEC(Delta(8), LZ4)"),
+        ("timestamp_ms", "CODEC(Delta(8), ZSTD(1))"),
+    ]
+
+
 async def test_any_int64_timestamp_can_be_selected(empty: CountingEngine) -> None:
     await migrate(empty)
     numbers = [-(2**63), -1, 0, 1_700_000_000_000, 2**63 - 1]

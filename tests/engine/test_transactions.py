@@ -315,7 +315,7 @@ async def test_a_transaction_is_shown_as_open_from_its_first_record_to_its_marke
     with pytest.raises(KafkaStorageError):
         await add(appender, log, batch(0))
     assert await shown_as_open(engine) == []
-    scripted.faults += ["", "refused"]
+    scripted.faults += ["unknown though stored", "refused"]
     with pytest.raises(KafkaStorageError):
         await add(appender, log, batch(0))
     assert await shown_as_open(engine) == [[PRODUCER, 0]], "stored before the block"
@@ -363,7 +363,7 @@ async def test_a_start_ends_what_has_no_record(
     engine: EmbeddedEngine, appender: Appender, scripted: ScriptedEngine
 ) -> None:
     log = make_log()
-    scripted.faults += ["", "refused"]
+    scripted.faults += ["unknown though stored", "refused"]
     with pytest.raises(KafkaStorageError):
         await add(appender, log, batch(0))
     anew = make_log(log.topic)

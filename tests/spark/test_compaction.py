@@ -571,8 +571,8 @@ def test_progress_counts_what_is_decided_about_and_what_is_removed(
         compaction.command, options(compacting, "--topic", topic, "--retry-window-ms", "0")
     )
     assert done.exit_code == 0, done.output
-    assert "compaction: deciding about 1 partitions: 100 of 100 rows in " in done.stderr
-    assert re.search(r"the broker removes 1 batches: (\d+) of \1 rows in ", done.stderr)
+    assert "compaction: deciding about 1 partition: 100 of 100 rows in " in done.stderr
+    assert re.search(r"the broker removes 1 batch: (\d+) of \1 rows in ", done.stderr)
 
 
 @pytest.mark.slow

@@ -10,10 +10,13 @@ import contextlib
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
+
+from tests.support.locks import alone
 
 TESTS = "tests"
 """The host that the tests themselves are on."""
@@ -21,6 +24,8 @@ NOBODY = "02:00:00:00:00:01"
 COMMAND_LIMIT_S = 20.0
 NETWORKS = range(256)
 """Third byte of 198.18.0.0/16, which is set aside for tests of networks."""
+_LOCK = Path(tempfile.gettempdir()) / "brokerhouse-tests-network.lock"
+"""Sessions side by side must not find the same network free, nor sweep the same orphan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,9 @@ class Namespaces:
     can_cut = True
 
     def __init__(self) -> None:
-        _sweep()
-        self._bridge, self._network = _make_bridge()
+        with alone(_LOCK):
+            _sweep()
+            self._bridge, self._network = _make_bridge()
         self._hosts = {TESTS: Host(TESTS, f"{self._network}.1")}
         self._cuts: set[tuple[Table, str]] = set()
 

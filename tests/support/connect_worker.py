@@ -30,6 +30,9 @@ class ConnectWorker(JavaApp):
     `settings`: those of the worker, which go before the ones that are here.
     """
 
+    stop_limit_s = 120.0
+    """Its REST server alone waits 60 s for a request that is still worked on."""
+
     def __init__(
         self,
         directory: Path,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.server_process import ENDED_JAVA, ServerProcess
+from tests.support.server_process import ENDED_JAVA, LIMIT_S, ServerProcess
+
+_ENDS_IT = re.compile(r"[Ss]hutdown|KafkaBasedLog|DistributedHerder")
 
 
 class JavaApp(ServerProcess):
@@ -24,3 +28,10 @@ class JavaApp(ServerProcess):
 
     def command(self) -> Sequence[str]:
         return self._command
+
+    def busy_with(self) -> str:
+        """The stacks of the threads that end it, and of those that work for a request."""
+        jstack = ["jstack", str(self.pid)]
+        stacks = subprocess.run(jstack, capture_output=True, text=True, timeout=LIMIT_S).stdout
+        (self.log_path.parent / f"{self.log_path.stem}.stacks").write_text(stacks)
+        return "\n\n".join(stack for stack in stacks.split("\n\n") if _ENDS_IT.search(stack))

@@ -7,7 +7,7 @@ a small table, and print each number when it is acknowledged.
 `MODE` is `small`, `fsync` (every block is flushed, and written by the thread) or `large` (so are
 some blocks, and the thread writes them). `STEP` is `NAME:WHEN:NUMBER`, for example
 `end_round:before:3`: the process ends before or after this call of a method of the files, or of an
-insert into the engine; `none`: it goes on to the end.
+insert into the engine (`insert_log`: into `messages`); `none`: it goes on to the end.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _dies(name: str, when: str, number: int) -> None:
         calls += 1
         return calls == number
 
-    if name == "insert_blocks":
+    if name in ("insert_blocks", "insert_log"):
         inner = EmbeddedEngine.insert_blocks
 
         async def insert_blocks(self: EmbeddedEngine, *arguments: Any) -> None:
-            dies = counted()
+            dies = (name == "insert_blocks" or arguments[1] == "messages") and counted()
             if dies and when == "before":
                 _die()
             await inner(self, *arguments)

@@ -23,8 +23,11 @@ from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from broker.log.write_lease import EndlessLease, WriteLease
 from broker.topics import TopicCatalog
+from common.clock import wall_ms
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress
+from storage.blocks import DATETIME64_MS, STRING, Table
+from storage.blocks import block as encoded_block
 from storage.engine import (
     Engine,
     EngineError,
@@ -32,6 +35,7 @@ from storage.engine import (
     InsertRejected,
     NativeBlock,
     Parameter,
+    TokenUsed,
 )
 from storage.engine import Row as EngineRow
 from tests.support.record_batches import Batch, Record, Row, batch_of, stored
@@ -169,11 +173,21 @@ class Insert:
     size: int
 
 
+_FAULTS: dict[str, type[EngineError]] = {
+    "refused": InsertRejected,
+    "unknown": InsertOutcomeUnknown,
+    "token used": TokenUsed,
+    "torn": InsertOutcomeUnknown,
+}
+_OTHER_ROWS = Table("messages", (("topic", STRING), ("append_time", DATETIME64_MS)))
+
+
 class ScriptedEngine:
     """The real engine, with faults in a given order.
 
-    `faults` has the faults of the next inserts: None for no fault, "refused" and "unknown" before
-    the real insert, "refused though stored" and "unknown though stored" after it. While `gate` is
+    `faults` has the faults of the next inserts: None for no fault; "refused", "unknown" and "token
+    used" before the real insert; the same with "though stored" after it; "torn": the token is used
+    up, as by a crash, without the rows; the next insert is the repetition. While `gate` is
     closed inserts wait for it, as `execute` for `execute_gate`, streams for `read_gate` and small
     queries for `rows_gate`.
     `failing_reads`: how many reads fail when they begin; `failing_chunks`: how many fail when they
@@ -192,6 +206,7 @@ class ScriptedEngine:
         self.insert_came = asyncio.Event()
         self.inserting: set[int] = set()
         self.reads = 0
+        self.read_bytes = 0
         self.failing_reads = 0
         self.read_came = asyncio.Event()
         self.execute_gate = asyncio.Event()
@@ -218,11 +233,17 @@ class ScriptedEngine:
             fault = self.faults.popleft() if self.faults else None
             if fault == "defect":
                 raise AssertionError("a bug in the engine's client")
-            if fault in ("refused", "unknown"):
-                raise _error(fault)
+            if fault == "torn":
+                other = encoded_block(_OTHER_ROWS, [("", wall_ms())])
+                await self.engine.insert_block(
+                    lane, "messages", _OTHER_ROWS.column_list, other, token
+                )
+                self.faults.appendleft("token used though stored")
+            if fault in _FAULTS:
+                raise _FAULTS[fault](fault)
             await self.engine.insert_block(lane, table, columns, block, token)
             if fault is not None:
-                raise _error(fault)
+                raise _FAULTS[fault.removesuffix(" though stored")](fault)
         finally:
             self.inserting.discard(lane)
 
@@ -260,6 +281,7 @@ class ScriptedEngine:
         try:
             async for chunk in stream:
                 await self.chunk_gate.wait()
+                self.read_bytes += len(chunk)
                 yield chunk
                 if self.failing_chunks:
                     self.failing_chunks -= 1
@@ -290,10 +312,6 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         await self.engine.close()
-
-
-def _error(fault: str) -> EngineError:
-    return InsertRejected(fault) if fault.startswith("refused") else InsertOutcomeUnknown(fault)
 
 
 def log_of(catalog: TopicCatalog, topic: Topic, partition: int) -> PartitionLog:

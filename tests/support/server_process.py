@@ -97,16 +97,22 @@ class ServerProcess:
         process = self._running()
         process.terminate()
         try:
-            code = process.wait(LIMIT_S)
+            code = process.wait(self.stop_limit_s)
         except subprocess.TimeoutExpired:
+            busy_with = self.busy_with()
             self.kill()
             raise ServerProcessError(
-                f"still there {LIMIT_S:.0f} s after SIGTERM\n{self.log()}"
+                f"still there {self.stop_limit_s:.0f} s after SIGTERM\n{self.log()}\n{busy_with}"
             ) from None
         if code not in self.clean_exit_codes:
             raise ServerProcessError(f"exit code {code} after SIGTERM\n{self.log()}")
 
     clean_exit_codes: Sequence[int] = (0,)
+    stop_limit_s = LIMIT_S
+
+    def busy_with(self) -> str:
+        """What it does now, as it says itself: shown when it does not end."""
+        return ""
 
     def kill(self, after_s: float = 0.0) -> None:
         """SIGKILL, without time to finish anything. Does nothing if it has ended already."""

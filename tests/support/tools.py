@@ -4,7 +4,6 @@ Packages are downloaded once, and again when their list (package.json, pom.xml) 
 program fails the test that needs it.
 """
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.locks import alone
 
 PROJECT = Path(__file__).resolve().parents[2]
 JS = PROJECT / "tests" / "support" / "js"
@@ -118,8 +119,7 @@ def _java(class_path: str, *, memory_mb: int) -> list[str]:
 def _alone() -> Iterator[None]:
     """A lock: one process of the tests at a time, because they share the installed packages."""
     TOOLS.mkdir(exist_ok=True)
-    with (TOOLS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(TOOLS / "lock"):
         yield
 
 

@@ -74,6 +74,7 @@ def broker() -> Broker:
         settings=settings,
         stored_configs=stored,
         dynamic_settings=DynamicSettings(settings, stored, ()),
+        offsets_topic=SimpleNamespace(named=lambda _key: None),
         topics=catalog,
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,

@@ -230,6 +230,11 @@ REFUSED = {
         "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n",
         "new changes messages: write cluster: nothing",
     ),
+    "a type beside a codec": (
+        "-- codecs of messages; cluster: nothing\n"
+        "ALTER TABLE ${messages} MODIFY COLUMN offset Int32 CODEC(Delta, LZ4);\n",
+        "new changes more than the codecs of messages",
+    ),
     "a table in the place of a view": (
         "-- table messages; cluster: same view, one shard\n"
         + TABLE + "ENGINE = ${engine(MergeTree)};\n",

@@ -136,6 +136,7 @@ class Asking:
         known = SimpleNamespace(
             settings=Settings(),
             groups=coordinator,
+            offsets_topic=SimpleNamespace(named=lambda _key: None),
             topics=SimpleNamespace(
                 get={topic.name: topic}.get,
                 by_id={topic.topic_id: topic}.get,

@@ -18,7 +18,12 @@ from broker.log.producers import (
     first_entry,
 )
 from protocol._batches import BatchHeader
-from protocol.errors import InvalidProducerEpoch, KafkaError, OutOfOrderSequenceNumber
+from protocol.errors import (
+    InvalidProducerEpoch,
+    KafkaError,
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
+)
 
 LAST = 2**31 - 1
 
@@ -94,6 +99,36 @@ def test_a_batch_is_new_a_duplicate_or_refused(
     entry: ProducerEntry | None, header: BatchHeader, expected: int | type[KafkaError] | None
 ) -> None:
     assert verdict(entry, header) == expected
+
+
+ENDED = entry_of(batch(0, 10), batch(10, 10))._replace(ended_offset=120)
+BEGUN = ENDED.after(batch(20, 10), 121, 0).after(batch(30, 10), 131, 0)
+ALL_BEGUN = FIVE._replace(ended_offset=99)
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+@pytest.mark.parametrize(
+    ("entry", "header", "expected"),
+    [
+        pytest.param(ENDED, batch(20, 1), None, id="the next transaction goes on"),
+        pytest.param(ENDED, batch(10, 10), UnknownProducerId, id="the last batch again"),
+        pytest.param(ENDED, batch(10, 11), UnknownProducerId, id="more than the last batch"),
+        pytest.param(ENDED, batch(19, 1), UnknownProducerId, id="the last sequence again"),
+        pytest.param(ENDED, batch(21, 1), OutOfOrderSequenceNumber, id="a gap"),
+        pytest.param(ENDED, batch(10, 10, epoch=1), OutOfOrderSequenceNumber, id="another epoch"),
+        pytest.param(ENDED, batch(0, 10, epoch=1), None, id="another epoch begins"),
+        pytest.param(BEGUN, batch(40, 1), None, id="the transaction goes on"),
+        pytest.param(BEGUN, batch(20, 10), 121, id="its first batch again"),
+        pytest.param(BEGUN, batch(30, 10), 131, id="its last batch again"),
+        pytest.param(BEGUN, batch(10, 10), UnknownProducerId, id="one before its first again"),
+        pytest.param(BEGUN, batch(25, 10), OutOfOrderSequenceNumber, id="parts of its batches"),
+        pytest.param(ALL_BEGUN, batch(0, 10), 100, id="the fifth last of one transaction again"),
+    ],
+)
+def test_a_batch_is_no_duplicate_of_one_whose_transaction_has_ended(
+    entry: ProducerEntry, header: BatchHeader, expected: object, recovered: bool
+) -> None:
+    assert verdict(entry._replace(recovered=recovered), header) == expected
 
 
 RECOVERED = ProducerEntry(

@@ -132,6 +132,37 @@ def test_what_comes_after_the_end_is_refused(
     assert committed(broker, target) == 1
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_sequence_of_an_ended_transaction_is_not_taken_for_a_duplicate(
+    own_broker: Callable[..., BrokerProcess], topic: str, is_killed: bool
+) -> None:
+    """librdkafka sends another record with the sequence of one that it gave up when it aborted.
+
+    A success would lose that record, and it would tear its transaction.
+    """
+    broker = own_broker()
+    with Wire(broker) as wire:
+        target = messages.create_topic(wire, topic)
+        client = Client(wire, topic, 1)
+        assert client.add(target) == 0
+        assert client.produce(target) == 0
+        assert client.end(commit=False) == 0
+    if is_killed:
+        broker.kill()
+        broker.start()
+    with Wire(broker) as wire:
+        client.on(wire)
+        client.sequence = 0
+        assert client.add(target) == 0
+        assert client.produce(target) == errors.UnknownProducerId.code
+        client.sequence = 1
+        assert client.produce(target) == 0
+        client.sequence = 1
+        assert client.produce(target) == 0, "of the same transaction it is a duplicate"
+        assert client.end() == 0
+    assert committed(broker, target) == 1
+
+
 def test_a_producer_that_was_fenced_changes_nothing_any_more(
     broker: BrokerProcess, wire: Wire, target: Target
 ) -> None:

@@ -129,7 +129,7 @@ BREAKS = [
         "it is not stored that a transaction begins",
         (
             Change(
-                "broker/log/lane.py",
+                "broker/log/block_store.py",
                 "        if not block.staging.begun:\n",
                 "        if True:\n",
             ),

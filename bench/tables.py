@@ -1,0 +1,166 @@
+"""`make bench-tables`: a typed table beside its topic: rate, delay, and what it costs producers.
+
+Records are JSON objects of about 190 bytes with 8 columns, in one partition, sent by librdkafka
+from this process, on the same cores as the broker. Prints Markdown tables; asserts nothing.
+
+* backlog: a table is made for a topic that is full; rows a second from its first block to its last.
+* delay: records come at a steady rate; how long after its append the oldest record of a block is in
+  the table (from the history of blocks).
+* producers: how fast a topic is filled, with a feed and without one, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import confluent_kafka
+
+from bench.machine import machine, running_broker
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.typed_tables import SETTINGS, TypedTables
+
+COLUMNS = (
+    "id UInt64, at DateTime64(3), amount Decimal(18,2), name String,"
+    " country LowCardinality(String), items UInt8, paid Bool, note String"
+)
+_DIFFERENT = 10_000
+_ASK_EVERY_S = 0.5
+VALUES = [
+    (
+        f'{{"id":{n},"at":"2026-11-24 10:00:00.{n % 1000:03}","amount":{n}.25,'
+        f'"name":"customer {n % 1000}","country":"DE","items":{n % 7},"paid":true,'
+        f'"note":"{"x" * 60}"}}'
+    ).encode()
+    for n in range(_DIFFERENT)
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="bench.tables", description=__doc__)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rate", type=int, default=100_000, help="records a second, for the delay")
+    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args(arguments)
+    print(f"{machine()}\n")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_broker(Path(directory, "data"), SETTINGS) as broker,
+    ):
+        tables = TypedTables(broker)
+        _backlog(tables, options)
+        _delay(tables, options)
+        _producers(tables, options)
+
+
+def _backlog(tables: TypedTables, options: argparse.Namespace) -> None:
+    create_topic(tables.broker.kafka, "backlog", 1)
+    _fill(tables.broker, "backlog", options.records)
+    rates = []
+    for number in range(options.rounds):
+        table = f"bench.backlog{number}"
+        _make(tables, table, "backlog")
+        _await_fed(tables, table, options.records)
+        [row] = tables.sql(
+            "SELECT dateDiff('millisecond', minIf(time, phase = 'before'), max(time)) AS ms"
+            f" FROM brokerhouse.table_feed_blocks WHERE feed = '{table}' AND first_offset >= 0"
+        )
+        rates.append(options.records / row["ms"] * 1000)
+        tables("drop", table, "--with-table")
+    print(f"backlog of {options.records:,}: rows/s {_three(rates)}")
+
+
+def _delay(tables: TypedTables, options: argparse.Namespace) -> None:
+    create_topic(tables.broker.kafka, "steady", 1)
+    _make(tables, "bench.steady", "steady")
+    count = options.rate * options.seconds
+    seconds = _fill(tables.broker, "steady", count, options.rate)
+    _await_fed(tables, "bench.steady", count)
+    delays = tables.sql(
+        "SELECT dateDiff('millisecond', append_time, time) AS ms FROM"
+        " (SELECT first_offset, time FROM brokerhouse.table_feed_blocks"
+        "  WHERE feed = 'bench.steady' AND phase = 'after' AND first_offset >= 0) AS blocks"
+        " INNER JOIN (SELECT offset, append_time FROM brokerhouse.messages"
+        "  WHERE topic = 'steady') AS records ON records.offset = blocks.first_offset ORDER BY ms"
+    )
+    ordered = [row["ms"] for row in delays]
+    print(
+        f"delay at {count / seconds:,.0f}/s for {seconds:.0f} s: oldest record of a block"
+        f" median {statistics.median(ordered):,.0f} ms, p99 {ordered[int(len(ordered) * 0.99)]:,}"
+        f" ms, longest {ordered[-1]:,} ms, {len(ordered)} blocks"
+    )
+
+
+def _producers(tables: TypedTables, options: argparse.Namespace) -> None:
+    rates: dict[str, list[float]] = {"without": [], "with": []}
+    for number in range(options.rounds):
+        # In turns, because each run leaves merges behind for the next one.
+        for kind, found in sorted(rates.items(), reverse=number % 2 == 1):
+            topic = f"produce-{kind}-{number}"
+            create_topic(tables.broker.kafka, topic, 1)
+            table = f"bench.{kind}{number}"
+            if kind == "with":
+                _make(tables, table, topic)
+            found.append(options.records / _fill(tables.broker, topic, options.records))
+            if kind == "with":
+                _await_fed(tables, table, options.records)
+                tables("drop", table, "--with-table")
+    for kind, found in rates.items():
+        print(f"producers {kind} a feed: records/s {_three(found)}")
+    share = statistics.median(rates["with"]) / statistics.median(rates["without"])
+    print(f"with a feed they keep {share:.0%}")
+
+
+def _await_fed(tables: TypedTables, table: str, count: int) -> None:
+    """Asks seldom: every question costs the broker time."""
+    while not tables.sql(
+        "SELECT 1 FROM brokerhouse.table_feed_progress"
+        f" WHERE feed = '{table}' AND next_offset >= {count} AND phase = 'after'"
+    ):
+        time.sleep(_ASK_EVERY_S)
+
+
+def _make(tables: TypedTables, table: str, topic: str) -> None:
+    tables("create", table, "--topic", topic, "--columns", COLUMNS, "--order-by", "id")
+    tables.await_fed(table, 0)
+
+
+def _fill(broker: BrokerProcess, topic: str, count: int, rate: int = 0) -> float:
+    """Sends records, at a rate if one is given; returns after how many seconds all are stored."""
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": broker.kafka,
+            "linger.ms": 20,
+            "batch.size": 500_000,
+            "queue.buffering.max.messages": 500_000,
+        }
+    )
+    begun = time.monotonic()
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(topic, VALUES[number % _DIFFERENT])
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if number % 1000 == 0:
+            producer.poll(0)
+            if rate and (ahead_s := begun + number / rate - time.monotonic()) > 0:
+                time.sleep(ahead_s)
+    assert producer.flush(300) == 0
+    return time.monotonic() - begun
+
+
+def _three(numbers: Sequence[float]) -> str:
+    median = statistics.median(numbers)
+    return f"{median:,.0f} ({min(numbers):,.0f} to {max(numbers):,.0f})"
+
+
+if __name__ == "__main__":
+    main()

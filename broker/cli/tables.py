@@ -1,0 +1,396 @@
+"""`brokerhouse tables`: tables with columns, filled from topics (docs/tables.md).
+
+The commands speak SQL. The broker reads the definitions of feeds once a second, and does the work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+from yarl import URL
+
+from broker.cli.options import json_option, print_json
+from broker.cli.sql import SqlServer, asked, to_url
+from common.console import console, new_table
+from common.options import environment_option, server_option
+from coordinator.feeds.definition import (
+    BLOCK_COLUMN,
+    INTERVAL_MS,
+    START,
+    FeedDefinitionError,
+    Format,
+    split_name,
+)
+from coordinator.feeds.statements import quoted
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+_WINDOW = 10_000
+"""Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
+_SAMPLE_RECORDS = 1000
+_BLOCK = (
+    f"{BLOCK_COLUMN} LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """SQL with bound parameters."""
+
+    sql: SqlServer
+
+    def run(self, statement: str, settings: Mapping[str, str] | None = None, **params: str) -> None:
+        self._answer(statement, settings or {}, params)
+
+    def rows(self, statement: str, **params: str) -> list[dict[str, Any]]:
+        text = self._answer(f"{statement} FORMAT JSONEachRow", {}, params)
+        return [json.loads(line) for line in text.splitlines()]
+
+    def _answer(
+        self, statement: str, settings: Mapping[str, str], params: Mapping[str, str]
+    ) -> str:
+        bound = {f"param_{name}": value for name, value in params.items()}
+        quoting = {"output_format_json_quote_64bit_integers": "0"}
+        return asked(self.sql, "/", {**quoting, **settings, **bound}, statement)
+
+
+def _with_server(command: CommandT) -> CommandT:
+    for option in (
+        environment_option("--password", "SQL_PASSWORD"),
+        environment_option(
+            "--user", "SQL_USER", "One who may write, except for list and describe."
+        ),
+        server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The broker."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def tables() -> None:
+    """Fill tables with columns from topics, each record once."""
+
+
+def _to_paths(
+    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    paths = {}
+    for pair in pairs:
+        column, equals, path = pair.partition("=")
+        if not column or not equals or not all(path.split(".")):
+            raise click.BadParameter(
+                f"write COLUMN=PATH, for example city=address.city, not {pair!r}"
+            )
+        paths[column] = path
+    return paths
+
+
+def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if not START.fullmatch(text):
+        raise click.BadParameter(f"write earliest, latest or milliseconds since 1970, not {text!r}")
+    return text
+
+
+def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    try:
+        split_name(text)
+    except FeedDefinitionError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+_name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
+
+
+@tables.command("create")
+@_name
+@click.option("--topic", "topics", multiple=True, required=True, help="May be repeated.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([one.value for one in Format]),
+    default="json",
+    show_default=True,
+    help="Of the records' values.",
+)
+@click.option(
+    "--columns",
+    metavar="LIST",
+    help="As in CREATE TABLE. Without it and without a table: inferred from a sample of JSON.",
+)
+@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
+@click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
+@click.option(
+    "--path",
+    "paths",
+    metavar="COLUMN=PATH",
+    multiple=True,
+    callback=_to_paths,
+    help="Where a column's value is in the JSON, as in city=address.city; may be repeated.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    callback=_to_place,
+    help="Where to begin: earliest, latest, or a time in milliseconds since 1970.",
+)
+@click.option(
+    "--interval-ms",
+    type=click.IntRange(*INTERVAL_MS),
+    default=250,
+    show_default=True,
+    help="How long records wait for others of their block.",
+)
+@click.option("--stop-on-error", is_flag=True, help="A dead letter pauses the feed.")
+@click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
+@_with_server
+def create_table(
+    name: str,
+    topics: Sequence[str],
+    kind: str,
+    columns: str | None,
+    order_by: str,
+    partition_by: str | None,
+    paths: Mapping[str, str],
+    start: str,
+    interval_ms: int,
+    stop_on_error: bool,
+    yes: bool,
+    http: URL,
+    user: str | None,
+    password: str | None,
+) -> None:
+    """Make DATABASE.TABLE, if it does not exist, and fill it from topics.
+
+    Columns named _topic, _partition, _offset, _timestamp, _key and _headers get what Kafka says of
+    a record.
+    """
+    server = _Server(SqlServer(http, user, password))
+    _refuse_cluster(server)
+    if _feed_rows(server, name):
+        raise click.ClickException(f"there is a feed {name}: drop it first")
+    for topic in topics:
+        if not server.rows("SELECT 1 FROM brokerhouse.topics WHERE name = {t:String}", t=topic):
+            raise click.ClickException(f"there is no topic {topic}")
+    database, table = split_name(name)
+    exists = bool(
+        server.rows(
+            "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
+            d=database, t=table,
+        )
+    )  # fmt: skip
+    if exists and columns is not None:
+        raise click.ClickException(f"table {name} exists: leave --columns out to fill it as it is")
+    if not exists and columns is None:
+        columns, inferred = _infer(server, topics[0], kind, yes)
+        paths = {**inferred, **paths}
+    target = f"{quoted(database)}.{quoted(table)}"
+    if exists:
+        _prepare(server, target)
+    else:
+        server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
+        by = f" PARTITION BY {partition_by}" if partition_by else ""
+        server.run(
+            f"CREATE TABLE {target} ({columns}, {_BLOCK}) ENGINE = MergeTree ORDER BY ({order_by})"
+            f"{by} SETTINGS non_replicated_deduplication_window = {_WINDOW}",
+            {"flatten_nested": "0"},
+        )
+    server.run(
+        "INSERT INTO brokerhouse.table_feed_versions (name, version, feed_id, database, table,"
+        " topics, format, paths, start, interval_ms, stop_on_error, status, replay_asked_at)"
+        " SELECT {name:String}, toUnixTimestamp64Milli(now64(3)), generateUUIDv4(), {d:String},"
+        " {t:String}, JSONExtract({topics:String}, 'Array(String)'), {kind:String},"
+        " JSONExtract({paths:String}, 'Map(String, String)'), {start:String}, {interval:UInt32},"
+        " {stop:Bool}, 'running', fromUnixTimestamp64Milli(0)",
+        name=name, d=database, t=table, topics=json.dumps(list(topics)), kind=kind,
+        paths=json.dumps(dict(paths)), start=start, interval=str(interval_ms),
+        stop=str(stop_on_error).lower(),
+    )  # fmt: skip
+    click.echo(f"created {name}, filled from {', '.join(topics)}")
+
+
+def _refuse_cluster(server: _Server) -> None:
+    [log] = server.rows(
+        "SELECT engine FROM system.tables WHERE database = 'brokerhouse' AND name = 'messages'"
+    )
+    if log["engine"] != "MergeTree":
+        raise click.ClickException("tables are filled by a single broker; this is a cluster")
+
+
+def _prepare(server: _Server, target: str) -> None:
+    """What a table that exists needs: the hidden column, and a memory for tokens."""
+    server.run(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {_BLOCK}")
+    server.run(
+        f"ALTER TABLE {target} MODIFY SETTING non_replicated_deduplication_window = {_WINDOW}"
+    )
+
+
+def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str]]:
+    """Columns from the last records, and the paths of those that are not fields of the object."""
+    if kind != Format.JSON.value:
+        raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
+    [found] = server.rows(
+        "SELECT count() AS records, distinctJSONPathsAndTypes(CAST(value, 'JSON')) AS types FROM"
+        " (SELECT assumeNotNull(value) AS value FROM brokerhouse.messages_committed"
+        " WHERE topic = {t:String} AND isValidJSON(assumeNotNull(value))"
+        " AND JSONType(assumeNotNull(value)) = 'Object'"
+        f" ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS})",
+        t=topic,
+    )  # fmt: skip
+    if not found["types"]:
+        raise click.ClickException(
+            f"topic {topic} has no JSON objects to infer columns from: give --columns"
+        )
+    columns = [
+        (path.replace(".", "_"), path, _common(types)) for path, types in found["types"].items()
+    ]
+    shown = new_table("column", "type", "JSON path")
+    for column in columns:
+        shown.add_row(column[0], column[2], column[1])
+    click.echo(f"columns by the last {found['records']} records of {topic}:")
+    console().print(shown)
+    if not yes:
+        click.confirm("Make the table?", abort=True)
+    text = ", ".join(f"{quoted(column)} {type_}" for column, _, type_ in columns)
+    return text, {column: path for column, path, _ in columns if column != path}
+
+
+def _common(types: Sequence[str]) -> str:
+    """The type of a column for values that were found with these types; any may be absent."""
+    known = set(types)
+    if len(known) == 1:
+        found = types[0]
+    elif known <= {"Int64", "UInt64", "Float64"}:
+        found = "Float64"
+    else:
+        found = "String"
+    return found if found.startswith(("Array", "Map", "Tuple")) else f"Nullable({found})"
+
+
+@tables.command("list")
+@json_option
+@_with_server
+def list_tables(as_json: bool, http: URL, user: str | None, password: str | None) -> None:
+    """Print every feed: its topics, and how far it is."""
+    rows = _Server(SqlServer(http, user, password)).rows(
+        "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
+        " (SELECT name, topics, format, status FROM brokerhouse.table_feeds) AS feeds LEFT JOIN"
+        " (SELECT feed, sum(rows) AS rows, sum(lag) AS lag"
+        " FROM brokerhouse.table_feed_progress GROUP BY feed) AS progress"
+        " ON progress.feed = feeds.name LEFT JOIN"
+        " (SELECT feed, count() AS dead_letters FROM brokerhouse.dead_letters GROUP BY feed)"
+        " AS dead"
+        " ON dead.feed = feeds.name ORDER BY name"
+    )
+    if as_json:
+        print_json(rows)
+        return
+    numbers = ("rows", "dead_letters", "lag")
+    shown = new_table("table", "topics", "format", "status", *numbers, right=numbers)
+    for row in rows:
+        first = (row["name"], ", ".join(row["topics"]), row["format"], row["status"])
+        shown.add_row(*first, *(str(row[number]) for number in numbers))
+    console().print(shown)
+
+
+@tables.command("describe")
+@_name
+@json_option
+@_with_server
+def describe_table(
+    name: str, as_json: bool, http: URL, user: str | None, password: str | None
+) -> None:
+    """Print a feed: its definition, its partitions, and its last dead letters."""
+    server = _Server(SqlServer(http, user, password))
+    feed = _feed(server, name)
+    partitions = server.rows(
+        "SELECT topic, partition, phase, next_offset, lag, rows, dead_letters, rows_per_second,"
+        " since FROM brokerhouse.table_feed_progress WHERE feed = {n:String}",
+        n=name,
+    )
+    dead_letters = server.rows(
+        "SELECT topic, partition, offset, error FROM brokerhouse.dead_letters"
+        " WHERE feed = {n:String} ORDER BY time DESC, offset DESC LIMIT 10",
+        n=name,
+    )
+    if as_json:
+        print_json({**feed, "partitions": partitions, "last_dead_letters": dead_letters})
+        return
+    for key in ("name", "topics", "format", "paths", "start", "interval_ms", "status"):
+        click.echo(f"{key:12} {feed[key]}")
+    for rows in (partitions, dead_letters):
+        if rows:
+            shown = new_table(*rows[0])
+            for row in rows:
+                shown.add_row(*map(str, row.values()))
+            click.echo()
+            console().print(shown)
+
+
+def _changing(command: str, change: str, done: str, summary: str) -> None:
+    """Makes a command that writes another version of a feed's definition."""
+
+    @tables.command(command, help=summary)
+    @_name
+    @_with_server
+    def changing(name: str, http: URL, user: str | None, password: str | None) -> None:
+        server = _Server(SqlServer(http, user, password))
+        _feed(server, name)
+        _change(server, name, change)
+        click.echo(f"{done} {name}")
+
+
+_changing("pause", "'paused' AS status", "paused", "Stop filling DATABASE.TABLE until `resume`.")
+_changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TABLE.")
+
+
+_changing(
+    "replay",
+    "now64(3) AS replay_asked_at",
+    "asked for the dead letters again:",
+    "Parse the dead letters of DATABASE.TABLE again, after a fix.",
+)
+
+
+@tables.command("drop")
+@_name
+@click.option("--with-table", is_flag=True, help="Drop the table, too.")
+@_with_server
+def drop_table(
+    name: str, with_table: bool, http: URL, user: str | None, password: str | None
+) -> None:
+    """Stop filling DATABASE.TABLE for good. The table stays."""
+    server = _Server(SqlServer(http, user, password))
+    _feed(server, name)
+    _change(server, name, "'dropped' AS status")
+    if with_table:
+        database, table = split_name(name)
+        server.run(f"DROP TABLE IF EXISTS {quoted(database)}.{quoted(table)}")
+    click.echo(f"dropped {name}")
+
+
+def _change(server: _Server, name: str, change: str) -> None:
+    server.run(
+        "INSERT INTO brokerhouse.table_feed_versions SELECT * REPLACE ("
+        "greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version,"
+        f" now64(3) AS changed_at, {change}) FROM brokerhouse.table_feed_versions FINAL"
+        " WHERE name = {n:String}",
+        n=name,
+    )
+
+
+def _feed(server: _Server, name: str) -> dict[str, Any]:
+    rows = _feed_rows(server, name)
+    if not rows:
+        raise click.ClickException(f"there is no feed {name}")
+    return rows[0]
+
+
+def _feed_rows(server: _Server, name: str) -> list[dict[str, Any]]:
+    return server.rows("SELECT * FROM brokerhouse.table_feeds WHERE name = {n:String}", n=name)

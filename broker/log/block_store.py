@@ -1,0 +1,160 @@
+"""Stores the blocks of one lane, each under a number of its own.
+
+An insert whose outcome is unknown is repeated, the same block with the same token, until the
+outcome is known. When an insert is rejected, the engine is asked whether the rows are really not
+stored. When the engine knows the token and not the rows, the block gets another number.
+
+The lease (broker/log/write_lease.py) is checked before every attempt. A lane that may be fenced
+leaves no block number unused, because its successor finds the last block by going through the
+numbers (broker/log/fence.py): the number of a refused block is burnt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from broker.log.block import BLOCK_COLUMNS, PendingBlock
+from broker.log.fence import block_token
+from broker.log.transaction_tables import begun_rows
+from broker.log.write_lease import SentBlock, WriteLease
+from common.clock import DAY_MS
+from common.tasks import Backoff, event_within
+from storage.blocks import block as encoded_block
+from storage.engine import (
+    Engine,
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    NotSent,
+    TokenUsed,
+)
+
+log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 5.0
+
+
+class LeaseOver(Exception):
+    """The lease is over: the lane has ended, and must not take its next step."""
+
+
+class BlockStore:
+    """One block at a time."""
+
+    def __init__(self, lane: int, engine: Engine, lease: WriteLease, ended: asyncio.Event) -> None:
+        """`ended`: the lane sends nothing more."""
+        self.resolved = 0
+        """The last number whose outcome is known, as that of all before it."""
+        self.is_sent = False
+        """Whether the block was sent to the engine."""
+        self._lane = lane
+        self._engine = engine
+        self._lease = lease
+        self._identity = str(lease.identity)
+        self._ended = ended
+        self._block_number = 0
+
+    async def store(self, block: PendingBlock) -> None:
+        """Raises `EngineError` when nothing is stored, and `LeaseOver`."""
+        self._block_number += 1
+        try:
+            await self._store_begun(block)
+            await self._store_rows(block)
+        except EngineError:
+            self.resolved = self._block_number
+            raise
+        self.resolved = self._block_number
+
+    def check_lease(self, append_time_ms: int) -> None:
+        """Raises `LeaseOver` when nothing may be sent, published or acknowledged any more."""
+        if self._ended.is_set() or not self._lease.is_valid():
+            raise LeaseOver("the session is over")
+        if append_time_ms // DAY_MS not in self._lease.days():
+            raise LeaseOver("the session may not write rows of this day")
+
+    @property
+    def _token(self) -> str:
+        return block_token(self._identity, self._lane, self._block_number)
+
+    async def _store_begun(self, block: PendingBlock) -> None:
+        """Before their records: store which transactions begin in the block. Raises as `store`."""
+        if not block.staging.begun:
+            return
+        begun = begun_rows(block.staging.begun)
+        table, data = begun.table, encoded_block(begun.table, begun.rows)
+        token = f"{self._token}-begun"
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self.check_lease(block.append_time_ms)
+            try:
+                await self._engine.insert_block(
+                    self._lane, table.name, table.column_list, data, token
+                )
+                return
+            except TokenUsed:  # perhaps without the rows, and they may be there twice
+                token = f"{token}-again"
+            except (NotSent, InsertRejected):
+                if self._lease.is_fenced:
+                    await self._is_stored(block)  # it is not: this burns its number
+                raise
+            except InsertOutcomeUnknown as error:
+                await self._pause(backoff.after(error, log, f"outcome of {token} is unknown"))
+
+    async def _store_rows(self, block: PendingBlock) -> None:
+        """Insert until the outcome is known.
+
+        Raises as `store`.
+        """
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self.check_lease(block.append_time_ms)
+            self.is_sent = True
+            token = self._token
+            try:
+                await self._engine.insert_block(
+                    self._lane, "messages", BLOCK_COLUMNS, block.data, token
+                )
+                return
+            except NotSent:
+                if self._lease.is_fenced and await self._is_stored(block):
+                    log.warning("block %s was not sent this time, but it is stored", token)
+                    return
+                raise
+            except InsertRejected:
+                if not await self._is_stored(block):
+                    raise
+                log.warning("block %s was reported as refused, but it is stored", token)
+                return
+            except TokenUsed:
+                if await self._is_stored(block):
+                    return
+                self.resolved = self._block_number
+                self._block_number += 1
+                log.warning("a crash used up %s without its rows: now %s", token, self._token)
+            except InsertOutcomeUnknown as error:
+                await self._pause(backoff.after(error, log, f"outcome of block {token} is unknown"))
+
+    async def _is_stored(self, block: PendingBlock) -> bool:
+        """As `WriteLease.is_stored`; retries until the engine answers."""
+        partition, offset = next(iter(block.staging.first_offsets.items()))
+        sent = SentBlock(self._lane, self._block_number, block.append_time_ms, partition, offset)
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            self.check_lease(block.append_time_ms)
+            try:
+                return await self._lease.is_stored(self._engine, sent)
+            except EngineError as error:
+                log.error(
+                    "cannot find out whether a block is stored; retrying in %.2f s: %s",
+                    backoff.next_s, error,
+                )  # fmt: skip
+                await self._pause(backoff.advance())
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, unless the lane has ended.
+
+        A shutdown does not end the wait: the outcome has to be known first.
+        """
+        await event_within(self._ended, seconds)

@@ -1,0 +1,10 @@
+"""Feeds: ranges of offsets of topics become rows of typed tables, exactly once.
+
+* blocks.py: the protocol, pure: what is done next, whatever was stored before.
+* definition.py: what a feed is, and the table in which that is stored.
+* progress.py: the state of a feed in a partition, changed by compare-and-set; its history.
+* statements.py: a block as ClickHouse's statements, for each format.
+* writer.py: runs them, and finds out whether a block is stored.
+
+Who feeds (a broker) is in broker/feeds.py. docs/tables.md is for users.
+"""

@@ -1,0 +1,127 @@
+"""The state of a feed in one partition: in the registry, with its history in table_feed_blocks."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from common.clock import wall_ms
+from coordinator.feeds.blocks import (
+    Counted,
+    FeedState,
+    Offsets,
+    begun,
+    completed,
+    first_state,
+    state_from_text,
+    taken_over,
+    tried_again,
+)
+from coordinator.feeds.definition import FeedDefinition
+from coordinator.feeds.writer import FeedSource
+from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, UINT32, UINT64, UUIDS, Table
+from storage.registry import Registry, Versioned
+from storage.row_lane import RowLane, TableRows
+
+FEED_BLOCKS = Table(
+    "table_feed_blocks",
+    (
+        ("feed", STRING),
+        ("feed_id", UUIDS),
+        ("topic", STRING),
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("version", UINT64),
+        ("epoch", UINT64),
+        ("feeder", STRING),
+        ("phase", STRING),
+        ("first_offset", INT64),
+        ("end_offset", INT64),
+        ("attempt", UINT32),
+        ("rows", UINT64),
+        ("dead_letters", UINT64),
+        ("reference_offset", INT64),
+        ("total_rows", UINT64),
+        ("total_dead_letters", UINT64),
+        ("time", DATETIME64_MS),
+    ),
+)
+_NO_BLOCK = -1
+
+
+class Fenced(Exception):
+    """Another feeder has taken over this partition."""
+
+
+class FeedProgress:
+    """Reads and changes one state. Every change raises `Fenced`, and `EngineError`.
+
+    After an `EngineError` it is unknown whether the state has changed: `open` again.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        rows: RowLane,
+        feed: FeedDefinition,
+        source: FeedSource,
+        feeder: str,
+    ) -> None:
+        self._registry = registry
+        self._rows = rows
+        self._feed = feed
+        self._source = source
+        self._feeder = feeder
+        self.key = f"feed/{feed.feed_id}/{source.topic_id}/{source.partition}"
+        self._stored: Versioned | None = None
+
+    @property
+    def state(self) -> FeedState:
+        assert self._stored is not None, "not open"
+        return state_from_text(self._stored.value)
+
+    async def exists(self) -> bool:
+        """Whether the feed has begun in this partition."""
+        self._stored = await self._registry.get(self.key)
+        return self._stored is not None
+
+    async def open(self, first_offset: int) -> None:
+        """Take over, or begin at this offset: from now on other feeders are fenced."""
+        if await self.exists():
+            await self._note()  # in case the one before could not
+            await self._change(taken_over(self.state, self._feeder))
+        else:
+            await self._change(first_state(self._feeder, first_offset))
+
+    async def begin(self, offsets: Offsets) -> None:
+        """BEFORE: a block is to be inserted."""
+        await self._change(begun(self.state, offsets))
+
+    async def try_again(self) -> None:
+        """The block gets another token."""
+        await self._change(tried_again(self.state))
+
+    async def complete(self, counted: Counted) -> None:
+        """AFTER: all rows of the block are stored."""
+        await self._change(completed(self.state, counted))
+
+    async def _change(self, state: FeedState) -> None:
+        text, expected = state.as_text(), self._stored
+        if not await self._registry.compare_and_set(self.key, expected, text):
+            raise Fenced(f"feed {self._feed.name}, {self._source}: another feeder has taken over")
+        self._stored = Versioned(text, expected.version + 1 if expected else 1)
+        await self._note()
+
+    async def _note(self) -> None:
+        """Write the state into the history; a version that is there already is replaced."""
+        assert self._stored is not None, "not open"
+        state = self.state
+        block = state.offsets
+        row = (
+            self._feed.name, UUID(self._feed.feed_id), self._source.topic, self._source.topic_id,
+            self._source.partition, self._stored.version, state.epoch, state.feeder,
+            state.phase.value, block.first if block else _NO_BLOCK,
+            block.end if block else state.next_offset, state.attempt, state.counted.rows,
+            state.counted.dead_letters, state.reference, state.total.rows,
+            state.total.dead_letters, wall_ms(),
+        )  # fmt: skip
+        await self._rows.store(TableRows(FEED_BLOCKS, [row]))

@@ -1,0 +1,211 @@
+"""Writes blocks of one feed, one at a time, and finds out whether a block is stored."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID, uuid4
+
+from coordinator.feeds.blocks import Counted, Offsets
+from coordinator.feeds.definition import FeedDefinition
+from coordinator.feeds.statements import (
+    DEAD,
+    MISFITS,
+    ROWS_TABLE,
+    SOURCE,
+    SOURCE_WITHOUT_TRANSACTIONS,
+    VALUES_TABLE,
+    WITH_VALUE,
+    BlockStatements,
+    columns_of,
+    columns_statement,
+)
+from storage.engine import EngineError, Parameter, Row, TokenUsed
+
+MAX_OFFSET = (1 << 63) - 1
+
+
+class Session(Protocol):
+    """Statements one after the other, which see the same temporary tables."""
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        """As `Engine.rows`."""
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        """As `Engine.execute`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSource:
+    """A partition of a topic."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+
+    def range(self, offsets: Offsets) -> dict[str, Parameter]:
+        """The parameters of `SOURCE`."""
+        return {
+            "topic": self.topic,
+            "topic_id": str(self.topic_id),
+            "partition": self.partition,
+            "first": offsets.first,
+            "end": offsets.end,
+        }
+
+
+class BlockWriter:
+    """Needs a session, and a file of its own on the engine's machine."""
+
+    def __init__(
+        self, session: Session, path: str, log_is_readable: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`log_is_readable` returns when acknowledged records are rows."""
+        self._session = session
+        self._path = path
+        self._log_is_readable = log_is_readable
+
+    async def write(
+        self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
+    ) -> Counted:
+        """Store a block: its rows and its dead letters. Safe to repeat with the same token.
+
+        `again`: the block may have been stored before. Raises `TokenUsed` if the engine knows the
+        token and has not all of the rows, and `EngineError`.
+        """
+        statements = await self._statements(feed)
+        params = source.range(offsets)
+        records, rows, misfits = await self._load(statements, params)
+        [[with_value]] = await self._session.rows(
+            f"SELECT count() {SOURCE} AND {WITH_VALUE}", params
+        )
+        dead_letters = with_value - records + misfits
+        if dead_letters:
+            await self._dead_letters(feed, statements, params)
+        if rows:
+            await self._session.execute(statements.insert(token), params)
+        if again and await self._stored(statements, token) != rows:
+            raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
+        await self._free_memory()
+        return Counted(rows, dead_letters)
+
+    async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets:
+        """The beginning of a range that has at most `max_bytes` of values, or one record."""
+        await self._log_is_readable()
+        [[end]] = await self._session.rows(
+            "SELECT min(offset) FROM (SELECT offset, sum(length(value)) OVER (ORDER BY offset"
+            f" ROWS UNBOUNDED PRECEDING) AS bytes {SOURCE_WITHOUT_TRANSACTIONS})"
+            " WHERE bytes > {max_bytes:Int64} AND offset > {first:Int64}",
+            {**source.range(offsets), "max_bytes": max_bytes},
+        )
+        return Offsets(offsets.first, end or offsets.end)
+
+    async def take_away(self, feed: FeedDefinition, token: str) -> None:
+        """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
+        statements = await self._statements(feed)
+        if await self._stored(statements, token):
+            await self._session.execute(statements.take_away(), {"token": token})
+
+    async def _stored(self, statements: BlockStatements, token: str) -> int:
+        [[count]] = await self._session.rows(statements.stored(), {"token": token})
+        return int(count)
+
+    async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
+        """Parse dead letters again that are older than the feed's `replay_asked_ms`.
+
+        Those that fit now become rows; the others keep their place, with a new error and time.
+        Safe to repeat. Raises `EngineError`.
+        """
+        params: dict[str, Parameter] = {
+            **source.range(Offsets(0, MAX_OFFSET)),
+            "feed_id": feed.feed_id,
+            "feed": feed.name,
+            "asked_ms": feed.replay_asked_ms,
+        }
+        [[first, last, count]] = await self._session.rows(
+            f"SELECT min(offset), max(offset), count() {DEAD}", params
+        )
+        if not count:
+            return Counted()
+        params |= {"first": first, "end": last + 1}
+        statements = await self._statements(feed, f"{SOURCE} AND offset IN (SELECT offset {DEAD})")
+        records, rows, misfits = await self._load(statements, params)
+        base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
+        if rows:
+            await self._session.execute(statements.insert(base), params)
+        if await self._stored(statements, base) != rows:
+            # A replay before this one was killed, and the table has changed since.
+            await self.take_away(feed, base)
+            await self._session.execute(statements.insert(f"{base}/{uuid4()}"), params)
+        await self._dead_letters(feed, statements, params)
+        await self._session.execute(
+            "INSERT INTO dead_letter_versions SELECT * REPLACE (now64(3, 'UTC') AS time,"
+            f" true AS replayed) FROM (SELECT * {DEAD} AND offset NOT IN {MISFITS}"
+            f" AND offset IN (SELECT _offset FROM {VALUES_TABLE}))",
+            params,
+        )
+        await self._free_memory()
+        return Counted(rows, count - records + misfits)
+
+    async def _statements(self, feed: FeedDefinition, source: str = SOURCE) -> BlockStatements:
+        found = await self._session.rows(
+            columns_statement(), {"database": feed.database, "table": feed.table}
+        )
+        if not found:
+            raise EngineError(f"there is no table {feed.database}.{feed.table}")
+        columns = columns_of(found, feed.paths)
+        try:
+            return BlockStatements(
+                feed.database, feed.table, feed.format, columns, self._path, source
+            )
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+
+    async def _load(
+        self, statements: BlockStatements, params: Mapping[str, Parameter]
+    ) -> tuple[int, int, int]:
+        """Fill the temporary tables: records that are understood, rows that fit, misfits of them.
+
+        A record fits if all its rows do.
+        """
+        mark = secrets.token_hex(8)
+        await self._log_is_readable()
+        for statement in statements.temporary_tables:
+            await self._session.execute(statement)
+        lines = statements.lines(mark)
+        if lines is None:
+            await self._session.execute(statements.load(mark), params)
+        else:
+            await self._session.execute(lines, params)
+            await self._session.execute(statements.load(mark))
+        await self._session.execute(statements.convert())
+        [[records]] = await self._session.rows(f"SELECT count() FROM {VALUES_TABLE}")
+        [[rows, misfits]] = await self._session.rows(
+            f"SELECT countIf(_offset NOT IN {MISFITS}), uniqExactIf(_offset, _feed_error != '')"
+            f" FROM {ROWS_TABLE}"
+        )
+        return records, rows, misfits
+
+    async def _free_memory(self) -> None:
+        for table in (VALUES_TABLE, ROWS_TABLE):
+            await self._session.execute(f"TRUNCATE TABLE {table}")
+
+    async def _dead_letters(
+        self,
+        feed: FeedDefinition,
+        statements: BlockStatements,
+        params: Mapping[str, Parameter],
+    ) -> None:
+        await self._session.execute(
+            "INSERT INTO dead_letter_versions"
+            " SELECT {feed:String}, {feed_id:UUID}, topic, topic_id, partition, offset,"
+            f" if(misfit.error != '', misfit.error, {statements.not_understood()}),"
+            f" now64(3, 'UTC'), false FROM (SELECT * {statements.source} AND {WITH_VALUE}"
+            f" AND (offset NOT IN (SELECT _offset FROM {VALUES_TABLE}) OR offset IN {MISFITS}))"
+            " AS record LEFT JOIN (SELECT _offset, any(_feed_error) AS error"
+            f" FROM {ROWS_TABLE} WHERE _feed_error != '' GROUP BY _offset) AS misfit"
+            " ON misfit._offset = record.offset",
+            {**params, "feed": feed.name, "feed_id": feed.feed_id},
+        )

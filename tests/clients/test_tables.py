@@ -1,0 +1,261 @@
+"""`brokerhouse tables`: feeds as a user makes, watches, changes and drops them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.typed_tables import SETTINGS, TypedTables
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypedTables]:
+    broker = BrokerProcess(tmp_path_factory.mktemp("tables") / "data", SETTINGS)
+    broker.start()
+    yield TypedTables(broker)
+    broker.stop()
+
+
+def test_a_table_is_made_and_filled_and_its_feed_is_in_sql(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "orders", 2)
+    columns = "id UInt64, at DateTime64(3, 'UTC'), amount Decimal(18,2), _offset Int64"
+    made = tables(
+        "create", "shop.orders", "--topic", "orders", "--format", "json",
+        "--columns", columns, "--order-by", "id",
+    )  # fmt: skip
+    assert made == "created shop.orders, filled from orders\n"
+
+    tables.produce("orders", '{"id": 1, "at": "2026-11-24T10:00:00Z", "amount": 9.99}', "bad")
+    tables.produce("orders", '{"id": 2, "amount": "0.10"}', partition=1)
+    tables.await_fed("shop.orders", 2)
+    tables.await_fed("shop.orders", 1, partition=1)
+
+    assert tables.sql("SELECT * FROM shop.orders ORDER BY id") == [
+        {"id": 1, "at": "2026-11-24 10:00:00.000", "amount": 9.99, "_offset": 0},
+        {"id": 2, "at": "1970-01-01 00:00:00.000", "amount": 0.1, "_offset": 0},
+    ]
+    [feed] = json.loads(tables("list", "--json"))
+    assert feed == {
+        "name": "shop.orders", "topics": ["orders"], "format": "json", "status": "running",
+        "rows": 2, "dead_letters": 1, "lag": 0,
+    }  # fmt: skip
+    described = json.loads(tables("describe", "shop.orders", "--json"))
+    assert [(one["partition"], one["next_offset"], one["rows"], one["dead_letters"])
+            for one in described["partitions"]] == [(0, 2, 1, 1), (1, 1, 1, 0)]  # fmt: skip
+    assert described["last_dead_letters"] == [
+        {"topic": "orders", "partition": 0, "offset": 1, "error": "not valid JSON"}
+    ]
+    assert "shop.orders" in tables("list")
+    assert "not valid JSON" in tables("describe", "shop.orders")
+    until(
+        lambda: (
+            tables.sql(
+                "SELECT partition, committed_offset, lag FROM brokerhouse.consumer_lag"
+                " WHERE group_id = 'feed-shop.orders' ORDER BY partition"
+            )
+            == [
+                {"partition": 0, "committed_offset": 2, "lag": 0},
+                {"partition": 1, "committed_offset": 1, "lag": 0},
+            ]
+        ),
+        "the feed is in consumer_lag",
+    )
+
+
+def test_columns_are_inferred_and_shown_before_anything_is_made(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "guessed", 1)
+    tables.produce("guessed", '{"id": 1, "user": {"name": "a"}, "score": 1, "tags": ["x"]}')
+    tables.produce("guessed", '{"id": 2, "score": 1.5, "at": "2026-11-24 10:00:00"}')
+
+    arguments = ("create", "made.guessed", "--topic", "guessed")
+    assert tables.refused_with_input(*arguments, stdin="n\n")
+    assert tables.sql("SELECT name FROM system.databases WHERE name = 'made'") == []
+    assert "user.name" in tables(*arguments, stdin="y\n")
+    tables.await_rows("made.guessed", 2)
+    assert tables.sql("SELECT id, user_name, score, tags FROM made.guessed ORDER BY id") == [
+        {"id": 1, "user_name": "a", "score": 1, "tags": ["x"]},
+        {"id": 2, "user_name": None, "score": 1.5, "tags": []},
+    ]
+
+
+def test_pause_resume_replay_and_drop(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "steps", 1)
+    tables("create", "steps.t", "--topic", "steps", "--columns", "id UInt64, n UInt8")
+    tables.produce("steps", '{"id": 1, "n": 1}', '{"id": 2, "n": 999}')
+    tables.await_fed("steps.t", 2)
+
+    assert tables("pause", "steps.t") == "paused steps.t\n"
+    assert json.loads(tables("describe", "steps.t", "--json"))["status"] == "paused"
+    tables.sql("ALTER TABLE steps.t MODIFY COLUMN n UInt16")
+    tables.produce("steps", '{"id": 3, "n": 3}')
+    tables("resume", "steps.t")
+    tables("replay", "steps.t")
+    tables.await_rows("steps.t", 3)
+    assert tables.sql("SELECT id, n FROM steps.t ORDER BY id") == [
+        {"id": 1, "n": 1}, {"id": 2, "n": 999}, {"id": 3, "n": 3},
+    ]  # fmt: skip
+    until(
+        lambda: not tables.sql("SELECT 1 FROM brokerhouse.dead_letters WHERE feed = 'steps.t'"),
+        "no dead letter is left",
+    )
+
+    assert tables("drop", "steps.t", "--with-table") == "dropped steps.t\n"
+    assert "steps.t" not in tables("list")
+    assert tables.sql("SELECT 1 FROM system.tables WHERE database = 'steps'") == []
+    # Made again, it begins anew.
+    tables("create", "steps.t", "--topic", "steps", "--columns", "id UInt64")
+    tables.await_rows("steps.t", 3)
+
+
+def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "strict", 1)
+    tables("create", "strict.t", "--topic", "strict", "--columns", "id UInt8", "--stop-on-error")
+    tables.produce("strict", '{"id": 1}', '{"id": "x"}')
+
+    until(
+        lambda: json.loads(tables("describe", "strict.t", "--json"))["status"] == "paused",
+        "the feed has paused",
+    )
+
+
+def test_a_table_that_exists_is_filled_as_it_is(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "given", 1)
+    tables.sql("CREATE DATABASE given")
+    tables.sql(
+        "CREATE TABLE given.t (id UInt64, at DateTime DEFAULT 5) ENGINE=MergeTree ORDER BY id"
+    )
+    tables.sql("INSERT INTO given.t VALUES (100, 7)")
+    tables.produce("given", '{"id": 1}')
+    tables("create", "given.t", "--topic", "given")
+    tables.await_rows("given.t", 2)
+
+    assert tables.sql("SELECT id, toUnixTimestamp(at) AS at FROM given.t ORDER BY id") == [
+        {"id": 1, "at": 5}, {"id": 100, "at": 7},
+    ]  # fmt: skip
+
+
+def test_only_committed_records_become_rows(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "paid", 1)
+    tables("create", "paid.t", "--topic", "paid", "--columns", "id UInt64")
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": tables.broker.kafka, "transactional.id": "paid-1"}
+    )
+    producer.init_transactions()
+    for number, commit in enumerate((True, False, True)):
+        producer.begin_transaction()
+        producer.produce("paid", json.dumps({"id": number}).encode())
+        producer.flush()
+        if commit:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    tables.await_rows("paid.t", 2)
+
+    assert tables.sql("SELECT id FROM paid.t ORDER BY id") == [{"id": 0}, {"id": 2}]
+
+
+def test_where_a_feed_begins(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "begun", 1)
+    tables.produce("begun", '{"id": 1}')
+    until(lambda: tables.sql("SELECT now64(3) > max(timestamp) AS ok FROM brokerhouse.messages"
+                             " WHERE topic = 'begun'")[0]["ok"], "time has passed")  # fmt: skip
+    [row] = tables.sql("SELECT toUnixTimestamp64Milli(now64(3)) AS ms")
+    tables(
+        "create", "begun.latest", "--topic", "begun", "--columns", "id UInt8", "--from", "latest"
+    )
+    tables.await_fed("begun.latest", 1)
+    tables.produce("begun", '{"id": 2}')
+    tables(
+        "create", "begun.at", "--topic", "begun", "--columns", "id UInt8", "--from", str(row["ms"])
+    )
+    for table in ("begun.latest", "begun.at"):
+        tables.await_rows(table, 1)
+        tables.await_fed(table, 2)
+        assert tables.sql(f"SELECT id FROM {table}") == [{"id": 2}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["create", "x.t", "--topic", "nowhere", "--columns", "a String"], "there is no topic"),
+        (["create", "x.t", "--topic", "bad", "--columns", "a Strin"], "Unknown data type"),
+        (["create", "x.t", "--topic", "bad", "--columns", "a String) ENGINE = File(CSV"], "Syntax"),
+        (["create", "x.t", "--topic", "bad"], "has no JSON objects to infer columns from"),
+        (["create", "x.t", "--topic", "bad", "--format", "csv"], "cannot be inferred"),
+        (["pause", "x.t"], "there is no feed x.t"),
+        (["drop", "x.t"], "there is no feed x.t"),
+        (["describe", "x.t"], "there is no feed x.t"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(
+    tables: TypedTables, arguments: list[str], sentence: str
+) -> None:
+    if not tables.sql("SELECT 1 FROM brokerhouse.topics WHERE name = 'bad'"):
+        create_topic(tables.broker.kafka, "bad", 1)
+
+    assert sentence in tables.refused(*arguments)
+    assert tables.sql("SELECT 1 FROM brokerhouse.table_feeds WHERE name = 'x.t'") == []
+
+
+@pytest.mark.parametrize("name", ["orders", "a.b.c", "a.`b`", "a.b;c", ".t", "1.t"])
+def test_a_name_is_database_and_table(tables: TypedTables, name: str) -> None:
+    result = tables.usage_error("pause", name)
+
+    assert "is not DATABASE.TABLE" in result
+
+
+@pytest.mark.parametrize("database", ["brokerhouse", "system", "INFORMATION_SCHEMA"])
+def test_the_brokers_own_tables_cannot_be_filled(tables: TypedTables, database: str) -> None:
+    assert "cannot write into the database" in tables.usage_error(
+        "create", f"{database}.messages", "--topic", "orders"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "why"),
+    [
+        ("a", "'brokerhouse.messages' AS name, 'brokerhouse' AS database, 'messages' AS table",
+         "cannot write into the database brokerhouse"),
+        ("b", "'messages' AS table, 'brokerhouse' AS database",
+         "its table is brokerhouse.messages"),
+        ("c", "'avro' AS format", "'avro' is not a valid Format"),
+        ("d", "'soon' AS start", "it begins at 'soon'"),
+        ("e", "0 AS interval_ms", "its interval is 0 ms"),
+        ("f", "'lost' AS status", "'lost' is not a valid FeedStatus"),
+    ],
+)  # fmt: skip
+def test_a_definition_that_is_written_by_hand_cannot_do_more_than_its_writer(
+    tables: TypedTables, table: str, change: str, why: str
+) -> None:
+    before = tables.broker.log_size()
+    tables.sql(
+        "INSERT INTO brokerhouse.table_feed_versions SELECT * REPLACE ("
+        f" generateUUIDv4() AS feed_id, {change}) FROM (SELECT 'hand.{table}' AS name,"
+        f" 1 AS version, generateUUIDv4() AS feed_id, 'hand' AS database, '{table}' AS table,"
+        " ['orders'] AS topics, 'json' AS format, map() AS paths, 'earliest' AS start,"
+        " 250 AS interval_ms, false AS stop_on_error, 'running' AS status,"
+        " toDateTime64(0, 3) AS replay_asked_at, now64(3) AS changed_at)"
+    )
+    until(lambda: why in tables.broker.log(before), "the broker says what is wrong")
+
+
+def test_a_feed_goes_on_after_a_restart(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", SETTINGS)
+    with broker:
+        tables = TypedTables(broker)
+        create_topic(broker.kafka, "kept", 1)
+        tables("create", "kept.t", "--topic", "kept", "--columns", "id UInt64")
+        tables.produce("kept", '{"id": 1}')
+        tables.await_rows("kept.t", 1)
+        broker.restart()
+        tables.produce("kept", '{"id": 2}')
+        tables.await_rows("kept.t", 2)
+        assert tables.sql("SELECT id FROM kept.t ORDER BY id") == [{"id": 1}, {"id": 2}]
+        broker.stop()

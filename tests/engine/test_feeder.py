@@ -1,0 +1,163 @@
+"""Feeders of one partition in a real engine: fenced, paused, dead at any step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from coordinator.feeds.blocks import Offsets, Phase
+from coordinator.feeds.feeder import PartitionFeeder
+from coordinator.feeds.progress import FeedProgress, Fenced
+from coordinator.feeds.writer import BlockWriter
+from storage.embedded import EmbeddedEngine, EngineSession
+from storage.engine import EngineError
+from storage.registry import TableRegistry
+from storage.row_lane import RowLane
+from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables
+
+
+class Feeders:
+    """Any number of feeders that believe that they own the partition."""
+
+    def __init__(self, engine: EmbeddedEngine, tables: FeedTables, tmp_path: Path) -> None:
+        self.engine = engine
+        self.tables = tables
+        self.registry = TableRegistry(engine)
+        self.rows = RowLane(engine, 0, uuid4())
+        self.rows.start()
+        self._tmp_path = tmp_path
+        self._sessions: list[EngineSession] = []
+
+    async def open(self, name: str) -> tuple[PartitionFeeder, FeedProgress]:
+        session = self.engine.session(name)
+        self._sessions.append(session)
+        path = str(self._tmp_path / f"{name}.lines")
+        progress = FeedProgress(self.registry, self.rows, FEED, SOURCE, name)
+        await progress.open(0)
+        writer = BlockWriter(session, path, self.engine.drained)
+        return PartitionFeeder(FEED, SOURCE, progress, writer), progress
+
+    async def close(self) -> None:
+        await self.rows.close()
+        for session in self._sessions:
+            await session.close()
+
+
+@pytest.fixture
+async def feeders(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[Feeders]:
+    tables = FeedTables(engine, tmp_path)
+    await tables.make("id UInt64")
+    made = Feeders(engine, tables, tmp_path)
+    yield made
+    await made.close()
+    await tables.session.close()
+
+
+async def produce(feeders: Feeders, count: int) -> int:
+    offsets = await feeders.tables.produce(*[f'{{"id": {n}}}' for n in range(count)])
+    return offsets.end
+
+
+async def test_an_earlier_feeder_is_fenced_at_its_next_change(feeders: Feeders) -> None:
+    end = await produce(feeders, 4)
+    one, _ = await feeders.open("one")
+    await one.step(2)
+    two, _ = await feeders.open("two")
+    with pytest.raises(Fenced):
+        await one.step(end)
+    await two.step(end)
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+
+
+async def test_a_feeder_that_slept_in_a_block_stores_nothing_twice(feeders: Feeders) -> None:
+    """It had written its intention; another one has taken over and gone on since."""
+    end = await produce(feeders, 6)
+    one, progress = await feeders.open("one")
+    await progress.begin(Offsets(0, 3))
+    two, _ = await feeders.open("two")
+    for _ in range(3):
+        await two.step(end)
+    with pytest.raises(Fenced):
+        await one.step(end)  # wakes up, inserts its block, and cannot complete it
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+
+
+async def test_a_block_whose_token_was_used_up_without_rows_gets_another(feeders: Feeders) -> None:
+    end = await produce(feeders, 3)
+    one, progress = await feeders.open("one")
+    await one.step(end)
+    # As if the server had been killed after it had noted the token, and before the rows were there.
+    await feeders.engine.execute("ALTER TABLE shop.orders DELETE WHERE 1 SETTINGS mutations_sync=2")
+    state = progress.state
+    text = state.as_text().replace('"after"', '"before"')
+    held = await feeders.registry.get(progress.key)
+    assert await feeders.registry.compare_and_set(progress.key, held, text)
+    two, progress = await feeders.open("two")
+    await two.step(end)
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+    assert (progress.state.attempt, progress.state.phase) == (1, Phase.AFTER)
+
+
+async def test_a_table_that_merges_rows_at_once_is_filled(feeders: Feeders) -> None:
+    """It never has all rows of a block, so their number says nothing."""
+    await feeders.engine.execute("DROP TABLE shop.orders SYNC")
+    await feeders.engine.execute(
+        f"CREATE TABLE shop.orders (id UInt64, {BLOCK}) ENGINE = ReplacingMergeTree ORDER BY id"
+        " SETTINGS non_replicated_deduplication_window = 100"
+    )
+    offsets = await feeders.tables.produce('{"id": 1}', '{"id": 1}', '{"id": 2}')
+    _, progress = await feeders.open("one")
+    await progress.begin(offsets)
+    two, progress = await feeders.open("two")
+    await two.step(offsets.end)
+
+    assert await feeders.tables.rows("DISTINCT id") == [[1], [2]]
+    assert progress.state.phase is Phase.AFTER
+
+
+async def test_after_an_error_the_block_is_repeated(feeders: Feeders) -> None:
+    end = await produce(feeders, 3)
+    one, _ = await feeders.open("one")
+    await feeders.engine.execute("RENAME TABLE shop.orders TO shop.away")
+    with pytest.raises(EngineError, match="there is no table"):
+        await one.step(end)
+    await feeders.engine.execute("RENAME TABLE shop.away TO shop.orders")
+    two, _ = await feeders.open("two")
+    await two.step(end)
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_feeders_in_a_random_order_store_each_record_once(
+    feeders: Feeders, seed: int
+) -> None:
+    chance = random.Random(seed)
+    end = await produce(feeders, 60)
+    open_ones = [await feeders.open("0")]
+    for number in range(1, 25):
+        feeder, progress = chance.choice(open_ones)
+        try:
+            if chance.random() < 0.3 and progress.state.phase is Phase.AFTER:
+                first = progress.state.next_offset
+                if first < end:
+                    await progress.begin(Offsets(first, min(end, first + chance.randint(1, 9))))
+            else:
+                await feeder.step(min(end, progress.state.next_offset + chance.randint(0, 9)))
+        except Fenced:
+            open_ones.remove((feeder, progress))
+        if not open_ones or chance.random() < 0.25:
+            open_ones.append(await feeders.open(str(number)))
+    last, progress = await feeders.open("last")
+    while progress.state.next_offset < end or progress.state.phase is Phase.BEFORE:
+        await last.step(end)
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+    assert progress.state.total.rows == end

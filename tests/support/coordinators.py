@@ -1,0 +1,32 @@
+"""A coordinator of groups on a real engine, for tests of one part."""
+
+from __future__ import annotations
+
+from common.clock import Clock
+from coordinator.admission import GroupLimits
+from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from coordinator.duties import SoleBroker
+from coordinator.membership import SharedCache
+from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
+from storage.engine import Engine
+from storage.row_lane import RowLane
+
+HOUR_MS = 3_600_000
+LIMITS = GroupLimits(
+    min_session_timeout_ms=1,
+    max_session_timeout_ms=60_000,
+    initial_rebalance_delay_ms=0,
+    max_size=10,
+)
+
+
+def coordinator_on(
+    engine: Engine, rows: RowLane, clock: Clock, max_bytes: int = 1 << 30
+) -> GroupCoordinator:
+    offsets = CommittedOffsets(engine, rows, 1, clock)
+    cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
+    limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
+    return GroupCoordinator(
+        cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, SoleBroker(), clock
+    )

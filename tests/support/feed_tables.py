@@ -1,0 +1,64 @@
+"""A topic and a typed table in one engine, and the writer of a feed between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from coordinator.feeds.blocks import Counted, Offsets
+from coordinator.feeds.definition import FeedDefinition, FeedStatus, Format
+from coordinator.feeds.writer import BlockWriter, FeedSource
+from storage.embedded import EmbeddedEngine
+
+TOPIC_ID = UUID(int=7)
+SOURCE = FeedSource("orders", TOPIC_ID, 0)
+FEED = FeedDefinition(
+    name="shop.orders", feed_id=str(UUID(int=9)), version=1, database="shop", table="orders",
+    topics=["orders"], format=Format.JSON, paths={}, start="earliest", interval_ms=250,
+    stop_on_error=False, status=FeedStatus.RUNNING, replay_asked_ms=0,
+)  # fmt: skip
+BLOCK = "_block LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
+
+
+class FeedTables:
+    """An engine with a topic and a typed table, and the writer under test."""
+
+    def __init__(self, engine: EmbeddedEngine, tmp_path: Path) -> None:
+        self.engine = engine
+        self.session = engine.session("test-feed")
+        self.writer = BlockWriter(self.session, str(tmp_path / "block.lines"), engine.drained)
+        self._next = 0
+
+    async def make(self, columns: str, *, order_by: str = "tuple()", by: str = "") -> None:
+        await self.engine.execute("CREATE DATABASE IF NOT EXISTS shop")
+        await self.engine.execute("DROP TABLE IF EXISTS shop.orders SYNC")
+        await self.engine.execute(
+            f"CREATE TABLE shop.orders ({columns}, {BLOCK}) ENGINE = MergeTree ORDER BY {order_by}"
+            f" {by} SETTINGS non_replicated_deduplication_window = 1000"
+        )
+
+    async def produce(self, *values: str | bytes | None) -> Offsets:
+        first = self._next
+        for value in values:
+            text = value.encode() if isinstance(value, str) else value
+            # Bytes as an array of numbers: parameters are text.
+            stored = "NULL" if text is None else f"unhex('{text.hex()}')"
+            await self.engine.execute(
+                "INSERT INTO messages (topic, topic_id, partition, offset, timestamp_ms, key,"
+                f" value, headers, append_time) SELECT 'orders', '{TOPIC_ID}', 0, {self._next},"
+                f" 1700000000000 + {self._next}, 'k{self._next}', {stored}, [('h', 'v')], now64(3)"
+            )
+            self._next += 1
+        return Offsets(first, self._next)
+
+    async def write(
+        self, offsets: Offsets, token: str = "t", feed: FeedDefinition = FEED, again: bool = False
+    ) -> Counted:
+        return await self.writer.write(feed, SOURCE, offsets, token, again=again)
+
+    async def rows(self, what: str = "*") -> list[list[Any]]:
+        return await self.engine.rows(f"SELECT {what} FROM shop.orders ORDER BY ALL")
+
+    async def errors(self) -> list[list[Any]]:
+        return await self.engine.rows("SELECT offset, error FROM dead_letters ORDER BY offset")

@@ -1,0 +1,74 @@
+"""A broker with feeds of typed tables, as tests use it: commands, SQL, and waiting for rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka
+
+from tests.support.broker_process import BrokerProcess
+from tests.support.command_line import complaint, output, run
+from tests.support.sql_client import PASSWORD, USER
+from tests.support.waiting import until
+
+SETTINGS = {"sql_user": USER, "sql_password": PASSWORD}
+
+
+class TypedTables:
+    """Commands of `brokerhouse tables` against one broker, by the user who may write."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.broker = broker
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {
+            "BROKERHOUSE_HTTP": self.broker.http_url,
+            "BROKERHOUSE_SQL_USER": USER,
+            "BROKERHOUSE_SQL_PASSWORD": PASSWORD,
+        }
+
+    def __call__(self, *arguments: str, stdin: str = "") -> str:
+        """What a command prints; it must succeed."""
+        return output("tables", *arguments, how=run, stdin=stdin, **self._variables)
+
+    def refused(self, *arguments: str, code: int = 1) -> str:
+        """The sentence of a command that fails."""
+        return complaint(code, "tables", *arguments, how=run, **self._variables)
+
+    def refused_with_input(self, *arguments: str, stdin: str) -> bool:
+        """Whether a command ends without success after this answer."""
+        return run("tables", *arguments, stdin=stdin, **self._variables).returncode != 0
+
+    def usage_error(self, *arguments: str) -> str:
+        """What a command prints whose arguments are wrong."""
+        done = run("tables", *arguments, **self._variables)
+        assert done.returncode == 2, done
+        return done.stderr
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        return self.broker.sql(statement, user=USER, password=PASSWORD)
+
+    def produce(self, topic: str, *values: str, partition: int = 0) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.kafka})
+        for value in values:
+            producer.produce(topic, value.encode(), partition=partition)
+        assert producer.flush(60) == 0
+
+    def await_rows(self, table: str, count: int) -> None:
+        """Wait until the table has at least so many rows."""
+        until(
+            lambda: self.sql(f"SELECT count() AS n FROM {table}")[0]["n"] >= count,
+            f"{table} has {count} rows",
+        )
+
+    def await_fed(self, feed: str, next_offset: int, partition: int = 0) -> None:
+        """Wait until all records below an offset are in the table, or dead letters."""
+        until(
+            lambda: self.sql(
+                "SELECT 1 FROM brokerhouse.table_feed_progress"
+                f" WHERE feed = '{feed}' AND partition = {partition}"
+                f" AND next_offset >= {next_offset} AND phase = 'after'"
+            ),
+            f"{feed} has fed up to {next_offset}",
+        )

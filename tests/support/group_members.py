@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import confluent_kafka
+from kafka import KafkaAdminClient
 
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
@@ -139,6 +140,7 @@ class Group:
         """`pattern`: subscribe to the topics that match it, instead of those of `partitions`."""
         self.name = name
         self.history = History()
+        self._address = address
         self.partitions = set(partitions)
         self._processes = processes
         self._members: dict[str, MemberProcess] = {}
@@ -234,6 +236,9 @@ class Group:
         self.await_events(caught_up, f"processed {dict(produced)}")
 
     def await_committed(self, produced: Mapping[Partition, int]) -> None:
+        """Until the first that many records of each partition were committed."""
+        if self.history.events("killed"):
+            self._add_unreported_commits()
         committed = self.history.committed
 
         def caught_up() -> bool:
@@ -242,6 +247,13 @@ class Group:
             )
 
         self.await_events(caught_up, f"committed {dict(produced)}")
+
+    def _add_unreported_commits(self) -> None:
+        """A member may have been killed after the broker took its commit, before it said so."""
+        with KafkaAdminClient(bootstrap_servers=self._address) as admin:
+            offsets = admin.list_group_offsets({self.name: None})[self.name]
+        stored = {tuple(partition): offset.offset for partition, offset in offsets.items()}
+        self.history.add(Event("stored", self.name, time.monotonic_ns(), ends=stored))
 
     def await_failure(self, member: str) -> Event:
         self.await_events(

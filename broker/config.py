@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
@@ -247,6 +248,7 @@ class Settings(BaseSettings):
     offset_metadata_max_bytes: int = _bytes(
         4096, "Largest metadata that a consumer may commit with an offset", ge=0
     )
+    schema_registry: SecretStr | None = _setting(None, "URL", "Schema registry for Avro")
     sql_user: str | None = _setting(
         None, "name", "User who may also write through SQL", min_length=1
     )
@@ -337,10 +339,9 @@ class Settings(BaseSettings):
                     f"({getattr(self, smaller)}): raise the first or lower the second"
                 )
         _check_sql_memory(self)
+        _check_schema_registry(self)
         _check_advertised(self)
-        if (self.sql_user is None) != (self.sql_password is None):
-            missing = "sql_user" if self.sql_user is None else "sql_password"
-            raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
+        _check_sql_user(self)
         return self
 
     @property
@@ -438,6 +439,26 @@ def _check_sql_memory(settings: Settings) -> None:
             f"sql_memory_bytes ({settings.sql_memory_bytes}) is smaller than sql_max_memory_bytes"
             f" ({settings.sql_max_memory_bytes}): raise the first or lower the second"
         )
+
+
+def _check_sql_user(settings: Settings) -> None:
+    if (settings.sql_user is None) != (settings.sql_password is None):
+        missing = "sql_user" if settings.sql_user is None else "sql_password"
+        raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
+
+
+def schema_registry_url(settings: Settings) -> str:
+    """The schema registry, with its user and password; nothing if there is none."""
+    secret = settings.schema_registry
+    return "" if secret is None else secret.get_secret_value()
+
+
+def _check_schema_registry(settings: Settings) -> None:
+    parsed = urlsplit(schema_registry_url(settings))
+    if settings.schema_registry is not None and (
+        parsed.scheme not in ("http", "https") or not parsed.hostname
+    ):
+        raise ValueError("schema_registry must be a URL, for example http://127.0.0.1:8081")
 
 
 def prepare_data_dir(settings: Settings) -> Path:

@@ -19,6 +19,7 @@ from broker.log.partition import PartitionLog
 from common.tasks import Backoff, Periodic, cancel
 from coordinator.coordinator import GroupCoordinator
 from coordinator.feeds.blocks import Counted
+from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition, FeedStatus, read_definitions
 from coordinator.feeds.feeder import PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced
@@ -58,11 +59,14 @@ class _RunningFeed:
         await cancel(self.task)
         if self._session is not None:
             await self._session.close()
-        self._path.unlink(missing_ok=True)
+        for path in (self._path, self._path.with_name(f"{self._path.name}.values")):
+            path.unlink(missing_ok=True)
 
     async def _run(self) -> None:
         self._session = self._feeds.engine.embedded.session(f"feed-{self.feed.table}")
-        writer = BlockWriter(self._session, str(self._path), self._feeds.engine.drained)
+        writer = BlockWriter(
+            self._session, str(self._path), self._feeds.engine.drained, self._feeds.decoder
+        )
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             try:
@@ -182,7 +186,9 @@ class TableFeeds(Periodic):
         logs: OpenLogs,
         groups: GroupCoordinator,
         data_dir: Path,
+        schema_registry: str,
     ) -> None:
+        """`schema_registry`: its URL, or empty if there is none."""
         super().__init__("feeds", _LOOK_EVERY_S, self._look, at_once=True)
         self.engine = engine
         self.registry = registry
@@ -191,6 +197,7 @@ class TableFeeds(Periodic):
         self.groups = groups
         self.folder = data_dir.resolve() / _FOLDER
         self.feeder = str(uuid4())
+        self.decoder = ValueDecoder(schema_registry)
         self._running: dict[str, _RunningFeed] = {}
         self._told: set[str] = set()
 
@@ -203,6 +210,7 @@ class TableFeeds(Periodic):
         for one in self._running.values():
             await one.close()
         self._running.clear()
+        await self.decoder.close()
 
     async def pause(self, feed: FeedDefinition) -> None:
         """Write a version of the definition that says so. Raises `EngineError`."""

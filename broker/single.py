@@ -20,7 +20,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from broker.admin_store import AdminStore
-from broker.config import Settings
+from broker.config import Settings, schema_registry_url
 from broker.control import ControlSocket
 from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
@@ -178,7 +178,13 @@ class SingleNode:
             self.broker.cold_reader,
         )
         self._feeds = TableFeeds(
-            engine, registry, self.rows, self.topics.logs, self.groups, Path(settings.data_dir)
+            engine,
+            registry,
+            self.rows,
+            self.topics.logs,
+            self.groups,
+            Path(settings.data_dir),
+            schema_registry_url(settings),
         )
         self.http = make_app(engine, settings.sql)
         self._control = ControlSocket(

@@ -130,7 +130,7 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     metavar="COLUMN=PATH",
     multiple=True,
     callback=_to_paths,
-    help="Where a column's value is in the JSON, as in city=address.city; may be repeated.",
+    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
 )
 @click.option(
     "--from",

@@ -4,6 +4,7 @@
 * definition.py: what a feed is, and the table in which that is stored.
 * progress.py: the state of a feed in a partition, changed by compare-and-set; its history.
 * statements.py: a block as ClickHouse's statements, for each format.
+* decoding/: values of binary formats as lines of JSON, in a process of its own.
 * writer.py: runs them, and finds out whether a block is stored.
 
 Who feeds (a broker) is in broker/feeds.py. docs/tables.md is for users.

@@ -23,6 +23,18 @@ class Format(Enum):
     JSON = "json"
     CSV = "csv"
     RAW = "raw"
+    AVRO = "avro"
+    MSGPACK = "msgpack"
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether each value is made a line of JSON first (decoding/)."""
+        return self in (Format.AVRO, Format.MSGPACK)
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether values have fields with names."""
+        return self is Format.JSON or self.is_decoded
 
 
 class FeedStatus(Enum):

@@ -2,7 +2,8 @@
 
 A block goes through four places, so that each record is parsed once:
 
-1. `lines`: one line per record into a file, each beginning with the record's offset;
+1. `lines`: one line per record into a file, each beginning with the record's offset. Values that
+   are decoded (decoding/) go into a file of values before, and the decoder writes the lines;
 2. `load`: the file, read by ClickHouse's input format, into the temporary table `feed_values`:
    the values of each record as text. What the format does not understand is left out;
 3. `convert`: the text as values of the columns' types, in the temporary table `feed_rows`. Where
@@ -21,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.feeds.decoding.worker import DecodeRequest
 from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS, Format
 
 SOURCE = (
@@ -38,6 +40,7 @@ DEAD = (
 )
 """Dead letters that were asked to be parsed again."""
 VALUES_TABLE, ROWS_TABLE = "feed_values", "feed_rows"
+UNDERSTOOD = f"(SELECT _offset FROM {VALUES_TABLE} WHERE _error = '')"
 MISFITS = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error != '')"
 
 _TEXT = "Nullable(String)"
@@ -64,9 +67,10 @@ _INSERTING = (
 )
 _NOT_FROM_TEXT = re.compile(
     r"(Variant|AggregateFunction|SimpleAggregateFunction)\(|"
-    r"Dynamic\b|(Point|Ring|LineString|MultiLineString|Polygon|MultiPolygon)$"
+    r"Dynamic\b|.*Map\((?!String\b|LowCardinality\(String\))|"
+    r"(Point|Ring|LineString|MultiLineString|Polygon|MultiPolygon)$"
 )
-"""Types that the format itself parses."""
+"""Types that the format itself parses; of maps those whose keys are no text."""
 _FROM_JSON = re.compile(r"(Array|Map|Tuple|Nested)\(")
 _DATETIME64 = re.compile(r"DateTime64\((\d)(?:, *('[^']*'))?\)")
 _DATETIME = re.compile(r"DateTime(?:\(('[^']*')\))?")
@@ -195,13 +199,15 @@ class BlockStatements:
         fields = ", ".join(f"{quoted(one.name)} {one.row_type}" for one in self._values)
         return (
             f"CREATE OR REPLACE TEMPORARY TABLE {VALUES_TABLE}"
-            f" (_offset Int64, _rows Array({self._read_type()})) ENGINE = Memory",
+            f" (_offset Int64, _rows Array({self._read_type()}), _error String) ENGINE = Memory",
             f"CREATE OR REPLACE TEMPORARY TABLE {ROWS_TABLE}"
             f" (_offset Int64, _feed_error String, {fields}) ENGINE = Memory",
         )
 
     def lines(self, mark: str) -> str | None:
-        """Writes the file. Parameters: those of `SOURCE`. None where no file is needed.
+        """Writes the file, or that of the values. Parameters: those of `SOURCE`.
+
+        None where no file is needed.
 
         `mark`: a word that no record and no earlier block knows, in every line. Lines of an earlier
         block are not taken for this one's if nothing is written, and a record of several lines of
@@ -210,6 +216,13 @@ class BlockStatements:
         value = "assumeNotNull(value)"
         if self._format is Format.RAW:
             return None
+        if self._format.is_decoded:
+            return (
+                f"INSERT INTO FUNCTION file({literal(self.values_path)}, 'RowBinary',"
+                f" 'mark FixedString({len(mark)}), offset Int64, value String')"
+                f" SELECT '{mark}', offset, {value} {self.source} AND {WITH_VALUE}"
+                " SETTINGS engine_file_truncate_on_insert = 1, max_threads = 1"
+            )
         if self._format is Format.JSON:
             # No line break is inside a value. countSubstrings is the fastest way to see it.
             text = (
@@ -231,24 +244,43 @@ class BlockStatements:
             " SETTINGS engine_file_truncate_on_insert = 1, max_threads = 1"
         )
 
+    @property
+    def values_path(self) -> str:
+        return f"{self._path}.values"
+
+    def decoding(self, mark: str, registry: str) -> DecodeRequest | None:
+        """What the decoder is asked between `lines` and `load`. None where nothing is decoded."""
+        if not self._format.is_decoded:
+            return None
+        paths = [list(one.path) for one in self._values]
+        return DecodeRequest(
+            self.values_path, self._path, mark, self._format.value, paths, registry
+        )
+
     def load(self, mark: str) -> str:
         """Fills `feed_values`. Parameters: those of `SOURCE`, where no file is needed."""
         kind = literal(self._read_type())
         marked = f"Enum8('{mark}' = 1)"
         if self._format is Format.RAW:
             return (
-                f"INSERT INTO {VALUES_TABLE} SELECT offset, [CAST(tuple(value), {kind})]"
+                f"INSERT INTO {VALUES_TABLE} SELECT offset, [CAST(tuple(value), {kind})], ''"
                 f" {self.source} AND {WITH_VALUE} SETTINGS max_threads = 1"
             )
-        if self._format is Format.JSON:
+        if self._format.has_paths:
+            error = "_error" if self._format.is_decoded else "''"
             structure = f"_mark {marked}, _offset Int64, _rows Array({self._read_type()})"
+            if self._format.is_decoded:
+                structure += ", _error String"
             source = self._file("JSONCompactEachRow", structure)
-            return f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows FROM {source} {_PARSING}"
+            return (
+                f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows, {error} FROM {source}"
+                f" {_PARSING}"
+            )
         fields = ", ".join(f"{quoted(one.name)} {one.read_type}" for one in self._values)
         names = ", ".join(quoted(one.name) for one in self._values)
         structure = f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
         return (
-            f"INSERT INTO {VALUES_TABLE} SELECT _offset, [CAST(tuple({names}), {kind})]"
+            f"INSERT INTO {VALUES_TABLE} SELECT _offset, [CAST(tuple({names}), {kind})], ''"
             f" FROM {self._file('CSV', structure)} {_PARSING}"
         )
 
@@ -307,6 +339,8 @@ class BlockStatements:
                 " 'neither an object nor an array of objects',"
                 " 'ClickHouse cannot read this JSON, for example because a field comes twice')"
             )
+        if self._format.is_decoded:
+            return "'ClickHouse cannot read its fields, for example because one comes twice'"
         names = ", ".join(one.name for one in self._values)
         return literal(f"not one line of CSV with the columns {names}")
 
@@ -318,7 +352,7 @@ class BlockStatements:
         return _tuple_of([(self._path_of(one), one.read_type) for one in self._values])
 
     def _path_of(self, column: Column) -> tuple[str, ...]:
-        return column.path if self._format is Format.JSON else (column.name,)
+        return column.path if self._format.has_paths else (column.name,)
 
 
 def _row_value(column: Column, text: str, converted: str | None) -> str:

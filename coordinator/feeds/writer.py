@@ -9,6 +9,7 @@ from typing import Protocol
 from uuid import UUID, uuid4
 
 from coordinator.feeds.blocks import Counted, Offsets
+from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.statements import (
     DEAD,
@@ -16,6 +17,7 @@ from coordinator.feeds.statements import (
     ROWS_TABLE,
     SOURCE,
     SOURCE_WITHOUT_TRANSACTIONS,
+    UNDERSTOOD,
     VALUES_TABLE,
     WITH_VALUE,
     BlockStatements,
@@ -60,9 +62,14 @@ class BlockWriter:
     """Needs a session, and a file of its own on the engine's machine."""
 
     def __init__(
-        self, session: Session, path: str, log_is_readable: Callable[[], Awaitable[None]]
+        self,
+        session: Session,
+        path: str,
+        log_is_readable: Callable[[], Awaitable[None]],
+        decoder: ValueDecoder,
     ) -> None:
         """`log_is_readable` returns when acknowledged records are rows."""
+        self._decoder = decoder
         self._session = session
         self._path = path
         self._log_is_readable = log_is_readable
@@ -143,7 +150,7 @@ class BlockWriter:
         await self._session.execute(
             "INSERT INTO dead_letter_versions SELECT * REPLACE (now64(3, 'UTC') AS time,"
             f" true AS replayed) FROM (SELECT * {DEAD} AND offset NOT IN {MISFITS}"
-            f" AND offset IN (SELECT _offset FROM {VALUES_TABLE}))",
+            f" AND offset IN {UNDERSTOOD})",
             params,
         )
         await self._free_memory()
@@ -179,9 +186,11 @@ class BlockWriter:
             await self._session.execute(statements.load(mark), params)
         else:
             await self._session.execute(lines, params)
+            if request := statements.decoding(mark, self._decoder.registry):
+                await self._decoder.decode(request)
             await self._session.execute(statements.load(mark))
         await self._session.execute(statements.convert())
-        [[records]] = await self._session.rows(f"SELECT count() FROM {VALUES_TABLE}")
+        [[records]] = await self._session.rows(f"SELECT count() FROM {UNDERSTOOD}")
         [[rows, misfits]] = await self._session.rows(
             f"SELECT countIf(_offset NOT IN {MISFITS}), uniqExactIf(_offset, _feed_error != '')"
             f" FROM {ROWS_TABLE}"
@@ -203,9 +212,11 @@ class BlockWriter:
             " SELECT {feed:String}, {feed_id:UUID}, topic, topic_id, partition, offset,"
             f" if(misfit.error != '', misfit.error, {statements.not_understood()}),"
             f" now64(3, 'UTC'), false FROM (SELECT * {statements.source} AND {WITH_VALUE}"
-            f" AND (offset NOT IN (SELECT _offset FROM {VALUES_TABLE}) OR offset IN {MISFITS}))"
+            f" AND (offset NOT IN {UNDERSTOOD} OR offset IN {MISFITS}))"
             " AS record LEFT JOIN (SELECT _offset, any(_feed_error) AS error"
-            f" FROM {ROWS_TABLE} WHERE _feed_error != '' GROUP BY _offset) AS misfit"
+            f" FROM (SELECT _offset, _feed_error FROM {ROWS_TABLE}"
+            f" UNION ALL SELECT _offset, _error FROM {VALUES_TABLE})"
+            " WHERE _feed_error != '' GROUP BY _offset) AS misfit"
             " ON misfit._offset = record.offset",
             {**params, "feed": feed.name, "feed_id": feed.feed_id},
         )

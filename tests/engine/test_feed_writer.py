@@ -21,7 +21,7 @@ from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables
 async def tables(engine: EmbeddedEngine, tmp_path: Path) -> Any:
     made = FeedTables(engine, tmp_path)
     yield made
-    await made.session.close()
+    await made.close()
 
 
 async def test_objects_and_arrays_become_rows_with_what_kafka_says(

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from coordinator.feeds.blocks import Offsets, Phase
+from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.feeder import PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced
 from coordinator.feeds.writer import BlockWriter
@@ -38,7 +39,7 @@ class Feeders:
         path = str(self._tmp_path / f"{name}.lines")
         progress = FeedProgress(self.registry, self.rows, FEED, SOURCE, name)
         await progress.open(0)
-        writer = BlockWriter(session, path, self.engine.drained)
+        writer = BlockWriter(session, path, self.engine.drained, ValueDecoder())
         return PartitionFeeder(FEED, SOURCE, progress, writer), progress
 
     async def close(self) -> None:

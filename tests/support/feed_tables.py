@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator.feeds.blocks import Counted, Offsets
+from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition, FeedStatus, Format
 from coordinator.feeds.writer import BlockWriter, FeedSource
 from storage.embedded import EmbeddedEngine
@@ -24,11 +25,18 @@ BLOCK = "_block LowCardinality(String) MATERIALIZED getSetting('insert_deduplica
 class FeedTables:
     """An engine with a topic and a typed table, and the writer under test."""
 
-    def __init__(self, engine: EmbeddedEngine, tmp_path: Path) -> None:
+    def __init__(self, engine: EmbeddedEngine, tmp_path: Path, registry: str = "") -> None:
         self.engine = engine
         self.session = engine.session("test-feed")
-        self.writer = BlockWriter(self.session, str(tmp_path / "block.lines"), engine.drained)
+        self.decoder = ValueDecoder(registry)
+        self.writer = BlockWriter(
+            self.session, str(tmp_path / "block.lines"), engine.drained, self.decoder
+        )
         self._next = 0
+
+    async def close(self) -> None:
+        await self.session.close()
+        await self.decoder.close()
 
     async def make(self, columns: str, *, order_by: str = "tuple()", by: str = "") -> None:
         await self.engine.execute("CREATE DATABASE IF NOT EXISTS shop")

@@ -4,6 +4,7 @@ docs/how-it-works.md says what lives in each room.
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,13 @@ def imported(name: str) -> Iterator[str]:
 
 def room_of(name: str) -> str:
     return next(room for room in BELOW if f"{name}.".startswith(f"{room}."))
+
+
+def test_every_package_is_installed() -> None:
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(PROJECT) for path in MODULES.values()}
+    assert {".".join(folder.parts) for folder in folders} <= set(declared)
 
 
 @pytest.mark.parametrize("room", BELOW)

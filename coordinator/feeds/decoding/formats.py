@@ -1,0 +1,135 @@
+"""Values of binary formats as rows that JSON can carry."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import msgpack
+
+from coordinator.feeds.decoding.registry import SchemaRegistry
+
+Rows = list[Any]
+Decode = Callable[[bytes], Rows]
+
+_HEADER_BYTES = 5
+
+
+class NotDecoded(ValueError):
+    """A value is no rows. The sentence says why."""
+
+
+def message_pack(value: bytes, paths: Sequence[Sequence[str]]) -> Rows:
+    """One map, an array of maps, or an array with a value for each of the columns.
+
+    The last is what ClickHouse's format MsgPack has. `paths`: of the columns, in their order.
+    Raises `NotDecoded`, and what msgpack raises for bytes that are not MessagePack.
+    """
+    decoded = msgpack.unpackb(
+        value,
+        timestamp=3,
+        strict_map_key=False,
+        unicode_errors="surrogateescape",
+        ext_hook=_no_extension,
+    )
+    if isinstance(decoded, dict):
+        return [decoded]
+    if not isinstance(decoded, list):
+        raise NotDecoded("neither a map nor an array")
+    if all(isinstance(one, dict) for one in decoded):
+        return decoded
+    if len(decoded) != len(paths):
+        raise NotDecoded(f"an array of {len(decoded)} values for {len(paths)} columns")
+    row: dict[str, Any] = {}
+    for path, one in zip(paths, decoded, strict=True):
+        place = row
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = one
+    return [row]
+
+
+def _no_extension(code: int, _data: bytes) -> Any:
+    raise NotDecoded(f"an extension of type {code}")
+
+
+class Avro:
+    """Avro in the wire format of schema registries: a zero, the schema's id in 4 bytes, the record.
+
+    https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
+    """
+
+    def __init__(self, registry: SchemaRegistry | None) -> None:
+        self._registry = registry
+        self._schemas: dict[int, Any] = {}
+
+    def __call__(self, value: bytes) -> Rows:
+        """A record, or an array of records. Raises `NotDecoded`, `RegistryUnavailable`, and what
+        fastavro raises for bytes that do not belong to the schema."""
+        if len(value) < _HEADER_BYTES or value[0] != 0:
+            raise NotDecoded("it does not begin with a zero and the id of a schema")
+        schema = self._schema(int.from_bytes(value[1:_HEADER_BYTES], "big"))
+        stream = io.BytesIO(value)
+        stream.seek(_HEADER_BYTES)
+        decoded = fastavro.schemaless_reader(
+            stream, schema, None, handle_unicode_errors="surrogateescape"
+        )
+        if stream.tell() != len(value):
+            raise NotDecoded(f"{len(value) - stream.tell()} bytes more than its schema has")
+        rows = decoded if isinstance(decoded, list) else [decoded]
+        if not all(isinstance(row, dict) for row in rows):
+            raise NotDecoded("its schema is neither a record nor an array of records")
+        return rows
+
+    def _schema(self, schema_id: int) -> Any:
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = self._read(schema_id)
+        schema = self._schemas[schema_id]
+        if isinstance(schema, NotDecoded):
+            raise schema
+        return schema
+
+    def _read(self, schema_id: int) -> Any:
+        """A schema for fastavro, or why there is none: the registry is asked once."""
+        if self._registry is None:
+            return NotDecoded("the broker has no schema registry: set schema_registry")
+        found = self._registry.schema(schema_id)
+        if found is None:
+            return NotDecoded(f"the schema registry has no schema {schema_id}")
+        if found.kind != "AVRO":
+            return NotDecoded(f"schema {schema_id} is of type {found.kind}, not AVRO")
+        named: dict[str, Any] = {}
+        try:
+            # Those that others refer to come first.
+            parsed = [fastavro.parse_schema(json.loads(text), named) for text in found.texts]
+        except Exception as error:  # fastavro does not list what it raises
+            return NotDecoded(f"schema {schema_id} is not understood: {error}")
+        return parsed[-1]
+
+
+def as_json(value: object) -> object:
+    """What JSON has no word for. Text that is not UTF-8 keeps its bytes as surrogates."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    raise NotDecoded(f"a value of type {type(value).__name__}")
+
+
+def decoder(
+    kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry | None
+) -> Callable[[bytes], Rows]:
+    """How a value of the format `kind` becomes rows."""
+    known: Mapping[str, Decode] = {
+        "msgpack": lambda value: message_pack(value, paths),
+        "avro": Avro(registry),
+    }
+    return known[kind]

@@ -1,0 +1,358 @@
+"""Typed tables from binary formats: each record is decoded by itself, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import msgpack
+import pytest
+
+from coordinator.feeds.blocks import Counted
+from coordinator.feeds.definition import Format
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from tests.support.feed_tables import FEED, FeedTables
+
+MSGPACK = replace(FEED, format=Format.MSGPACK)
+AVRO = replace(FEED, format=Format.AVRO)
+
+
+@pytest.fixture
+async def fed(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
+    made = FeedTables(engine, tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_maps_and_arrays_of_messagepack_become_rows(fed: FeedTables) -> None:
+    await fed.make("id UInt64, city LowCardinality(String), _offset Int64")
+    feed = replace(MSGPACK, paths={"city": "address.city"})
+    offsets = await fed.produce(
+        msgpack.packb({"id": 1, "address": {"city": "Köln"}, "more": [1]}),
+        msgpack.packb([{"id": 2}, {"id": 3, "address": {"city": "Bonn"}}]),
+        msgpack.packb([4, "Ulm"]),
+        msgpack.packb([]),
+        None,
+    )
+
+    assert await fed.write(offsets, feed=feed) == Counted(4, 0)
+    assert await fed.rows() == [[1, "Köln", 0], [2, "", 1], [3, "Bonn", 1], [4, "Ulm", 2]]
+
+
+TYPES: Sequence[tuple[str, Any, str]] = [
+    ("Bool", True, "true"),
+    ("Int64", -(2**63), str(-(2**63))),
+    ("UInt64", 2**64 - 1, str(2**64 - 1)),
+    ("Float64", 0.1, "0.1"),
+    ("Float64", float("inf"), "inf"),
+    ("Float64", float("nan"), "nan"),
+    ("Decimal(18, 2)", "9.99", "9.99"),
+    ("String", "a\nb\u2028\"c'", "a\nb\u2028\"c'"),
+    ("String", "NaN or Infinity", "NaN or Infinity"),
+    ("Nullable(String)", None, ""),
+    ("DateTime64(3, 'UTC')", datetime(2026, 11, 24, 1, 2, 3, 4000, UTC), "2026-11-24 01:02:03.004"),
+    ("Array(UInt8)", [1, 2], "[1,2]"),
+    ("Map(String, Int32)", {"a": 1}, "{'a':1}"),
+    ("Map(UInt8, Int32)", {5: 1}, "{5:1}"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), TYPES)
+async def test_a_value_of_each_type(
+    fed: FeedTables, kind: str, value: object, expected: str
+) -> None:
+    await fed.make(f"v {kind}")
+    offsets = await fed.produce(msgpack.packb({"v": value}, datetime=True))
+
+    assert await fed.write(offsets, feed=MSGPACK) == Counted(1, 0), await fed.errors()
+    assert await fed.rows("ifNull(toString(v), '')") == [[expected]]
+
+
+async def test_bytes_that_are_no_text_arrive_as_they_are(fed: FeedTables) -> None:
+    await fed.make("v String")
+    offsets = await fed.produce(msgpack.packb({"v": bytes(range(256))}))
+
+    assert await fed.write(offsets, feed=MSGPACK) == Counted(1, 0)
+    assert await fed.rows("hex(v)") == [[bytes(range(256)).hex().upper()]]
+
+
+async def test_bad_messagepack_is_a_dead_letter_and_says_why(fed: FeedTables) -> None:
+    await fed.make("id UInt8, name String")
+    bad = [
+        b"\xc1",
+        msgpack.packb({"id": 1})[:-1],
+        msgpack.packb({"id": 1}) + b"\x00",
+        msgpack.packb(7),
+        msgpack.packb([1, 2, 3]),
+        msgpack.packb({"id": 300}),
+        msgpack.packb({"id": msgpack.ExtType(5, b"x")}),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+        b"",
+    ]
+    good = msgpack.packb({"id": 1, "name": "good"})
+    offsets = await fed.produce(*[one for value in bad for one in (value, good)])
+
+    assert await fed.write(offsets, feed=MSGPACK) == Counted(len(bad), len(bad))
+    assert await fed.rows() == [[1, "good"]] * len(bad)
+    errors = await fed.errors()
+    assert [offset for offset, _ in errors] == list(range(0, 2 * len(bad), 2))
+    texts = [error for _, error in errors]
+    assert texts[3] == "neither a map nor an array"
+    assert texts[4] == "an array of 3 values for 2 columns"
+    assert texts[5] == "id: 300 does not fit UInt8"
+    assert texts[6] == "an extension of type 5"
+    assert all(texts)
+
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {
+            "name": "amount",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2},
+        },
+        {"name": "key", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {
+            "name": "address",
+            "type": {
+                "type": "record",
+                "name": "Address",
+                "fields": [{"name": "city", "type": "string"}],
+            },
+        },
+    ],
+}
+KEY = UUID("6c84fb90-12c4-11e1-840d-7b25c5ee775a")
+RECORD = {
+    "id": 1, "at": datetime(2026, 11, 24, 1, 2, 3, 4000, UTC), "day": date(2026, 11, 24),
+    "amount": Decimal("9.99"), "key": KEY, "state": "PAID", "note": None, "tags": ["a", "b"],
+    "counts": {"x": 1}, "address": {"city": "Köln"},
+}  # fmt: skip
+
+
+def avro(schema_id: int, schema: Any, record: Any) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), record)
+    return b"\0" + schema_id.to_bytes(4, "big") + stream.getvalue()
+
+
+async def test_without_a_registry_each_record_is_a_dead_letter(fed: FeedTables) -> None:
+    await fed.make("id UInt64")
+    offsets = await fed.produce(avro(1, ORDER, RECORD))
+
+    assert await fed.write(offsets, feed=AVRO) == Counted(0, 1)
+    [[_, error]] = await fed.errors()
+    assert error == "the broker has no schema registry: set schema_registry"
+
+
+async def test_while_the_registry_is_away_no_record_is_a_dead_letter(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    fed = FeedTables(engine, tmp_path, "http://127.0.0.1:9/")
+    await fed.make("id UInt64")
+    offsets = await fed.produce(avro(1, ORDER, RECORD))
+
+    with pytest.raises(EngineError, match=r"http://127.0.0.1:9/schemas/ids/1"):
+        await fed.write(offsets, feed=AVRO)
+    assert await fed.errors() == []
+    await fed.close()
+
+
+async def test_values_of_an_earlier_block_are_not_taken_for_this_one_s(fed: FeedTables) -> None:
+    await fed.make("id UInt64")
+    first = await fed.produce(msgpack.packb({"id": 1}))
+    assert await fed.write(first, "one", MSGPACK) == Counted(1, 0)
+    second = await fed.produce(None, None)
+
+    assert await fed.write(second, "two", MSGPACK) == Counted(0, 0)
+    assert await fed.rows() == [[1]]
+
+
+async def test_a_decoder_that_was_killed_is_started_again(fed: FeedTables) -> None:
+    await fed.make("id UInt64")
+    offsets = await fed.produce(msgpack.packb({"id": 1}))
+    assert await fed.write(offsets, "one", MSGPACK) == Counted(1, 0)
+    process = fed.decoder._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+
+    with pytest.raises(EngineError, match="the decoder of msgpack"):
+        await fed.write(offsets, "two", MSGPACK)
+    assert await fed.write(offsets, "three", MSGPACK) == Counted(1, 0)
+    assert await fed.rows() == [[1], [1]]
+
+
+class Schemas:
+    """A server with the part of a schema registry's API that is asked; it may be told to fail."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.asked: list[str] = []
+        self.user: str | None = None
+        schemas = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                schemas.asked.append(self.path)
+                schemas.user = self.headers["Authorization"]
+                status, answer = schemas.answers.get(self.path, (404, {"error_code": 40403}))
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://some:body@127.0.0.1:{self.server.server_port}/api/"
+
+    def add(self, schema_id: int, schema: object, **more: object) -> None:
+        self.answers[f"/api/schemas/ids/{schema_id}"] = (
+            200,
+            {"schema": json.dumps(schema), **more},
+        )
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def schemas() -> Iterator[Schemas]:
+    made = Schemas()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def with_schemas(
+    engine: EmbeddedEngine, tmp_path: Path, schemas: Schemas
+) -> AsyncIterator[FeedTables]:
+    made = FeedTables(engine, tmp_path, schemas.url)
+    yield made
+    await made.close()
+
+
+async def test_records_of_avro_become_rows(with_schemas: FeedTables, schemas: Schemas) -> None:
+    schemas.add(1, ORDER)
+    await with_schemas.make(
+        "id UInt32, at DateTime64(3, 'UTC'), day Date, amount Decimal(18, 2), key UUID,"
+        " state Enum8('NEW' = 1, 'PAID' = 2), note Nullable(String), tags Array(String),"
+        " counts Map(String, UInt8), address Tuple(city String)"
+    )
+    offsets = await with_schemas.produce(avro(1, ORDER, RECORD), None, avro(1, ORDER, RECORD))
+
+    assert await with_schemas.write(offsets, feed=AVRO) == Counted(2, 0)
+    row = [
+        1, "2026-11-24 01:02:03.004", "2026-11-24", 9.99, str(KEY), "PAID", None, ["a", "b"],
+        {"x": 1}, {"city": "Köln"},
+    ]  # fmt: skip
+    assert await with_schemas.rows() == [row, row]
+    assert schemas.asked == ["/api/schemas/ids/1"]
+    assert schemas.user == "Basic c29tZTpib2R5"
+
+
+async def test_a_block_may_have_records_of_several_schemas(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    """Of them one refers to another one, which is under a subject of its own."""
+    old = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "int"}]}
+    inner = {"type": "record", "name": "shop.B", "fields": [{"name": "n", "type": "long"}]}
+    new = {
+        "type": "record",
+        "name": "A",
+        "fields": [{"name": "id", "type": "long"}, {"name": "b", "type": "shop.B"}],
+    }
+    schemas.add(1, old)
+    schemas.add(2, new, references=[{"name": "shop.B", "subject": "b/c", "version": 3}])
+    schemas.answers["/api/subjects/b%2Fc/versions/3"] = (200, {"schema": json.dumps(inner)})
+    whole = {**new, "fields": [new["fields"][0], {"name": "b", "type": inner}]}
+    await with_schemas.make("id UInt64, n Int64")
+    feed = replace(AVRO, paths={"n": "b.n"})
+    offsets = await with_schemas.produce(
+        avro(1, old, {"id": 1}), avro(2, whole, {"id": 2, "b": {"n": 7}}), avro(1, old, {"id": 3})
+    )
+
+    assert await with_schemas.write(offsets, feed=feed) == Counted(3, 0)
+    assert await with_schemas.rows() == [[1, 0], [2, 7], [3, 0]]
+
+
+async def test_bad_avro_is_a_dead_letter_and_says_why(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    record = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}
+    nothings = {"type": "array", "items": "null"}
+    schemas.add(1, record)
+    schemas.add(2, "message A {}", schemaType="PROTOBUF")
+    schemas.add(3, {"type": "no type"})
+    schemas.add(4, "string")
+    schemas.add(5, nothings)
+    good = avro(1, record, {"id": 5})
+    many = b"\0\0\0\0\5" + bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]) + b"\0"
+    bad = {
+        b"": "it does not begin with a zero and the id of a schema",
+        b'{"id": 1}': "it does not begin with a zero and the id of a schema",
+        good + b"\0": "1 bytes more than its schema has",
+        good[:-1]: "",
+        b"\0\0\0\0\x09\x02": "the schema registry has no schema 9",
+        b"\0\0\0\0\2\x02": "schema 2 is of type PROTOBUF, not AVRO",
+        b"\0\0\0\0\3\x02": "schema 3 is not understood",
+        avro(4, "string", "text"): "its schema is neither a record nor an array of records",
+        many: "",
+        avro(1, record, {"id": 300}): "id: 300 does not fit UInt8",
+    }
+    await with_schemas.make("id UInt8")
+    offsets = await with_schemas.produce(*[one for value in bad for one in (value, good)])
+
+    assert await with_schemas.write(offsets, feed=AVRO) == Counted(len(bad), len(bad))
+    assert await with_schemas.rows() == [[5]] * len(bad)
+    errors = await with_schemas.errors()
+    assert [offset for offset, _ in errors] == list(range(0, 2 * len(bad), 2))
+    for (_, error), expected in zip(errors, bad.values(), strict=True):
+        assert error.startswith(expected)
+        assert error
+
+
+async def test_a_registry_that_fails_is_asked_again(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    await with_schemas.make("id UInt64")
+    record = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}
+    offsets = await with_schemas.produce(avro(1, record, {"id": 1}))
+    failures: list[tuple[int, Any]] = [(500, {}), (401, {"message": "who"}), (200, []), (200, {})]
+    for answer in failures:
+        schemas.answers["/api/schemas/ids/1"] = answer
+        with pytest.raises(EngineError, match="avro cannot be decoded") as raised:
+            await with_schemas.write(offsets, feed=AVRO)
+        assert "body" not in str(raised.value)  # the password
+
+    schemas.add(1, record)
+    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 0)
+    assert await with_schemas.errors() == []

@@ -225,7 +225,7 @@ def test_the_brokers_own_tables_cannot_be_filled(tables: TypedTables, database: 
          "cannot write into the database brokerhouse"),
         ("b", "'messages' AS table, 'brokerhouse' AS database",
          "its table is brokerhouse.messages"),
-        ("c", "'avro' AS format", "'avro' is not a valid Format"),
+        ("c", "'orc' AS format", "'orc' is not a valid Format"),
         ("d", "'soon' AS start", "it begins at 'soon'"),
         ("e", "0 AS interval_ms", "its interval is 0 ms"),
         ("f", "'lost' AS status", "'lost' is not a valid FeedStatus"),

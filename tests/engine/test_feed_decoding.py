@@ -188,6 +188,13 @@ async def test_values_of_an_earlier_block_are_not_taken_for_this_one_s(fed: Feed
     assert await fed.rows() == [[1]]
 
 
+async def test_the_first_block_may_have_no_value(fed: FeedTables) -> None:
+    await fed.make("id UInt64")
+    offsets = await fed.produce(None, None)
+
+    assert await fed.write(offsets, feed=MSGPACK) == Counted(0, 0)
+
+
 async def test_a_decoder_that_was_killed_is_started_again(fed: FeedTables) -> None:
     await fed.make("id UInt64")
     offsets = await fed.produce(msgpack.packb({"id": 1}))
@@ -314,6 +321,8 @@ async def test_bad_avro_is_a_dead_letter_and_says_why(
     schemas.add(3, {"type": "no type"})
     schemas.add(4, "string")
     schemas.add(5, nothings)
+    half = {"type": "enum", "name": "E", "symbols": ["\ud800"]}
+    schemas.add(6, {**record, "fields": [{"name": "id", "type": half}]})
     good = avro(1, record, {"id": 5})
     many = b"\0\0\0\0\5" + bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]) + b"\0"
     bad = {
@@ -326,6 +335,7 @@ async def test_bad_avro_is_a_dead_letter_and_says_why(
         b"\0\0\0\0\3\x02": "schema 3 is not understood",
         avro(4, "string", "text"): "its schema is neither a record nor an array of records",
         many: "",
+        b"\0\0\0\0\6\0": "",  # half of a character, which no encoding has
         avro(1, record, {"id": 300}): "id: 300 does not fit UInt8",
     }
     await with_schemas.make("id UInt8")

@@ -124,9 +124,7 @@ def as_json(value: object) -> object:
     raise NotDecoded(f"a value of type {type(value).__name__}")
 
 
-def decoder(
-    kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry | None
-) -> Callable[[bytes], Rows]:
+def decoder(kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry | None) -> Decode:
     """How a value of the format `kind` becomes rows."""
     known: Mapping[str, Decode] = {
         "msgpack": lambda value: message_pack(value, paths),

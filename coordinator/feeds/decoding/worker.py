@@ -65,7 +65,7 @@ class Worker:
         """Write the lines. What kept it from doing so, or nothing."""
         try:
             decode = decoder(request.kind, request.paths, self._registry(request.registry))
-            values = Path(request.values).read_bytes()
+            values = _read(Path(request.values))
             with Path(request.lines).open("wb") as lines:
                 for offset, value in records(values, request.mark.encode()):
                     lines.write(self._line(request.mark, offset, value, decode))
@@ -80,13 +80,14 @@ class Worker:
 
     def _line(self, mark: str, offset: int, value: bytes, decode: Decode) -> bytes:
         try:
-            rows, error = self._rows(decode(value)), ""
+            rows, error = self._rows(decode(value)).encode("utf-8", "surrogateescape"), ""
         except RegistryUnavailable:
             raise
         except Exception as error_:  # any bytes come here, and the libraries list no errors
-            rows, error = "[]", str(error_)[:_ERROR_CHARACTERS] or type(error_).__name__
-        line = f"[{json.dumps(mark)},{offset},{rows},{self._encode(error)}]\n"
-        return line.encode("utf-8", "surrogateescape")
+            rows, error = b"[]", str(error_)[:_ERROR_CHARACTERS] or type(error_).__name__
+        # An error may have text of the record in it, with any characters.
+        reason = self._encode(error).encode("utf-8", "replace")
+        return b'["%b",%d,%b,%b]\n' % (mark.encode(), offset, rows, reason)
 
     def _rows(self, rows: list[Any]) -> str:
         text = self._encode(rows)
@@ -104,6 +105,14 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return value
+
+
+def _read(path: Path) -> bytes:
+    """ClickHouse makes no file for no rows."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def records(data: bytes, mark: bytes) -> Iterator[tuple[int, bytes]]:

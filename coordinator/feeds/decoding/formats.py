@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -13,7 +14,8 @@ from uuid import UUID
 import fastavro
 import msgpack
 
-from coordinator.feeds.decoding.registry import SchemaRegistry
+from coordinator.feeds.decoding.protobuf import ProtobufSchema
+from coordinator.feeds.decoding.registry import Schema, SchemaRegistry
 
 Rows = list[Any]
 Decode = Callable[[bytes], Rows]
@@ -59,22 +61,62 @@ def _no_extension(code: int, _data: bytes) -> Any:
     raise NotDecoded(f"an extension of type {code}")
 
 
-class Avro:
-    """Avro in the wire format of schema registries: a zero, the schema's id in 4 bytes, the record.
+class _Registered(ABC):
+    """The wire format of schema registries: a zero, the schema's id in 4 bytes, the data.
 
     https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
     """
+
+    kind: str
 
     def __init__(self, registry: SchemaRegistry | None) -> None:
         self._registry = registry
         self._schemas: dict[int, Any] = {}
 
     def __call__(self, value: bytes) -> Rows:
-        """A record, or an array of records. Raises `NotDecoded`, `RegistryUnavailable`, and what
-        fastavro raises for bytes that do not belong to the schema."""
+        """Raises `NotDecoded`, `RegistryUnavailable`, and what the format's library raises for
+        bytes that do not belong to the schema."""
         if len(value) < _HEADER_BYTES or value[0] != 0:
             raise NotDecoded("it does not begin with a zero and the id of a schema")
-        schema = self._schema(int.from_bytes(value[1:_HEADER_BYTES], "big"))
+        return self._rows(self._schema(int.from_bytes(value[1:_HEADER_BYTES], "big")), value)
+
+    @abstractmethod
+    def _rows(self, schema: Any, value: bytes) -> Rows:
+        """`schema`: what `_parsed` returned. `value`: the header as well."""
+
+    @abstractmethod
+    def _parsed(self, found: Schema) -> Any:
+        """Raises anything for a schema that is not understood."""
+
+    def _schema(self, schema_id: int) -> Any:
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = self._read(schema_id)
+        schema = self._schemas[schema_id]
+        if isinstance(schema, NotDecoded):
+            raise schema
+        return schema
+
+    def _read(self, schema_id: int) -> Any:
+        """A parsed schema, or why there is none: the registry is asked once."""
+        if self._registry is None:
+            return NotDecoded("the broker has no schema registry: set schema_registry")
+        found = self._registry.schema(schema_id)
+        if found is None:
+            return NotDecoded(f"the schema registry has no schema {schema_id}")
+        if found.kind != self.kind:
+            return NotDecoded(f"schema {schema_id} is of type {found.kind}, not {self.kind}")
+        try:
+            return self._parsed(found)
+        except Exception as error:  # the libraries do not list what they raise
+            return NotDecoded(f"schema {schema_id} is not understood: {error}")
+
+
+class Avro(_Registered):
+    """A record, or an array of records."""
+
+    kind = "AVRO"
+
+    def _rows(self, schema: Any, value: bytes) -> Rows:
         stream = io.BytesIO(value)
         stream.seek(_HEADER_BYTES)
         decoded = fastavro.schemaless_reader(
@@ -87,30 +129,23 @@ class Avro:
             raise NotDecoded("its schema is neither a record nor an array of records")
         return rows
 
-    def _schema(self, schema_id: int) -> Any:
-        if schema_id not in self._schemas:
-            self._schemas[schema_id] = self._read(schema_id)
-        schema = self._schemas[schema_id]
-        if isinstance(schema, NotDecoded):
-            raise schema
-        return schema
-
-    def _read(self, schema_id: int) -> Any:
-        """A schema for fastavro, or why there is none: the registry is asked once."""
-        if self._registry is None:
-            return NotDecoded("the broker has no schema registry: set schema_registry")
-        found = self._registry.schema(schema_id)
-        if found is None:
-            return NotDecoded(f"the schema registry has no schema {schema_id}")
-        if found.kind != "AVRO":
-            return NotDecoded(f"schema {schema_id} is of type {found.kind}, not AVRO")
+    def _parsed(self, found: Schema) -> Any:
         named: dict[str, Any] = {}
-        try:
-            # Those that others refer to come first.
-            parsed = [fastavro.parse_schema(json.loads(text), named) for text in found.texts]
-        except Exception as error:  # fastavro does not list what it raises
-            return NotDecoded(f"schema {schema_id} is not understood: {error}")
-        return parsed[-1]
+        for text in found.references.values():
+            fastavro.parse_schema(json.loads(text), named)
+        return fastavro.parse_schema(json.loads(found.text), named)
+
+
+class Protobuf(_Registered):
+    """One message."""
+
+    kind = "PROTOBUF"
+
+    def _rows(self, schema: Any, value: bytes) -> Rows:
+        return [schema.row(value[_HEADER_BYTES:])]
+
+    def _parsed(self, found: Schema) -> Any:
+        return ProtobufSchema(found.text, found.references)
 
 
 def as_json(value: object) -> object:
@@ -129,5 +164,6 @@ def decoder(kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry 
     known: Mapping[str, Decode] = {
         "msgpack": lambda value: message_pack(value, paths),
         "avro": Avro(registry),
+        "protobuf": Protobuf(registry),
     }
     return known[kind]

@@ -5,7 +5,7 @@ https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -24,10 +24,12 @@ class RegistryUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`kind`: AVRO, PROTOBUF or JSON. `texts`: its own is the last, after all it refers to."""
+    """`kind`: AVRO, PROTOBUF or JSON. `references`: the texts of all that it refers to, by name;
+    each after those to which it refers itself."""
 
     kind: str
-    texts: Sequence[str]
+    text: str
+    references: Mapping[str, str]
 
 
 class SchemaRegistry:
@@ -51,27 +53,27 @@ class SchemaRegistry:
             answer = self._ask(f"/schemas/ids/{schema_id}")
             if answer is None:
                 return None
-            texts: dict[tuple[str, int], str] = {}
-            self._add_references(answer, texts)
+            references: dict[str, str] = {}
+            self._add_references(answer, references)
             self._schemas[schema_id] = Schema(
-                answer.get("schemaType", "AVRO"), [*texts.values(), self._text(answer)]
+                answer.get("schemaType", "AVRO"), self._text(answer), references
             )
         return self._schemas[schema_id]
 
-    def _add_references(self, answer: dict[str, Any], texts: dict[tuple[str, int], str]) -> None:
-        """Each schema that is referred to, after those to which it refers itself."""
+    def _add_references(self, answer: dict[str, Any], texts: dict[str, str]) -> None:
         for reference in answer.get("references", ()):
-            subject, version = reference["subject"], reference["version"]
-            if (subject, version) in texts:
+            name = reference["name"]
+            if name in texts:
                 continue
             if len(texts) >= _REFERENCES_MAX:
                 raise RegistryUnavailable(f"more than {_REFERENCES_MAX} references")
-            path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+            subject, version = quote(reference["subject"], safe=""), reference["version"]
+            path = f"/subjects/{subject}/versions/{version}"
             found = self._ask(path)
             if found is None:
                 raise RegistryUnavailable(f"{self._url}{path} is referred to and is not there")
             self._add_references(found, texts)
-            texts[subject, version] = self._text(found)
+            texts[name] = self._text(found)
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         try:

@@ -62,7 +62,8 @@ class FeedState:
     `offsets` is the last block, None before the first. `next_offset` is where the block after it
     begins. `attempt`: how often tokens of this block turned out to be used up without its rows; it
     is part of the token. `counted` is the last completed block, `total` all completed blocks from
-    offset `reference` on.
+    offset `reference` on. `shard`: where the last block's records are, and its rows; empty where
+    there is only one.
     """
 
     epoch: int
@@ -74,6 +75,7 @@ class FeedState:
     attempt: int = 0
     counted: Counted = Counted()
     total: Counted = Counted()
+    shard: str = ""
 
     def as_text(self) -> str:
         """For the registry."""
@@ -89,6 +91,7 @@ class FeedState:
                 "attempt": self.attempt,
                 "counted": [self.counted.rows, self.counted.dead_letters],
                 "total": [self.total.rows, self.total.dead_letters],
+                "shard": self.shard,
             },
             separators=(",", ":"),
         )
@@ -106,6 +109,7 @@ def state_from_text(text: str) -> FeedState:
         attempt=stored["attempt"],
         counted=Counted(*stored["counted"]),
         total=Counted(*stored["total"]),
+        shard=stored.get("shard", ""),
     )
 
 
@@ -168,13 +172,15 @@ def taken_over(state: FeedState, feeder: str) -> FeedState:
     return replace(state, epoch=state.epoch + 1, feeder=feeder)
 
 
-def begun(state: FeedState, offsets: Offsets) -> FeedState:
-    """The intention to insert a block. The block before it must be complete."""
+def begun(state: FeedState, offsets: Offsets, shard: str = "") -> FeedState:
+    """The intention to insert a block there. The block before it must be complete."""
     if state.phase is not Phase.AFTER:
         raise ValueError(f"the block of {state.offsets} is not complete")
     if offsets.first < state.next_offset:
         raise ValueError(f"offsets below {state.next_offset} are stored")
-    return replace(state, phase=Phase.BEFORE, offsets=offsets, attempt=0, counted=Counted())
+    return replace(
+        state, phase=Phase.BEFORE, offsets=offsets, attempt=0, counted=Counted(), shard=shard
+    )
 
 
 def tried_again(state: FeedState) -> FeedState:

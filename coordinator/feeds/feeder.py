@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
 from coordinator.feeds.blocks import Counted, Offsets, Phase, plan, token
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.progress import FeedProgress
@@ -12,16 +16,57 @@ BLOCK_MAX_RECORDS = 500_000
 BLOCK_MAX_BYTES = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class FeedShard:
+    """A shard that has records of a partition: a block's rows go where its records are.
+
+    `end`: from this offset on another shard has them; None: nobody else.
+    """
+
+    name: str
+    writer: BlockWriter
+    end: int | None = None
+
+
+class FeedShards(Protocol):
+    """The shards of one partition. Everything raises `EngineError`."""
+
+    async def of_offset(self, offset: int) -> FeedShard:
+        """The shard of this offset and of those after it."""
+
+    def named(self, name: str) -> FeedShard:
+        """The shard of this name; it may have no records of the partition any more."""
+
+    def all(self) -> Collection[FeedShard]:
+        """Each shard that may have records of the partition."""
+
+
+class OneShard:
+    """`FeedShards` where there is one ClickHouse."""
+
+    def __init__(self, writer: BlockWriter) -> None:
+        self._shard = FeedShard("", writer)
+
+    async def of_offset(self, offset: int) -> FeedShard:
+        return self._shard
+
+    def named(self, name: str) -> FeedShard:
+        return self._shard
+
+    def all(self) -> Collection[FeedShard]:
+        return (self._shard,)
+
+
 class PartitionFeeder:
     """`step` until it is closed: each forms, stores and completes one block at most."""
 
     def __init__(
-        self, feed: FeedDefinition, source: FeedSource, progress: FeedProgress, writer: BlockWriter
+        self, feed: FeedDefinition, source: FeedSource, progress: FeedProgress, shards: FeedShards
     ) -> None:
         self._feed = feed
         self._source = source
         self._progress = progress
-        self._writer = writer
+        self._shards = shards
 
     @property
     def next_offset(self) -> int:
@@ -42,33 +87,50 @@ class PartitionFeeder:
             return await self._store(again=True)
         if state.next_offset >= end:
             return 0
-        last = min(end, state.next_offset + BLOCK_MAX_RECORDS)
-        batch = await self._writer.cut(
+        shard = await self._shards.of_offset(state.next_offset)
+        last = min(end, state.next_offset + BLOCK_MAX_RECORDS, shard.end or end)
+        batch = await shard.writer.cut(
             self._source, Offsets(state.next_offset, last), BLOCK_MAX_BYTES
         )
+        if batch is None:
+            return 0
         todo = plan(state, batch).insert
         assert todo is not None, "a batch behind the last block is new"
-        await self._progress.begin(todo)
+        await self._progress.begin(todo, shard.name)
         return await self._store(again=False)
 
     async def replay(self) -> Counted:
-        """Parse the dead letters again that were asked for. Raises `EngineError`."""
-        return await self._writer.replay(self._feed, self._source)
+        """Parse the dead letters again that were asked for.
+
+        Raises `Fenced` and `EngineError`.
+        """
+        await self._progress.check()
+        counted = Counted()
+        for shard in self._shards.all():
+            counted += await shard.writer.replay(self._feed, self._source)
+        return counted
 
     async def _store(self, *, again: bool) -> int:
         while True:
             state = self._progress.state
             assert state.offsets is not None, "a block has begun"
-            name = token(
-                self._feed.feed_id, str(self._source.topic_id), self._source.partition,
-                state.offsets, state.attempt,
+            writer = self._shards.named(state.shard).writer
+            *earlier, name = (
+                token(
+                    self._feed.feed_id, str(self._source.topic_id), self._source.partition,
+                    state.offsets, attempt,
+                )
+                for attempt in range(state.attempt + 1)
             )  # fmt: skip
             try:
-                counted = await self._writer.write(
+                # Behind the change that has given them up: a feeder that is fenced must not remove
+                # what its successor has stored.
+                for one in earlier:
+                    await writer.take_away(self._feed, one)
+                counted = await writer.write(
                     self._feed, self._source, state.offsets, name, again=again
                 )
             except TokenUsed:
-                await self._writer.take_away(self._feed, name)
                 await self._progress.try_again()
                 again = False  # nobody has used the next token, and a table may merge rows at once
             else:

@@ -92,9 +92,14 @@ class FeedProgress:
         else:
             await self._change(first_state(self._feeder, first_offset))
 
-    async def begin(self, offsets: Offsets) -> None:
-        """BEFORE: a block is to be inserted."""
-        await self._change(begun(self.state, offsets))
+    async def begin(self, offsets: Offsets, shard: str = "") -> None:
+        """BEFORE: a block is to be inserted on this shard."""
+        await self._change(begun(self.state, offsets, shard))
+
+    async def check(self) -> None:
+        """Raises `Fenced` if the state is another one by now."""
+        if await self._registry.get(self.key) != self._stored:
+            raise self._fenced()
 
     async def try_again(self) -> None:
         """The block gets another token."""
@@ -107,9 +112,12 @@ class FeedProgress:
     async def _change(self, state: FeedState) -> None:
         text, expected = state.as_text(), self._stored
         if not await self._registry.compare_and_set(self.key, expected, text):
-            raise Fenced(f"feed {self._feed.name}, {self._source}: another feeder has taken over")
+            raise self._fenced()
         self._stored = Versioned(text, expected.version + 1 if expected else 1)
         await self._note()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(f"feed {self._feed.name}, {self._source}: another feeder has taken over")
 
     async def _note(self) -> None:
         """Write the state into the history; a version that is there already is replaced."""

@@ -25,13 +25,26 @@ from typing import Any
 from coordinator.feeds.decoding.worker import DecodeRequest
 from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS, Format
 
-SOURCE = (
-    "FROM messages_committed WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-    " AND partition = {partition:Int32} AND offset >= {first:Int64} AND offset < {end:Int64}"
+_IS_PARTITION = (
+    "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
 )
-"""The committed records of a range. Records without a value are no rows."""
-SOURCE_WITHOUT_TRANSACTIONS = SOURCE.replace("messages_committed", "messages")
+SOURCE_WITHOUT_TRANSACTIONS = (
+    f"FROM messages WHERE {_IS_PARTITION} AND offset >= {{first:Int64}} AND offset < {{end:Int64}}"
+)
 """All records of a range: faster, where a few more do no harm."""
+SOURCE = (
+    f"{SOURCE_WITHOUT_TRANSACTIONS} AND NOT control AND (NOT transactional OR transaction_start"
+    f" NOT IN (SELECT transaction_start FROM aborted_transactions WHERE {_IS_PARTITION}))"
+)
+"""The committed records of a range below `UNDECIDED`. Records without a value are no rows.
+
+Not from `messages_committed`: that shows a new record only if the marker that commits it is on the
+same shard, and nothing behind a transaction whose end was not stored yet.
+"""
+UNDECIDED = (
+    f"SELECT min(transaction_start) FROM open_transactions WHERE {_IS_PARTITION} HAVING count()"
+)
+"""Where the first transaction begins of which it is not stored yet whether it was aborted."""
 WITH_VALUE = "value IS NOT NULL"
 DEAD = (
     "FROM dead_letter_versions FINAL WHERE feed_id = {feed_id:UUID} AND topic_id = {topic_id:UUID}"
@@ -326,9 +339,13 @@ class BlockStatements:
         """How many rows the table has of blocks whose token begins with the parameter `token`."""
         return f"SELECT count() FROM {self._target} WHERE {_BEGINS}"
 
-    def take_away(self) -> str:
-        """Removes what the table has of blocks whose token begins with the parameter `token`."""
-        return f"ALTER TABLE {self._target} DELETE WHERE {_BEGINS} SETTINGS mutations_sync = 2"
+    def take_away(self, *, with_later: bool = False) -> str:
+        """Removes what the table has of the block with the parameter `token`.
+
+        `with_later`: also of blocks whose tokens begin with it.
+        """
+        which = _BEGINS if with_later else f"{BLOCK_COLUMN} = {{token:String}}"
+        return f"ALTER TABLE {self._target} DELETE WHERE {which} SETTINGS mutations_sync = 2"
 
     def not_understood(self) -> str:
         """An expression on a record of `SOURCE`: why it is not in `feed_values`."""

@@ -17,6 +17,7 @@ from coordinator.feeds.statements import (
     ROWS_TABLE,
     SOURCE,
     SOURCE_WITHOUT_TRANSACTIONS,
+    UNDECIDED,
     UNDERSTOOD,
     VALUES_TABLE,
     WITH_VALUE,
@@ -98,9 +99,16 @@ class BlockWriter:
         await self._free_memory()
         return Counted(rows, dead_letters)
 
-    async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets:
-        """The beginning of a range that has at most `max_bytes` of values, or one record."""
+    async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
+        """The beginning of a range that has at most `max_bytes` of values, or one record.
+
+        None if it is not stored yet whether its first record is committed.
+        """
         await self._log_is_readable()
+        for (undecided,) in await self._session.rows(UNDECIDED, source.range(offsets)):
+            if undecided <= offsets.first:
+                return None
+            offsets = Offsets(offsets.first, min(undecided, offsets.end))
         [[end]] = await self._session.rows(
             "SELECT min(offset) FROM (SELECT offset, sum(length(value)) OVER (ORDER BY offset"
             f" ROWS UNBOUNDED PRECEDING) AS bytes {SOURCE_WITHOUT_TRANSACTIONS})"
@@ -109,11 +117,15 @@ class BlockWriter:
         )
         return Offsets(offsets.first, end or offsets.end)
 
-    async def take_away(self, feed: FeedDefinition, token: str) -> None:
+    async def take_away(
+        self, feed: FeedDefinition, token: str, *, with_later: bool = False
+    ) -> None:
         """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
         statements = await self._statements(feed)
         if await self._stored(statements, token):
-            await self._session.execute(statements.take_away(), {"token": token})
+            await self._session.execute(
+                statements.take_away(with_later=with_later), {"token": token}
+            )
 
     async def _stored(self, statements: BlockStatements, token: str) -> int:
         [[count]] = await self._session.rows(statements.stored(), {"token": token})
@@ -144,7 +156,7 @@ class BlockWriter:
             await self._session.execute(statements.insert(base), params)
         if await self._stored(statements, base) != rows:
             # A replay before this one was killed, and the table has changed since.
-            await self.take_away(feed, base)
+            await self.take_away(feed, base, with_later=True)
             await self._session.execute(statements.insert(f"{base}/{uuid4()}"), params)
         await self._dead_letters(feed, statements, params)
         await self._session.execute(

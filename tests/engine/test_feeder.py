@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.feeds.blocks import Offsets, Phase
 from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.feeder import PartitionFeeder
+from coordinator.feeds.feeder import OneShard, PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced
 from coordinator.feeds.writer import BlockWriter
 from storage.embedded import EmbeddedEngine, EngineSession
@@ -40,7 +40,7 @@ class Feeders:
         progress = FeedProgress(self.registry, self.rows, FEED, SOURCE, name)
         await progress.open(0)
         writer = BlockWriter(session, path, self.engine.drained, ValueDecoder())
-        return PartitionFeeder(FEED, SOURCE, progress, writer), progress
+        return PartitionFeeder(FEED, SOURCE, progress, OneShard(writer)), progress
 
     async def close(self) -> None:
         await self.rows.close()

@@ -1,9 +1,13 @@
-"""Runs the feeds of typed tables on a single broker: each in a task of its own.
+"""Runs the feeds of typed tables: each in a task of its own.
 
 Definitions are read every second (`brokerhouse tables` writes them). A feed takes the partitions of
-its topics in turn; a block begins when records wait for `interval_ms`, and it ends at the last
-stable offset. How far a feed is, is committed as the offsets of a group, so that consumer_lag and
-Kafka's tools show it. docs/tables.md is for users, coordinator/feeds/ has the protocol.
+its topics that are led here in turn; a block begins when records wait for `interval_ms`, and it
+ends at the last stable offset. How far a feed is, is committed as the offsets of a group, so that
+consumer_lag and Kafka's tools show it. docs/tables.md is for users, coordinator/feeds/ has the
+protocol.
+
+What differs between a single broker and a cluster is behind `FeedHost`: single_feeds.py,
+cluster/feeds.py.
 """
 
 from __future__ import annotations
@@ -11,24 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
-from uuid import uuid4
+from collections.abc import Collection, Sequence
+from typing import Protocol
+from uuid import UUID, uuid4
 
-from broker.log.open_logs import OpenLogs
-from broker.log.partition import PartitionLog
 from common.tasks import Backoff, Periodic, cancel
-from coordinator.coordinator import GroupCoordinator
 from coordinator.feeds.blocks import Counted
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition, FeedStatus, read_definitions
-from coordinator.feeds.feeder import PartitionFeeder
+from coordinator.feeds.definition import FeedDefinition, FeedStatus
+from coordinator.feeds.feeder import FeedShards, PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced
-from coordinator.feeds.writer import BlockWriter, FeedSource
+from coordinator.feeds.writer import FeedSource
 from coordinator.messages import Client, Committer, OffsetCommit
-from protocol.errors import IllegalGeneration, KafkaError
-from storage.embedded import EngineSession
+from protocol.errors import KafkaError
 from storage.engine import EngineError
-from storage.journal import JournaledEngine
 from storage.registry import Registry
 from storage.row_lane import RowLane
 
@@ -37,66 +36,137 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 1.0
 _COMMIT_EVERY_S = 1.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 10.0
-_COMMITTER = Committer("", None, -1, Client("brokerhouse-feed", "127.0.0.1"))
-_FOLDER = "feeds"
+COMMITTER = Committer("", None, -1, Client("brokerhouse-feed", "127.0.0.1"))
+
+
+class FeedTopic(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class FeedPartition(Protocol):
+    """A partition that is fed here: `PartitionLog` is one."""
+
+    @property
+    def topic(self) -> FeedTopic: ...
+
+    @property
+    def topic_id(self) -> UUID: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def last_stable_offset(self) -> int: ...
+
+
+def source_of(partition: FeedPartition) -> FeedSource:
+    return FeedSource(partition.topic.name, partition.topic_id, partition.partition)
+
+
+class FeedSessions(Protocol):
+    """What one feed writes with."""
+
+    async def prepare(self) -> None:
+        """Make what the feed needs: at its start and after each failure. Raises `EngineError`."""
+
+    def shards_of(self, partition: FeedPartition) -> FeedShards: ...
+
+    async def close(self) -> None: ...
+
+
+class FeedHost(Protocol):
+    """Where the feeds of this process find what they need."""
+
+    registry: Registry
+
+    async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
+        """As `read_definitions`."""
+
+    async def pause(self, feed: FeedDefinition) -> None:
+        """Write a version of the definition that says so. Raises `EngineError`."""
+
+    def sessions(self, feed: FeedDefinition) -> FeedSessions: ...
+
+    def partitions(self, topics: Collection[str]) -> Sequence[FeedPartition]:
+        """What of these topics is fed here now. A partition that was away is another object."""
+
+    def rows(self, partition: FeedPartition) -> RowLane:
+        """Where the history of the partition goes. Raises `EngineError`."""
+
+    async def first_since(self, partition: FeedPartition, timestamp_ms: int) -> int | None:
+        """The first offset with this timestamp or a later one. Raises `EngineError`."""
+
+    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
+        """Raises `KafkaError`."""
+
+    async def close(self) -> None: ...
 
 
 class _RunningFeed:
     """One feed, until it is closed."""
 
-    def __init__(self, feeds: TableFeeds, feed: FeedDefinition) -> None:
+    def __init__(self, host: FeedHost, feeder: str, feed: FeedDefinition) -> None:
         self.feed = feed
-        self._feeds = feeds
-        self._session: EngineSession | None = None
-        self._path = feeds.folder / f"{feed.feed_id}.lines"
-        self._feeders: dict[PartitionLog, PartitionFeeder] = {}
-        self._replayed: set[PartitionLog] = set()
-        self._committed: dict[PartitionLog, int] = {}
+        self._host = host
+        self._feeder = feeder
+        self._sessions = host.sessions(feed)
+        self._feeders: dict[FeedPartition, PartitionFeeder] = {}
+        self._replayed: set[FeedPartition] = set()
+        self._committed: dict[FeedPartition, int] = {}
         self._committed_s = 0.0
         self.task = asyncio.create_task(self._run(), name=f"feed-{feed.name}")
 
     async def close(self) -> None:
         await cancel(self.task)
-        if self._session is not None:
-            await self._session.close()
-        for path in (self._path, self._path.with_name(f"{self._path.name}.values")):
-            path.unlink(missing_ok=True)
+        await self._sessions.close()
 
     async def _run(self) -> None:
-        self._session = self._feeds.engine.embedded.session(f"feed-{self.feed.table}")
-        writer = BlockWriter(
-            self._session, str(self._path), self._feeds.engine.drained, self._feeds.decoder
-        )
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        is_prepared = False
         while True:
             try:
                 begun_s = time.monotonic()
-                for partition in self._partitions():
-                    await self._feed_partition(partition, writer)
+                partitions = self._partitions()
+                if partitions and not is_prepared:
+                    await self._sessions.prepare()
+                    is_prepared = True
+                await self._feed(partitions)
                 await self._commit()
                 backoff.reset()
                 await asyncio.sleep(
                     max(0.0, begun_s + self.feed.interval_ms / 1000 - time.monotonic())
                 )
             except EngineError as error:
-                self._feeders.clear()
+                is_prepared = False
                 await asyncio.sleep(backoff.after(error, log, f"feed {self.feed.name} failed"))
 
-    def _partitions(self) -> list[PartitionLog]:
-        found = [
-            one
-            for one in self._feeds.logs.all()
-            if one.topic.name in self.feed.topics and one.closed is None
-        ]
+    def _partitions(self) -> Sequence[FeedPartition]:
+        found = self._host.partitions(self.feed.topics)
         for gone in self._feeders.keys() - set(found):
             del self._feeders[gone]
         return sorted(found, key=lambda one: (one.topic.name, one.partition))
 
-    async def _feed_partition(self, partition: PartitionLog, writer: BlockWriter) -> None:
+    async def _feed(self, partitions: Sequence[FeedPartition]) -> None:
+        """A step in each. Raises the last `EngineError`: a shard that is away holds up no other."""
+        failure: EngineError | None = None
+        for partition in partitions:
+            try:
+                await self._feed_partition(partition)
+            except EngineError as error:
+                self._feeders.pop(partition, None)
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def _feed_partition(self, partition: FeedPartition) -> None:
         try:
             feeder = self._feeders.get(partition)
             if feeder is None:
-                feeder = await self._open(partition, writer)
+                feeder = await self._open(partition)
                 self._feeders[partition] = feeder
             if self.feed.replay_asked_ms and partition not in self._replayed:
                 await self._replay(partition, feeder)
@@ -111,9 +181,9 @@ class _RunningFeed:
                 self.feed.name, dead_letters, partition,
             )  # fmt: skip
             if self.feed.stop_on_error:
-                await self._feeds.pause(self.feed)
+                await self._host.pause(self.feed)
 
-    async def _replay(self, partition: PartitionLog, feeder: PartitionFeeder) -> None:
+    async def _replay(self, partition: FeedPartition, feeder: PartitionFeeder) -> None:
         counted = await feeder.replay()
         self._replayed.add(partition)
         if counted != Counted():
@@ -122,32 +192,22 @@ class _RunningFeed:
                 self.feed.name, partition, counted.rows, counted.dead_letters,
             )  # fmt: skip
 
-    async def _open(self, partition: PartitionLog, writer: BlockWriter) -> PartitionFeeder:
-        source = FeedSource(partition.topic.name, partition.topic_id, partition.partition)
+    async def _open(self, partition: FeedPartition) -> PartitionFeeder:
+        source = source_of(partition)
         progress = FeedProgress(
-            self._feeds.registry, self._feeds.rows, self.feed, source, self._feeds.feeder
+            self._host.registry, self._host.rows(partition), self.feed, source, self._feeder
         )
-        first = 0 if await progress.exists() else await self._first_offset(partition, source)
+        first = 0 if await progress.exists() else await self._first_offset(partition)
         await progress.open(first)
-        return PartitionFeeder(self.feed, source, progress, writer)
+        return PartitionFeeder(self.feed, source, progress, self._sessions.shards_of(partition))
 
-    async def _first_offset(self, partition: PartitionLog, source: FeedSource) -> int:
+    async def _first_offset(self, partition: FeedPartition) -> int:
         if self.feed.start == "earliest":
             return partition.log_start_offset
         if self.feed.start == "latest":
             return partition.last_stable_offset
-        rows = await self._feeds.engine.rows(
-            "SELECT min(offset) FROM messages WHERE topic = {topic:String}"
-            " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-            " AND timestamp_ms >= {timestamp:Int64} HAVING count() > 0",
-            {
-                "topic": source.topic,
-                "topic_id": str(source.topic_id),
-                "partition": source.partition,
-                "timestamp": int(self.feed.start),
-            },
-        )
-        return int(rows[0][0]) if rows else partition.last_stable_offset
+        found = await self._host.first_since(partition, int(self.feed.start))
+        return partition.last_stable_offset if found is None else found
 
     async def _commit(self) -> None:
         """Commit how far the feed is, once a second."""
@@ -167,37 +227,21 @@ class _RunningFeed:
             for one, offset in moved.items()
         ]
         try:
-            await self._feeds.groups.commit(
-                self.feed.group_id, _COMMITTER, commits, group_must_exist_error=IllegalGeneration
-            )
+            await self._host.commit(self.feed.group_id, commits)
         except KafkaError as error:
             log.warning("group %s cannot show how far its feed is: %s", self.feed.group_id, error)
+            return
         self._committed.update(moved)
 
 
 class TableFeeds(Periodic):
     """Starts and stops feeds as their definitions say."""
 
-    def __init__(
-        self,
-        engine: JournaledEngine,
-        registry: Registry,
-        rows: RowLane,
-        logs: OpenLogs,
-        groups: GroupCoordinator,
-        data_dir: Path,
-        schema_registry: str,
-    ) -> None:
-        """`schema_registry`: its URL, or empty if there is none."""
+    def __init__(self, host: FeedHost) -> None:
+        """The host is closed here."""
         super().__init__("feeds", _LOOK_EVERY_S, self._look, at_once=True)
-        self.engine = engine
-        self.registry = registry
-        self.rows = rows
-        self.logs = logs
-        self.groups = groups
-        self.folder = data_dir.resolve() / _FOLDER
-        self.feeder = str(uuid4())
-        self.decoder = ValueDecoder(schema_registry)
+        self._host = host
+        self._feeder = str(uuid4())
         self._running: dict[str, _RunningFeed] = {}
         self._told: set[str] = set()
 
@@ -210,20 +254,11 @@ class TableFeeds(Periodic):
         for one in self._running.values():
             await one.close()
         self._running.clear()
-        await self.decoder.close()
-
-    async def pause(self, feed: FeedDefinition) -> None:
-        """Write a version of the definition that says so. Raises `EngineError`."""
-        await self.engine.embedded.execute(
-            "INSERT INTO table_feed_versions SELECT * REPLACE (version + 1 AS version,"
-            " 'paused' AS status, now64(3) AS changed_at) FROM (SELECT * FROM table_feed_versions"
-            " FINAL WHERE feed_id = {feed_id:UUID} AND version = {version:UInt64})",
-            {"feed_id": feed.feed_id, "version": feed.version},
-        )
+        await self._host.close()
 
     async def _look(self) -> None:
         try:
-            found, wrong = await read_definitions(self.engine.embedded)
+            found, wrong = await self._host.definitions()
         except EngineError as error:
             log.warning("feeds cannot be read: %s", error)
             return
@@ -238,5 +273,4 @@ class TableFeeds(Periodic):
                 await self._running.pop(feed_id).close()
         for feed_id, feed in wanted.items():
             if feed_id not in self._running:
-                self.folder.mkdir(exist_ok=True)
-                self._running[feed_id] = _RunningFeed(self, feed)
+                self._running[feed_id] = _RunningFeed(self._host, self._feeder, feed)

@@ -44,6 +44,7 @@ from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.offsets_topic.offsets_topic import AllGroups
 from broker.producer_ids import ProducerIds
+from broker.single_feeds import SingleFeedHost
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from broker.transaction_checks import LocalCoordinator
@@ -178,13 +179,15 @@ class SingleNode:
             self.broker.cold_reader,
         )
         self._feeds = TableFeeds(
-            engine,
-            registry,
-            self.rows,
-            self.topics.logs,
-            self.groups,
-            Path(settings.data_dir),
-            schema_registry_url(settings),
+            SingleFeedHost(
+                engine,
+                registry,
+                self.rows,
+                self.topics.logs,
+                self.groups,
+                Path(settings.data_dir),
+                schema_registry_url(settings),
+            )
         )
         self.http = make_app(engine, settings.sql)
         self._control = ControlSocket(

@@ -164,8 +164,8 @@ class ClickHouseServer:
         self.url = url
         self.request_timeout_ms = settings.request_timeout_ms
         self.heard = LastHeard()
+        self.settings = settings
         self._where = URL(url)
-        self._settings = settings
         self._request_timeout_s = settings.request_timeout_ms / 1000
         # As many connections as can be used at once: nothing ever waits for one.
         self._connections = settings.lanes + _READERS + _PINGS
@@ -179,7 +179,7 @@ class ClickHouseServer:
             settings.user,
             settings.password,
             settings.connect_timeout_ms / 1000,
-            partial(_tls_context, settings.tls_ca),
+            partial(tls_context, settings.tls_ca),
         )
         self._identity = uuid.uuid4().hex
         self._numbers = count(1)
@@ -335,7 +335,7 @@ class ClickHouseServer:
     async def ping(self) -> None:
         """Raises `EngineError` unless the server soon answers a query of this user."""
         try:
-            async with asyncio.timeout(self._settings.ping_timeout_ms / 1000):
+            async with asyncio.timeout(self.settings.ping_timeout_ms / 1000):
                 client = await self._connected()
                 answer = await client.raw_query(PING, settings=dict(_ROWS_SETTINGS))
         except (ClickHouseError, TimeoutError) as error:
@@ -367,7 +367,7 @@ class ClickHouseServer:
             return self._client
 
     async def _open(self) -> AsyncClient:
-        where, settings = self._where, self._settings
+        where, settings = self._where, self.settings
         return await clickhouse_connect.get_async_client(
             interface=where.scheme,
             host=where.host,
@@ -426,7 +426,14 @@ def _bound(params: Mapping[str, Parameter] | None) -> dict[str, Any]:
     return {name: _Bound(text) for name, text in parameter_texts(params).items()}
 
 
-def _tls_context(tls_ca: Path | None) -> ssl.SSLContext:
+def clickhouse_error(url: str, text: str, code: str) -> EngineError:
+    """What a server said: the text of its answer, and its header X-ClickHouse-Exception-Code."""
+    told = _TOLD.search(text)
+    return EngineError(f"{url}: {told[0] if told else text}", int(code) if code.isdigit() else 0)
+
+
+def tls_context(tls_ca: Path | None) -> ssl.SSLContext:
+    """For servers that the system's authorities or `tls_ca` vouch for."""
     context = ssl.create_default_context()
     if tls_ca is not None:
         context.load_verify_locations(tls_ca)

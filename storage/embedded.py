@@ -36,6 +36,7 @@ from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
 from storage.engine import (
     DATABASE,
     EngineError,
+    FileQuery,
     InsertRejected,
     NativeBlock,
     Parameter,
@@ -43,7 +44,7 @@ from storage.engine import (
     Row,
 )
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
-from storage.parameters import parameter_texts
+from storage.parameters import literal, parameter_texts
 from storage.view_guard import FailedViews, ViewGuard
 
 log = logging.getLogger(__name__)
@@ -345,6 +346,24 @@ class EngineSession:
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self._run(sql, "Null", params)
+
+    reads_files = True
+
+    async def save(self, query: FileQuery, params: Mapping[str, Parameter]) -> None:
+        place = f"{literal(query.path)}, {literal(query.format)}, {literal(query.structure)}"
+        await self._run(
+            f"INSERT INTO FUNCTION file({place}) {query.sql}"
+            " SETTINGS engine_file_truncate_on_insert = 1, max_threads = 1",
+            "Null",
+            params,
+        )
+
+    async def send(self, table: str, path: str) -> None:
+        lines = f"file({literal(path)}, 'LineAsString', 'line String')"
+        await self._run(f"INSERT INTO {table} SELECT line FROM {lines}", "Null", None)
+
+    async def settle(self, table: str) -> None:
+        """There are no replicas."""
 
     async def _run(self, sql: str, fmt: str, params: Mapping[str, Parameter] | None) -> bytes:
         worker = self._worker

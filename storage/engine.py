@@ -70,6 +70,16 @@ class PeopleBounds:
     max_threads: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class FileQuery:
+    """A query whose rows go into a file of this machine."""
+
+    sql: str
+    path: str
+    format: str
+    structure: str
+
+
 class Engine(Protocol):
     """One ClickHouse, as the broker sees it."""
 

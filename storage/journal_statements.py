@@ -21,7 +21,7 @@ ALL = tuple(range(STREAMS))
 LOG_TABLE = "messages"
 
 _WORD = re.compile(r"\w+")
-_IN_KEEPER = frozenset(("registry", "topic_registry"))
+_IN_KEEPER = frozenset(("registry", "topic_registry", "feed_registry"))
 # A statement about the engine itself, and pings: a SELECT from nothing, or from one table of the
 # database `system`, without functions.
 _READS_ONLY_SYSTEM = re.compile(
@@ -37,7 +37,7 @@ _PLACES = re.compile(
 _BEYOND = re.compile(rb"\bJOIN\b|Identifier|dictGet|joinGet", re.IGNORECASE)
 _CHANGES = re.compile(
     rb"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
-    rb"(?:ALTER|ATTACH|CREATE|DETACH|DROP|EXCHANGE|RENAME|REPLACE|RESTORE|UNDROP)\b",
+    rb"(?:ALTER|ATTACH|CREATE(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)|DETACH|DROP|EXCHANGE|RENAME|REPLACE|RESTORE|UNDROP)\b",
     re.IGNORECASE | re.DOTALL,
 )
 

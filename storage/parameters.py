@@ -23,15 +23,16 @@ def quoted(name: str) -> str:
     return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
+def literal(text: str) -> str:
+    """Text as a string of SQL."""
+    return "'" + text.translate(_ESCAPES).replace("'", "\\'") + "'"
+
+
 def _text(value: Parameter) -> str:
     if isinstance(value, str):
         return value.translate(_ESCAPES)
     if isinstance(value, int):
         return str(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_literal(k)}:{_literal(v)}" for k, v in value.items()) + "}"
-    return "[" + ",".join(_literal(item) for item in value) + "]"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.translate(_ESCAPES).replace("'", "\\'") + "'"
+        return "{" + ",".join(f"{literal(k)}:{literal(v)}" for k, v in value.items()) + "}"
+    return "[" + ",".join(literal(item) for item in value) + "]"

@@ -79,7 +79,7 @@ _PAUSE_MAX_S = 30.0
 # More tokens than the lanes of many sessions have; the oldest is of a session that ended long ago.
 _DOUBTS_MAX = 10_000
 _QUORUM_TIMEOUT_SHARE = 0.8  # of the request's, so that the server reports the outcome
-_TOO_FEW_LIVE_REPLICAS = 285
+TOO_FEW_LIVE_REPLICAS = 285
 _NOT_THERE = frozenset((60, 81))  # UNKNOWN_TABLE, UNKNOWN_DATABASE
 # The server has a problem that another may not have. All other codes blame the statement.
 _TROUBLE = frozenset(
@@ -302,7 +302,7 @@ class Shard:
                 table, columns, block, token, self._settings(quorum, replica)
             )
         except InsertRejected as error:
-            if error.code != _TOO_FEW_LIVE_REPLICAS or self._quorum_min == quorum:
+            if error.code != TOO_FEW_LIVE_REPLICAS or self._quorum_min == quorum:
                 raise
             quorum = self._quorum_min
             await replica.server.insert(
@@ -392,6 +392,31 @@ class Shard:
         Called when a slot is taken over.
         """
         self._foreign_writes += 1
+
+    async def readable_server(self, kept: ClickHouseServer | None = None) -> ClickHouseServer:
+        """A server that has fetched what was written elsewhere: `kept`, as long as it works.
+
+        For sessions (shard_session.py). Raises `EngineError`.
+        """
+        replicas = self._to_ask()
+        if not replicas:
+            raise NotSent(f"shard {self.name} is away")
+        replica = next((one for one in replicas if one.server is kept), replicas[0])
+        if replica.failed:
+            replica = replicas[0]
+        await self._catch_up(replica)
+        return replica.server
+
+    def has_failed(self, server: ClickHouseServer, error: EngineError, asked_at: float) -> None:
+        """A session on one of the servers has failed."""
+        for replica in self._replicas:
+            if replica.server is server and error.code in _TROUBLE:
+                replica.has_failed(error, asked_at)
+
+    def quorum_settings(self, *, least: bool = False) -> dict[str, str]:
+        """For inserts; `least`: while fewer replicas are alive than there should be."""
+        quorum = self._quorum_min if least else self._quorum
+        return self._settings(quorum, self._replicas[0])
 
     async def _first_that_can(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
         replicas = self._to_ask()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import click
@@ -18,7 +19,6 @@ from broker.cli.sql import SqlServer, asked, to_url
 from common.console import console, new_table
 from common.options import environment_option, server_option
 from coordinator.feeds.definition import (
-    BLOCK_COLUMN,
     INTERVAL_MS,
     START,
     FeedDefinitionError,
@@ -26,22 +26,55 @@ from coordinator.feeds.definition import (
     split_name,
 )
 from coordinator.feeds.statements import quoted
+from coordinator.feeds.tables import (
+    BLOCK_DEFINITION,
+    local_name,
+    preparing,
+    table_engine,
+    window_settings,
+)
+from storage.cluster_sql import SHARD_DATABASE
+from storage.engine import DATABASE
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_WINDOW = 10_000
-"""Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
 _SAMPLE_RECORDS = 1000
-_BLOCK = (
-    f"{BLOCK_COLUMN} LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
-)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Server:
-    """SQL with bound parameters."""
+    """SQL with bound parameters: of a single broker, or of a server of a cluster."""
 
     sql: SqlServer
+
+    @cached_property
+    def _databases(self) -> dict[str, str]:
+        """Those that have the tables of this program, and the engine of the log there."""
+        text = self._answer(
+            "SELECT database, engine FROM system.tables WHERE name = 'messages' AND database IN"
+            f" ('{DATABASE}', '{SHARD_DATABASE}') FORMAT JSONCompactEachRow",
+            {},
+            {},
+        )
+        return dict(map(json.loads, text.splitlines()))
+
+    @property
+    def is_of_cluster(self) -> bool:
+        return SHARD_DATABASE in self._databases
+
+    @property
+    def is_replicated(self) -> bool:
+        return self._databases.get(SHARD_DATABASE, "").startswith("Replicated")
+
+    @property
+    def database(self) -> str:
+        """Where to read: of a cluster that is not distributed, one shard."""
+        return DATABASE if DATABASE in self._databases else SHARD_DATABASE
+
+    @property
+    def stores(self) -> str:
+        """Where definitions are written."""
+        return SHARD_DATABASE if self.is_of_cluster else DATABASE
 
     def run(self, statement: str, settings: Mapping[str, str] | None = None, **params: str) -> None:
         self._answer(statement, settings or {}, params)
@@ -172,37 +205,43 @@ def create_table(
     a record.
     """
     server = _Server(SqlServer(http, user, password))
-    _refuse_cluster(server)
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
     for topic in topics:
-        if not server.rows("SELECT 1 FROM brokerhouse.topics WHERE name = {t:String}", t=topic):
+        known = f"SELECT 1 FROM {server.database}.topics WHERE name = {{t:String}}"
+        if not server.rows(known, t=topic):
             raise click.ClickException(f"there is no topic {topic}")
     database, table = split_name(name)
+    filled = local_name(table) if server.is_of_cluster else table
     exists = bool(
         server.rows(
             "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
-            d=database, t=table,
+            d=database, t=filled,
         )
     )  # fmt: skip
     if exists and columns is not None:
-        raise click.ClickException(f"table {name} exists: leave --columns out to fill it as it is")
+        raise click.ClickException(
+            f"table {database}.{filled} exists: leave --columns out to fill it as it is"
+        )
     if not exists and columns is None:
         columns, inferred = _infer(server, topics[0], kind, yes)
         paths = {**inferred, **paths}
-    target = f"{quoted(database)}.{quoted(table)}"
+    target = f"{quoted(database)}.{quoted(filled)}"
+    replicated = server.is_replicated
     if exists:
-        _prepare(server, target)
+        for statement in preparing(target, replicated=replicated):
+            server.run(statement)
     else:
         server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
         by = f" PARTITION BY {partition_by}" if partition_by else ""
         server.run(
-            f"CREATE TABLE {target} ({columns}, {_BLOCK}) ENGINE = MergeTree ORDER BY ({order_by})"
-            f"{by} SETTINGS non_replicated_deduplication_window = {_WINDOW}",
+            f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION})"
+            f" ENGINE = {table_engine(database, filled, replicated=replicated)}"
+            f" ORDER BY ({order_by}){by} SETTINGS {window_settings(replicated=replicated)}",
             {"flatten_nested": "0"},
         )
     server.run(
-        "INSERT INTO brokerhouse.table_feed_versions (name, version, feed_id, database, table,"
+        f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
         " topics, format, paths, start, interval_ms, stop_on_error, status, replay_asked_at)"
         " SELECT {name:String}, toUnixTimestamp64Milli(now64(3)), generateUUIDv4(), {d:String},"
         " {t:String}, JSONExtract({topics:String}, 'Array(String)'), {kind:String},"
@@ -215,29 +254,13 @@ def create_table(
     click.echo(f"created {name}, filled from {', '.join(topics)}")
 
 
-def _refuse_cluster(server: _Server) -> None:
-    [log] = server.rows(
-        "SELECT engine FROM system.tables WHERE database = 'brokerhouse' AND name = 'messages'"
-    )
-    if log["engine"] != "MergeTree":
-        raise click.ClickException("tables are filled by a single broker; this is a cluster")
-
-
-def _prepare(server: _Server, target: str) -> None:
-    """What a table that exists needs: the hidden column, and a memory for tokens."""
-    server.run(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {_BLOCK}")
-    server.run(
-        f"ALTER TABLE {target} MODIFY SETTING non_replicated_deduplication_window = {_WINDOW}"
-    )
-
-
 def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str]]:
     """Columns from the last records, and the paths of those that are not fields of the object."""
     if kind != Format.JSON.value:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
     [found] = server.rows(
         "SELECT count() AS records, distinctJSONPathsAndTypes(CAST(value, 'JSON')) AS types FROM"
-        " (SELECT assumeNotNull(value) AS value FROM brokerhouse.messages_committed"
+        f" (SELECT assumeNotNull(value) AS value FROM {server.database}.messages_committed"
         " WHERE topic = {t:String} AND isValidJSON(assumeNotNull(value))"
         " AND JSONType(assumeNotNull(value)) = 'Object'"
         f" ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS})",
@@ -278,13 +301,15 @@ def _common(types: Sequence[str]) -> str:
 @_with_server
 def list_tables(as_json: bool, http: URL, user: str | None, password: str | None) -> None:
     """Print every feed: its topics, and how far it is."""
-    rows = _Server(SqlServer(http, user, password)).rows(
+    server = _Server(SqlServer(http, user, password))
+    rows = server.rows(
         "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
-        " (SELECT name, topics, format, status FROM brokerhouse.table_feeds) AS feeds LEFT JOIN"
+        f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
+        " LEFT JOIN"
         " (SELECT feed, sum(rows) AS rows, sum(lag) AS lag"
-        " FROM brokerhouse.table_feed_progress GROUP BY feed) AS progress"
+        f" FROM {server.database}.table_feed_progress GROUP BY feed) AS progress"
         " ON progress.feed = feeds.name LEFT JOIN"
-        " (SELECT feed, count() AS dead_letters FROM brokerhouse.dead_letters GROUP BY feed)"
+        f" (SELECT feed, count() AS dead_letters FROM {server.database}.dead_letters GROUP BY feed)"
         " AS dead"
         " ON dead.feed = feeds.name ORDER BY name"
     )
@@ -311,11 +336,11 @@ def describe_table(
     feed = _feed(server, name)
     partitions = server.rows(
         "SELECT topic, partition, phase, next_offset, lag, rows, dead_letters, rows_per_second,"
-        " since FROM brokerhouse.table_feed_progress WHERE feed = {n:String}",
+        f" since FROM {server.database}.table_feed_progress WHERE feed = {{n:String}}",
         n=name,
     )
     dead_letters = server.rows(
-        "SELECT topic, partition, offset, error FROM brokerhouse.dead_letters"
+        f"SELECT topic, partition, offset, error FROM {server.database}.dead_letters"
         " WHERE feed = {n:String} ORDER BY time DESC, offset DESC LIMIT 10",
         n=name,
     )
@@ -368,6 +393,11 @@ def drop_table(
     """Stop filling DATABASE.TABLE for good. The table stays."""
     server = _Server(SqlServer(http, user, password))
     _feed(server, name)
+    if with_table and server.is_of_cluster:
+        raise click.ClickException(
+            "in a cluster the table is on every server: drop the feed without --with-table, then"
+            f" the tables {name} and {local_name(name)} with ON CLUSTER"
+        )
     _change(server, name, "'dropped' AS status")
     if with_table:
         database, table = split_name(name)
@@ -377,10 +407,10 @@ def drop_table(
 
 def _change(server: _Server, name: str, change: str) -> None:
     server.run(
-        "INSERT INTO brokerhouse.table_feed_versions SELECT * REPLACE ("
+        f"INSERT INTO {server.stores}.table_feed_versions SELECT * REPLACE ("
         "greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version,"
-        f" now64(3) AS changed_at, {change}) FROM brokerhouse.table_feed_versions FINAL"
-        " WHERE name = {n:String}",
+        f" now64(3) AS changed_at, {change}) FROM {server.database}.table_feed_versions FINAL"
+        " WHERE name = {n:String} ORDER BY version DESC LIMIT 1",
         n=name,
     )
 
@@ -393,4 +423,5 @@ def _feed(server: _Server, name: str) -> dict[str, Any]:
 
 
 def _feed_rows(server: _Server, name: str) -> list[dict[str, Any]]:
-    return server.rows("SELECT * FROM brokerhouse.table_feeds WHERE name = {n:String}", n=name)
+    feeds = f"{server.database}.table_feeds"
+    return server.rows(f"SELECT * FROM {feeds} WHERE name = {{n:String}}", n=name)

@@ -19,6 +19,8 @@ from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.coordinator_hosts import CoordinatorHosts
+from broker.cluster.feed_tables import FeedTables
+from broker.cluster.feeds import ClusterFeedHost, FeedGroups
 from broker.cluster.group_partitions import GroupsOfSlots
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
@@ -28,7 +30,7 @@ from broker.cluster.ownership import Ownership
 from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.served_slots import ServedSlots
-from broker.cluster.servers import hear_together, migrate, registry_of, single_servers
+from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
@@ -41,7 +43,8 @@ from broker.cluster.transactions import (
     MarkersOfCluster,
     ShardedTransactions,
 )
-from broker.config import Settings
+from broker.config import Settings, schema_registry_url
+from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.removals import Removals
@@ -167,6 +170,16 @@ class ClusterNode:
                 data_dir=None,
             ),
         )
+        self._feeds = TableFeeds(
+            ClusterFeedHost(
+                {shard.name: shard for shard in self._shards},
+                registry_of(registry_servers, "feed_registry"),
+                FeedTables(servers, layout(cluster)),
+                logs,
+                FeedGroups(groups, leadership, peers),
+                schema_registry_url(settings),
+            )
+        )
         retention = Retention(logs, logs, log_starts, wall_ms)
         self._upkeep = upkeep(settings.retention_check_interval_ms, retention.round)
         self._removals = Removals(self._hosts, self._topics, logs, self.broker.cold_reader)
@@ -221,6 +234,7 @@ class ClusterNode:
         self._lanes.start()
         self._housekeeping.start()
         self._removals.start()
+        self._feeds.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
@@ -239,6 +253,7 @@ class ClusterNode:
         for host in self._hosts:
             tasks += [*host.groups.background, *host.rows.background]
         tasks += self._transactions.background
+        tasks += self._feeds.background
         return tasks
 
     def unready(self) -> str | None:
@@ -281,6 +296,7 @@ class ClusterNode:
             parts.push_async_callback(self._lanes.close)
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)
+            parts.push_async_callback(self._feeds.close)
             parts.push_async_callback(self.hand_over)
 
 

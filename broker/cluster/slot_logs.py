@@ -223,12 +223,12 @@ class SlotLogs(OpenLogs):
     # Where the rows are
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
-        return [host.engine for host in self._hosts_with(partition)]
+        return [host.engine for host in self.hosts(partition)]
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
         # Read before the query: rows that are added later do not matter.
         end = partition.high_watermark
-        hosts = self._hosts_with(partition)
+        hosts = self.hosts(partition)
         if len(hosts) == 1:
             return RowSource(hosts[0].engine)
         firsts = await asyncio.gather(
@@ -244,11 +244,18 @@ class SlotLogs(OpenLogs):
         ends = [first for first, _ in found[1:]]
         return RowSource(hosts[found[0][1]].engine, ends[0] if ends else end)
 
+    def host_of(self, partition: PartitionLog) -> ShardHost:
+        """The shard to which its records are written now. Raises `EngineError`."""
+        hosts = self._hosts_of.get(partition)
+        if hosts is None:
+            raise EngineError(f"this broker does not lead {partition}")
+        return hosts[-1]
+
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
         """The row lane of every shard that may have rows of it. Raises `EngineError`."""
-        return [host.rows for host in self._hosts_with(partition)]
+        return [host.rows for host in self.hosts(partition)]
 
-    def _hosts_with(self, partition: PartitionLog) -> list[ShardHost]:
+    def hosts(self, partition: PartitionLog) -> list[ShardHost]:
         """Each shard that may have rows, once: a slot may return to an earlier shard."""
         hosts = self._hosts_of.get(partition)
         if hosts is None:

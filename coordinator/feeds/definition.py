@@ -7,11 +7,12 @@ rows of `table_feed_versions`: each change is a new version, and the highest win
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
-from storage.engine import Engine, Row
+from storage.engine import Engine, Parameter, Row
 
 BLOCK_COLUMN = "_block"
 """A column that `SELECT *` does not show, with the token of each row's block."""
@@ -101,7 +102,6 @@ SELECT
     mapKeys(paths), mapValues(paths), start, interval_ms, stop_on_error, status,
     toUnixTimestamp64Milli(replay_asked_at)
 FROM table_feed_versions FINAL
-WHERE status != 'dropped'
 ORDER BY name
 """
 
@@ -109,16 +109,50 @@ ORDER BY name
 async def read_definitions(engine: Engine) -> tuple[list[FeedDefinition], list[str]]:
     """All feeds that are not dropped, and what is wrong with those that cannot work.
 
-    Anybody who may write can store a definition, and the broker has more rights than they have.
     Raises `EngineError`.
     """
+    return newest_definitions([await stored_definitions(engine)])
+
+
+async def stored_definitions(engine: Engine) -> list[Row]:
+    """What one engine has: the newest version of each feed there, of dropped ones, too.
+
+    Raises `EngineError`.
+    """
+    return await engine.rows(_READ)
+
+
+def newest_definitions(
+    stored: Iterable[Sequence[Row]],
+) -> tuple[list[FeedDefinition], list[str]]:
+    """As `read_definitions`, of what several engines have stored.
+
+    Anybody who may write can store a definition, and the broker has more rights than they have.
+    """
+    newest: dict[str, Row] = {}
+    for row in chain.from_iterable(stored):
+        name, _, version, *_ = row
+        if name not in newest or version > newest[name][2]:
+            newest[name] = row
     found, wrong = [], []
-    for row in await engine.rows(_READ):
+    for row in newest.values():
         try:
-            found.append(_definition(row))
+            feed = _definition(row)
+            if feed.status is not FeedStatus.DROPPED:
+                found.append(feed)
         except ValueError as error:
             wrong.append(f"feed {row[0]!r} cannot work: {error}")
     return found, wrong
+
+
+def paused_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
+    """Writes a version of the definition that says so, where this version is stored."""
+    return (
+        "INSERT INTO table_feed_versions SELECT * REPLACE (version + 1 AS version,"
+        " 'paused' AS status, now64(3) AS changed_at) FROM (SELECT * FROM table_feed_versions"
+        " FINAL WHERE feed_id = {feed_id:UUID} AND version = {version:UInt64})",
+        {"feed_id": feed.feed_id, "version": feed.version},
+    )
 
 
 def _definition(row: Row) -> FeedDefinition:

@@ -20,12 +20,14 @@ BLOCK_MAX_BYTES = 64 << 20
 class FeedShard:
     """A shard that has records of a partition: a block's rows go where its records are.
 
-    `end`: from this offset on another shard has them; None: nobody else.
+    `end`: from this offset on another shard has them; None: nobody else. `max_bytes`: of the values
+    of a block.
     """
 
     name: str
     writer: BlockWriter
     end: int | None = None
+    max_bytes: int = BLOCK_MAX_BYTES
 
 
 class FeedShards(Protocol):
@@ -90,7 +92,7 @@ class PartitionFeeder:
         shard = await self._shards.of_offset(state.next_offset)
         last = min(end, state.next_offset + BLOCK_MAX_RECORDS, shard.end or end)
         batch = await shard.writer.cut(
-            self._source, Offsets(state.next_offset, last), BLOCK_MAX_BYTES
+            self._source, Offsets(state.next_offset, last), shard.max_bytes
         )
         if batch is None:
             return 0

@@ -3,8 +3,10 @@
 A block goes through four places, so that each record is parsed once:
 
 1. `lines`: one line per record into a file, each beginning with the record's offset. Values that
-   are decoded (decoding/) go into a file of values before, and the decoder writes the lines;
-2. `load`: the file, read by ClickHouse's input format, into the temporary table `feed_values`:
+   are decoded (decoding/) go into a file of values before, and the decoder writes the lines. An
+   engine that cannot read files of this machine gets the lines inside the next statement, from a
+   query or, decoded, from the temporary table `feed_lines`;
+2. `load`: the lines, read by ClickHouse's input format, into the temporary table `feed_values`:
    the values of each record as text. What the format does not understand is left out;
 3. `convert`: the text as values of the columns' types, in the temporary table `feed_rows`. Where
    one does not fit, `_feed_error` says so;
@@ -24,6 +26,7 @@ from typing import Any
 
 from coordinator.feeds.decoding.worker import DecodeRequest
 from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS, Format
+from storage.engine import FileQuery
 
 _IS_PARTITION = (
     "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
@@ -52,7 +55,7 @@ DEAD = (
     " AND time < fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"
 )
 """Dead letters that were asked to be parsed again."""
-VALUES_TABLE, ROWS_TABLE = "feed_values", "feed_rows"
+VALUES_TABLE, ROWS_TABLE, LINES_TABLE = "feed_values", "feed_rows", "feed_lines"
 UNDERSTOOD = f"(SELECT _offset FROM {VALUES_TABLE} WHERE _error = '')"
 MISFITS = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error != '')"
 
@@ -189,16 +192,19 @@ class BlockStatements:
         columns: Sequence[Column],
         path: str,
         source: str = SOURCE,
+        *,
+        reads_files: bool = True,
     ) -> None:
         """`path`: of the file with the lines. `source`: of the records, `SOURCE` or a part of it.
 
-        Raises ValueError if no block can be formed.
+        `reads_files`: whether the engine reads and writes files of this machine. Raises ValueError if no block can be formed.
         """
-        self._target = f"{quoted(database)}.{quoted(table)}"
+        self.target = f"{quoted(database)}.{quoted(table)}"
         self._format = kind
         self._columns = columns
         self._values = [column for column in columns if not column.is_metadata]
         self._path = path
+        self._reads_files = reads_files
         self.source = source
         if not self._values:
             raise ValueError(f"{database}.{table} has no column for values")
@@ -210,15 +216,19 @@ class BlockStatements:
     def temporary_tables(self) -> Sequence[str]:
         """Make the temporary tables anew."""
         fields = ", ".join(f"{quoted(one.name)} {one.row_type}" for one in self._values)
-        return (
-            f"CREATE OR REPLACE TEMPORARY TABLE {VALUES_TABLE}"
-            f" (_offset Int64, _rows Array({self._read_type()}), _error String) ENGINE = Memory",
-            f"CREATE OR REPLACE TEMPORARY TABLE {ROWS_TABLE}"
-            f" (_offset Int64, _feed_error String, {fields}) ENGINE = Memory",
-        )
+        tables = [
+            (VALUES_TABLE, f"_offset Int64, _rows Array({self._read_type()}), _error String"),
+            (ROWS_TABLE, f"_offset Int64, _feed_error String, {fields}"),
+        ]
+        if self._format.is_decoded and not self._reads_files:
+            tables.append((LINES_TABLE, "line String"))
+        return [
+            f"CREATE OR REPLACE TEMPORARY TABLE {name} ({columns}) ENGINE = Memory"
+            for name, columns in tables
+        ]
 
-    def lines(self, mark: str) -> str | None:
-        """Writes the file, or that of the values. Parameters: those of `SOURCE`.
+    def lines(self, mark: str) -> FileQuery | None:
+        """What makes the file of lines, or that of the values. Parameters: those of `SOURCE`.
 
         None where no file is needed.
 
@@ -226,16 +236,20 @@ class BlockStatements:
         block are not taken for this one's if nothing is written, and a record of several lines of
         CSV cannot pretend to be another one.
         """
-        value = "assumeNotNull(value)"
-        if self._format is Format.RAW:
-            return None
         if self._format.is_decoded:
-            return (
-                f"INSERT INTO FUNCTION file({literal(self.values_path)}, 'RowBinary',"
-                f" 'mark FixedString({len(mark)}), offset Int64, value String')"
-                f" SELECT '{mark}', offset, {value} {self.source} AND {WITH_VALUE}"
-                " SETTINGS engine_file_truncate_on_insert = 1, max_threads = 1"
+            return FileQuery(
+                f"SELECT toFixedString('{mark}', {len(mark)}) AS mark, offset,"
+                f" assumeNotNull(value) AS value {self.source} AND {WITH_VALUE}",
+                self.values_path,
+                "RowBinary",
+                f"mark FixedString({len(mark)}), offset Int64, value String",
             )
+        if self._format is Format.RAW or not self._reads_files:
+            return None
+        return FileQuery(self._lines_query(mark), self._path, "LineAsString", "line String")
+
+    def _lines_query(self, mark: str) -> str:
+        value = "assumeNotNull(value)"
         if self._format is Format.JSON:
             # No line break is inside a value. countSubstrings is the fastest way to see it.
             text = (
@@ -251,11 +265,7 @@ class BlockStatements:
             text = f"replaceRegexpOne({value}, '\\\\r?\\\\n$', '')"
             line = f"concat('{mark},', toString(offset), ',', {text}, ',{mark}')"
             where = WITH_VALUE
-        return (
-            f"INSERT INTO FUNCTION file({literal(self._path)}, 'LineAsString', 'line String')"
-            f" SELECT {line} {self.source} AND {where}"
-            " SETTINGS engine_file_truncate_on_insert = 1, max_threads = 1"
-        )
+        return f"SELECT {line} AS line {self.source} AND {where}"
 
     @property
     def values_path(self) -> str:
@@ -271,7 +281,7 @@ class BlockStatements:
         )
 
     def load(self, mark: str) -> str:
-        """Fills `feed_values`. Parameters: those of `SOURCE`, where no file is needed."""
+        """Fills `feed_values`. Parameters: those of `SOURCE`."""
         kind = literal(self._read_type())
         marked = f"Enum8('{mark}' = 1)"
         if self._format is Format.RAW:
@@ -284,7 +294,7 @@ class BlockStatements:
             structure = f"_mark {marked}, _offset Int64, _rows Array({self._read_type()})"
             if self._format.is_decoded:
                 structure += ", _error String"
-            source = self._file("JSONCompactEachRow", structure)
+            source = self._read("JSONCompactEachRow", structure, mark)
             return (
                 f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows, {error} FROM {source}"
                 f" {_PARSING}"
@@ -294,7 +304,7 @@ class BlockStatements:
         structure = f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
         return (
             f"INSERT INTO {VALUES_TABLE} SELECT _offset, [CAST(tuple({names}), {kind})], ''"
-            f" FROM {self._file('CSV', structure)} {_PARSING}"
+            f" FROM {self._read('CSV', structure, mark)} {_PARSING}"
         )
 
     def convert(self) -> str:
@@ -330,14 +340,14 @@ class BlockStatements:
             else ""
         )
         return (
-            f"INSERT INTO {self._target} ({', '.join(names)}) SELECT {', '.join(values)}"
+            f"INSERT INTO {self.target} ({', '.join(names)}) SELECT {', '.join(values)}"
             f" FROM {ROWS_TABLE} AS feed_rows{join} WHERE feed_rows._offset NOT IN {MISFITS}"
             f" {_INSERTING}, insert_deduplication_token = {literal(token)}"
         )
 
     def stored(self) -> str:
         """How many rows the table has of blocks whose token begins with the parameter `token`."""
-        return f"SELECT count() FROM {self._target} WHERE {_BEGINS}"
+        return f"SELECT count() FROM {self.target} WHERE {_BEGINS}"
 
     def take_away(self, *, with_later: bool = False) -> str:
         """Removes what the table has of the block with the parameter `token`.
@@ -345,7 +355,7 @@ class BlockStatements:
         `with_later`: also of blocks whose tokens begin with it.
         """
         which = _BEGINS if with_later else f"{BLOCK_COLUMN} = {{token:String}}"
-        return f"ALTER TABLE {self._target} DELETE WHERE {which} SETTINGS mutations_sync = 2"
+        return f"ALTER TABLE {self.target} DELETE WHERE {which} SETTINGS mutations_sync = 2"
 
     def not_understood(self) -> str:
         """An expression on a record of `SOURCE`: why it is not in `feed_values`."""
@@ -361,8 +371,14 @@ class BlockStatements:
         names = ", ".join(one.name for one in self._values)
         return literal(f"not one line of CSV with the columns {names}")
 
-    def _file(self, kind: str, structure: str) -> str:
-        return f"file({literal(self._path)}, '{kind}', {literal(structure)})"
+    def _read(self, kind: str, structure: str, mark: str) -> str:
+        """The lines, read in a format."""
+        if self._reads_files:
+            return f"file({literal(self._path)}, '{kind}', {literal(structure)})"
+        is_decoded = self._format.is_decoded
+        lines = f"SELECT line FROM {LINES_TABLE}" if is_decoded else self._lines_query(mark)
+        text = f"SELECT arrayStringConcat(groupArray(line), '\\n') FROM ({lines})"
+        return f"format('{kind}', {literal(structure)}, ({text}))"
 
     def _read_type(self) -> str:
         """A tuple with the values of a row, as they are read: JSON paths are tuples in it."""

@@ -13,6 +13,7 @@ from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.statements import (
     DEAD,
+    LINES_TABLE,
     MISFITS,
     ROWS_TABLE,
     SOURCE,
@@ -25,7 +26,7 @@ from coordinator.feeds.statements import (
     columns_of,
     columns_statement,
 )
-from storage.engine import EngineError, Parameter, Row, TokenUsed
+from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
 
@@ -38,6 +39,19 @@ class Session(Protocol):
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         """As `Engine.execute`."""
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the engine reads files of this machine."""
+
+    async def save(self, query: FileQuery, params: Mapping[str, Parameter]) -> None:
+        """Write the rows of a query into its file. Raises `EngineError`."""
+
+    async def send(self, table: str, path: str) -> None:
+        """Insert the lines of a file into a table of one column. Raises `EngineError`."""
+
+    async def settle(self, table: str) -> None:
+        """Every row of the table that any replica has accepted is seen from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,18 @@ class FeedSource:
         }
 
 
+async def first_since(engine: Engine, source: FeedSource, timestamp_ms: int) -> int | None:
+    """The first offset there with this timestamp or a later one. Raises `EngineError`."""
+    rows = await engine.rows(
+        f"SELECT min(offset) {SOURCE_WITHOUT_TRANSACTIONS}"
+        " AND timestamp_ms >= {timestamp:Int64} HAVING count() > 0",
+        {**source.range(Offsets(0, MAX_OFFSET)), "timestamp": timestamp_ms},
+    )
+    return int(rows[0][0]) if rows else None
+
+
 class BlockWriter:
-    """Needs a session, and a file of its own on the engine's machine."""
+    """Needs a session, and a file of its own."""
 
     def __init__(
         self,
@@ -128,6 +152,7 @@ class BlockWriter:
             )
 
     async def _stored(self, statements: BlockStatements, token: str) -> int:
+        await self._session.settle(statements.target)
         [[count]] = await self._session.rows(statements.stored(), {"token": token})
         return int(count)
 
@@ -177,8 +202,9 @@ class BlockWriter:
         columns = columns_of(found, feed.paths)
         try:
             return BlockStatements(
-                feed.database, feed.table, feed.format, columns, self._path, source
-            )
+                feed.database, feed.table, feed.format, columns, self._path, source,
+                reads_files=self._session.reads_files,
+            )  # fmt: skip
         except ValueError as error:
             raise EngineError(str(error)) from error
 
@@ -194,13 +220,13 @@ class BlockWriter:
         for statement in statements.temporary_tables:
             await self._session.execute(statement)
         lines = statements.lines(mark)
-        if lines is None:
-            await self._session.execute(statements.load(mark), params)
-        else:
-            await self._session.execute(lines, params)
-            if request := statements.decoding(mark, self._decoder.registry):
-                await self._decoder.decode(request)
-            await self._session.execute(statements.load(mark))
+        if lines is not None:
+            await self._session.save(lines, params)
+        if request := statements.decoding(mark, self._decoder.registry):
+            await self._decoder.decode(request)
+            if not self._session.reads_files:
+                await self._session.send(LINES_TABLE, self._path)
+        await self._session.execute(statements.load(mark), params)
         await self._session.execute(statements.convert())
         [[records]] = await self._session.rows(f"SELECT count() FROM {UNDERSTOOD}")
         [[rows, misfits]] = await self._session.rows(
@@ -211,7 +237,7 @@ class BlockWriter:
 
     async def _free_memory(self) -> None:
         for table in (VALUES_TABLE, ROWS_TABLE):
-            await self._session.execute(f"TRUNCATE TABLE {table}")
+            await self._session.execute(f"TRUNCATE TEMPORARY TABLE {table}")
 
     async def _dead_letters(
         self,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from sql.http.access import Action, Role, only_statement
@@ -193,10 +194,10 @@ class TrustedHandles:
         self._set_nice(handle, self._engine.read_nice if is_read else 0)
         if is_read:
             return Action.READ
-        words = tokens(sql)
-        first, second = next(words), next(words, None)
+        first, *following = islice(tokens(sql), 4)
+        named = [one for one in following if not one.is_word(b"OR", b"REPLACE")]
         of_session = first.is_word(b"SET", b"USE") or (
-            first.is_word(b"CREATE") and second is not None and second.is_word(b"TEMPORARY")
+            first.is_word(b"CREATE") and bool(named) and named[0].is_word(b"TEMPORARY")
         )
         if of_session and isinstance(handle, KeptHandle):
             handle.is_spoilt = True

@@ -1,0 +1,69 @@
+"""Feeds of typed tables on a cluster, as tests use them: commands, and the rows of all shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
+from tests.support.command_line import output, run
+from tests.support.sql_rows import SqlError
+from tests.support.waiting import until
+
+
+class ClusterTables:
+    """`brokerhouse tables` through the first shard, and SQL on every shard."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def __call__(self, *arguments: str) -> str:
+        """What a command prints; it must succeed."""
+        return output(
+            "tables", *arguments, how=run,
+            BROKERHOUSE_HTTP=self._cluster.engines[0].urls[0],
+            BROKERHOUSE_SQL_USER=SQL_USER, BROKERHOUSE_SQL_PASSWORD=SQL_PASSWORD,
+        )  # fmt: skip
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        """The rows of every shard, one shard after the other."""
+        return [row for engine in self._cluster.engines for row in engine.sql(statement)]
+
+    def count(self, table: str) -> int:
+        """The rows of a table; 0 while a shard does not answer or has no table."""
+        try:
+            return sum(row["n"] for row in self.sql(f"SELECT count() AS n FROM {table}"))
+        except (SqlError, OSError):
+            return 0
+
+    def await_rows(self, table: str, count: int) -> None:
+        """Wait until the shards have at least so many rows."""
+        until(lambda: self.count(table) >= count, f"{table} has {count} rows")
+
+    def fed(self, feed: str) -> int:
+        """How many records are in the table, or dead letters. -1 while a shard does not answer."""
+        try:
+            states = self.sql(
+                "SELECT topic, partition, argMax(end_offset, version) AS next, max(version) AS v"
+                f" FROM table_feed_blocks WHERE feed = '{feed}' AND phase = 'after'"
+                " GROUP BY topic, partition"
+            )
+        except (SqlError, OSError):
+            return -1
+        newest: dict[tuple[str, int], tuple[int, int]] = {}
+        for row in states:
+            key = row["topic"], row["partition"]
+            newest[key] = max(newest.get(key, (0, 0)), (row["v"], row["next"]))
+        return sum(end for _, end in newest.values())
+
+    def await_fed(self, feed: str, count: int) -> None:
+        """Wait until so many records are in the table, or dead letters."""
+        until(lambda: self.fed(feed) == count, f"{count} records are fed")
+
+    def repeated(self, feed: str) -> int:
+        """How many blocks more than one feeder has begun."""
+        [row, *others] = self.sql(
+            "SELECT count() AS n FROM (SELECT partition, first_offset FROM table_feed_blocks"
+            f" WHERE feed = '{feed}' AND phase = 'before' GROUP BY ALL"
+            " HAVING uniqExact(epoch) > 1)"
+        )
+        return int(row["n"]) + sum(int(one["n"]) for one in others)

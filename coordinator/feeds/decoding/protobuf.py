@@ -8,6 +8,8 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 
 from __future__ import annotations
 
+import base64
+import binascii
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 _OWN_NAME = "schema of the record.proto"
 _COMPILE_S = 30
@@ -79,25 +81,45 @@ class ProtobufSchema:
 
 
 def _compiled(text: str, references: Mapping[str, str]) -> descriptor_pb2.FileDescriptorSet:
+    given = descriptor_pb2.FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="brokerhouse-protobuf-") as directory:
         sources = Path(directory, "sources")
+        sources.mkdir()
         for name, source in [*references.items(), (_OWN_NAME, text)]:
             if ".." in PurePosixPath(name).parts or name.startswith("/"):
                 raise ProtobufError(f"{name!r} cannot be imported")
+            if (serialized := _serialized(source)) is not None:
+                serialized.name = name
+                given.file.append(serialized)
+                continue
             path = sources / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source)
-        compiled = Path(directory, "compiled")
+        compiled, set_in = Path(directory, "compiled"), Path(directory, "given")
+        set_in.write_bytes(given.SerializeToString())
         done = subprocess.run(
             [
                 sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={sources}",
-                "--include_imports", f"--descriptor_set_out={compiled}", str(sources / _OWN_NAME),
+                *([f"--descriptor_set_in={set_in}"] if given.file else []),
+                "--include_imports", f"--descriptor_set_out={compiled}", _OWN_NAME,
             ],
             capture_output=True, text=True, timeout=_COMPILE_S, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise ProtobufError(done.stderr.strip())
         return descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())
+
+
+def _serialized(source: str) -> descriptor_pb2.FileDescriptorProto | None:
+    """A compiled file in base64, as Confluent's client for Python registers it; or None.
+
+    Confluent's registry turns it into text, Apicurio's keeps it as it is.
+    """
+    try:
+        data = base64.b64decode(source, validate=True)
+        return descriptor_pb2.FileDescriptorProto.FromString(data) if data else None
+    except (binascii.Error, DecodeError):
+        return None
 
 
 def _indexes(data: bytes) -> tuple[tuple[int, ...], int]:

@@ -21,9 +21,9 @@ from uuid import UUID, uuid4
 
 from common.tasks import Backoff, Periodic, cancel
 from coordinator.feeds.blocks import Counted
-from coordinator.feeds.definition import FeedDefinition, FeedStatus
+from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
 from coordinator.feeds.feeder import FeedShards, PartitionFeeder
-from coordinator.feeds.progress import FeedProgress, Fenced
+from coordinator.feeds.progress import FeedProgress, Fenced, first_offset
 from coordinator.feeds.writer import FeedSource
 from coordinator.messages import Client, Committer, OffsetCommit
 from protocol.errors import KafkaError
@@ -164,10 +164,10 @@ class _RunningFeed:
 
     async def _feed_partition(self, partition: FeedPartition) -> None:
         try:
-            feeder = self._feeders.get(partition)
+            feeder = self._feeders.get(partition) or await self._open(partition)
             if feeder is None:
-                feeder = await self._open(partition)
-                self._feeders[partition] = feeder
+                return
+            self._feeders[partition] = feeder
             if self.feed.replay_asked_ms and partition not in self._replayed:
                 await self._replay(partition, feeder)
             dead_letters = await feeder.step(partition.last_stable_offset)
@@ -192,20 +192,29 @@ class _RunningFeed:
                 self.feed.name, partition, counted.rows, counted.dead_letters,
             )  # fmt: skip
 
-    async def _open(self, partition: FeedPartition) -> PartitionFeeder:
+    async def _open(self, partition: FeedPartition) -> PartitionFeeder | None:
+        """None if the feed cannot begin in this partition yet."""
         source = source_of(partition)
         progress = FeedProgress(
             self._host.registry, self._host.rows(partition), self.feed, source, self._feeder
         )
         first = 0 if await progress.exists() else await self._first_offset(partition)
+        if first is None:
+            return None
         await progress.open(first)
         return PartitionFeeder(self.feed, source, progress, self._sessions.shards_of(partition))
 
-    async def _first_offset(self, partition: FeedPartition) -> int:
+    async def _first_offset(self, partition: FeedPartition) -> int | None:
+        """None if the router that made the feed has not begun in this partition yet."""
+        if router := self.feed.options.router:
+            return await first_offset(self._host.registry, router, source_of(partition))
         if self.feed.start == "earliest":
             return partition.log_start_offset
         if self.feed.start == "latest":
             return partition.last_stable_offset
+        if self.feed.start.startswith(AT_OFFSET):
+            offset = int(self.feed.start.removeprefix(AT_OFFSET))
+            return min(max(offset, partition.log_start_offset), partition.last_stable_offset)
         found = await self._host.first_since(partition, int(self.feed.start))
         return partition.last_stable_offset if found is None else found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from broker.feeds import COMMITTER, FeedPartition, source_of
@@ -10,14 +11,29 @@ from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from coordinator.coordinator import GroupCoordinator
 from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition, paused_statement, read_definitions
+from coordinator.feeds.definition import (
+    FeedDefinition,
+    paused_statement,
+    read_definitions,
+    split_name,
+    stored_definitions,
+    storing_statement,
+    with_dropped,
+)
 from coordinator.feeds.feeder import FeedShards, OneShard
+from coordinator.feeds.inference import InferredColumn
+from coordinator.feeds.router import RouteWriter
+from coordinator.feeds.tables import MADE, adding, made_like, making, preparing
 from coordinator.feeds.writer import BlockWriter, first_since
 from coordinator.messages import OffsetCommit
 from protocol.errors import IllegalGeneration
+from storage.engine import Engine, EngineError
 from storage.journal import JournaledEngine
+from storage.parameters import quoted
 from storage.registry import Registry
 from storage.row_lane import RowLane
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "feeds"
 
@@ -40,6 +56,7 @@ class SingleFeedHost:
         self.engine = engine
         self.folder = data_dir.resolve() / _FOLDER
         self.decoder = ValueDecoder(schema_registry)
+        self.tables = EmbeddedFeedTables(engine.embedded)
         self._rows = rows
         self._logs = logs
         self._groups = groups
@@ -78,8 +95,11 @@ class _EmbeddedSessions:
         self._folder = host.folder
         self._path = host.folder / f"{feed.feed_id}.lines"
         self._session = host.engine.embedded.session(f"feed-{feed.table}")
+        readable = host.engine.drained
         self._shards = OneShard(
-            BlockWriter(self._session, str(self._path), host.engine.drained, host.decoder)
+            RouteWriter(self._session, readable, host.tables)
+            if feed.is_router
+            else BlockWriter(self._session, str(self._path), readable, host.decoder, host.tables)
         )
 
     async def prepare(self) -> None:
@@ -92,3 +112,53 @@ class _EmbeddedSessions:
         await self._session.close()
         for path in (self._path, self._path.with_name(f"{self._path.name}.values")):
             path.unlink(missing_ok=True)
+
+
+class EmbeddedFeedTables:
+    """`TableChanges` in the embedded engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def add_columns(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
+        await self._engine.execute(adding(_target(feed), columns))
+        names = ", ".join(f"{one.name} {one.type}" for one in columns)
+        log.info("feed %s: added columns %s", feed.name, names)
+
+    async def feeds(self) -> Mapping[str, FeedDefinition]:
+        found, _ = with_dropped([await stored_definitions(self._engine)])
+        return {one.name: one for one in found}
+
+    async def has_table(self, feed: FeedDefinition) -> bool:
+        return bool(await self._made(feed.database, feed.table))
+
+    async def make_table(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
+        await self._engine.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(feed.database)}")
+        await self._engine.execute(making(feed.database, feed.table, columns, replicated=False))
+        log.info("feed %s: made its table", feed.name)
+
+    async def make_table_like(self, feed: FeedDefinition, model: str) -> None:
+        names = split_name(model)
+        statement = await self._made(*names)
+        if not statement:
+            raise EngineError(f"there is no MergeTree table {model} to make {feed.name} like")
+        await self._engine.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(feed.database)}")
+        await self._engine.execute(made_like(statement, names, (feed.database, feed.table)))
+        await self.prepare_table(feed)
+        log.info("feed %s: made its table like %s", feed.name, model)
+
+    async def _made(self, database: str, table: str) -> str:
+        """The statement that makes a table, or nothing if there is none."""
+        rows = await self._engine.rows(MADE, {"database": database, "table": table})
+        return str(rows[0][0]) if rows else ""
+
+    async def prepare_table(self, feed: FeedDefinition) -> None:
+        for statement in preparing(_target(feed), replicated=False):
+            await self._engine.execute(statement)
+
+    async def add_feed(self, feed: FeedDefinition) -> None:
+        await self._engine.execute(*storing_statement(feed))
+
+
+def _target(feed: FeedDefinition) -> str:
+    return f"{quoted(feed.database)}.{quoted(feed.table)}"

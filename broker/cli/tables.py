@@ -25,7 +25,8 @@ from coordinator.feeds.definition import (
     Format,
     split_name,
 )
-from coordinator.feeds.statements import quoted
+from coordinator.feeds.inference import flat_columns
+from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
@@ -35,6 +36,7 @@ from coordinator.feeds.tables import (
 )
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import DATABASE
+from storage.parameters import parameter_texts, quoted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -86,7 +88,7 @@ class _Server:
     def _answer(
         self, statement: str, settings: Mapping[str, str], params: Mapping[str, str]
     ) -> str:
-        bound = {f"param_{name}": value for name, value in params.items()}
+        bound = {f"param_{name}": text for name, text in parameter_texts(params).items()}
         quoting = {"output_format_json_quote_64bit_integers": "0"}
         return asked(self.sql, "/", {**quoting, **settings, **bound}, statement)
 
@@ -124,7 +126,26 @@ def _to_paths(
 
 def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     if not START.fullmatch(text):
-        raise click.BadParameter(f"write earliest, latest or milliseconds since 1970, not {text!r}")
+        raise click.BadParameter(
+            f"write earliest, latest, offset:N or milliseconds since 1970, not {text!r}"
+        )
+    return text
+
+
+def _to_route(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str:
+    if text is None:
+        return ""
+    try:
+        return str(route_from_text(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _to_model(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
+    if text is None:
+        return ""
+    if _is_router(_to_name(context, parameter, text)):
+        raise click.BadParameter(f"{text} is not one table")
     return text
 
 
@@ -171,7 +192,7 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     default="earliest",
     show_default=True,
     callback=_to_place,
-    help="Where to begin: earliest, latest, or a time in milliseconds since 1970.",
+    help="Where to begin: earliest, latest, offset:N, or a time in milliseconds since 1970.",
 )
 @click.option(
     "--interval-ms",
@@ -181,6 +202,23 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     help="How long records wait for others of their block.",
 )
 @click.option("--stop-on-error", is_flag=True, help="A dead letter pauses the feed.")
+@click.option(
+    "--route",
+    metavar="header=NAME|field=PATH|key=SEPARATOR",
+    callback=_to_route,
+    help="Where a record says which table it is for: in a header, in a field of JSON, or in its key"
+    " before a separator. With DATABASE.*, each table that is named gets a feed.",
+)
+@click.option(
+    "--route-value", metavar="TEXT", help="What the records name that DATABASE.TABLE takes."
+)
+@click.option(
+    "--like",
+    metavar="DATABASE.TABLE",
+    callback=_to_model,
+    help="With DATABASE.*: new tables have the columns, keys and settings of this one.",
+)
+@click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
 @_with_server
 def create_table(
@@ -194,6 +232,10 @@ def create_table(
     start: str,
     interval_ms: int,
     stop_on_error: bool,
+    route: str,
+    route_value: str | None,
+    like: str,
+    add_columns: bool,
     yes: bool,
     http: URL,
     user: str | None,
@@ -202,9 +244,12 @@ def create_table(
     """Make DATABASE.TABLE, if it does not exist, and fill it from topics.
 
     Columns named _topic, _partition, _offset, _timestamp, _key and _headers get what Kafka says of
-    a record.
+    a record. DATABASE.* makes and fills a table for each name that records have in --route.
     """
     server = _Server(SqlServer(http, user, password))
+    _check_routes(name, kind, columns, route, route_value, like)
+    if add_columns and not Format(kind).has_paths:
+        raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
     for topic in topics:
@@ -212,46 +257,92 @@ def create_table(
         if not server.rows(known, t=topic):
             raise click.ClickException(f"there is no topic {topic}")
     database, table = split_name(name)
-    filled = local_name(table) if server.is_of_cluster else table
-    exists = bool(
-        server.rows(
-            "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
-            d=database, t=filled,
-        )
-    )  # fmt: skip
-    if exists and columns is not None:
-        raise click.ClickException(
-            f"table {database}.{filled} exists: leave --columns out to fill it as it is"
-        )
-    if not exists and columns is None:
-        columns, inferred = _infer(server, topics[0], kind, yes)
-        paths = {**inferred, **paths}
-    target = f"{quoted(database)}.{quoted(filled)}"
-    replicated = server.is_replicated
-    if exists:
-        for statement in preparing(target, replicated=replicated):
-            server.run(statement)
-    else:
-        server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
-        by = f" PARTITION BY {partition_by}" if partition_by else ""
-        server.run(
-            f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION})"
-            f" ENGINE = {table_engine(database, filled, replicated=replicated)}"
-            f" ORDER BY ({order_by}){by} SETTINGS {window_settings(replicated=replicated)}",
-            {"flatten_nested": "0"},
-        )
+    if not _is_router(name):
+        filled = local_name(table) if server.is_of_cluster else table
+        exists = _has_table(server, database, filled)
+        if exists and columns is not None:
+            raise click.ClickException(
+                f"table {database}.{filled} exists: leave --columns out to fill it as it is"
+            )
+        if not exists and columns is None:
+            columns, inferred = _infer(server, topics[0], kind, yes)
+            paths = {**inferred, **paths}
+        if columns is None:
+            for statement in preparing(
+                f"{quoted(database)}.{quoted(filled)}", replicated=server.is_replicated
+            ):
+                server.run(statement)
+        else:
+            by = f"ORDER BY ({order_by})" + (f" PARTITION BY {partition_by}" * bool(partition_by))
+            _make_table(server, database, filled, columns, by)
+    elif like and not _has_table(server, *split_name(like)):
+        raise click.ClickException(f"there is no table {like}")
+    options = {
+        "route": route,
+        "route_value": route_value or "",
+        "like": like,
+        "add_columns": "1" * add_columns,
+    }
     server.run(
         f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
-        " topics, format, paths, start, interval_ms, stop_on_error, status, replay_asked_at)"
+        " topics, format, paths, start, interval_ms, stop_on_error, options, status,"
+        " replay_asked_at)"
         " SELECT {name:String}, toUnixTimestamp64Milli(now64(3)), generateUUIDv4(), {d:String},"
         " {t:String}, JSONExtract({topics:String}, 'Array(String)'), {kind:String},"
         " JSONExtract({paths:String}, 'Map(String, String)'), {start:String}, {interval:UInt32},"
-        " {stop:Bool}, 'running', fromUnixTimestamp64Milli(0)",
+        " {stop:Bool}, JSONExtract({options:String}, 'Map(String, String)'), 'running',"
+        " fromUnixTimestamp64Milli(0)",
         name=name, d=database, t=table, topics=json.dumps(list(topics)), kind=kind,
         paths=json.dumps(dict(paths)), start=start, interval=str(interval_ms),
         stop=str(stop_on_error).lower(),
+        options=json.dumps({option: text for option, text in options.items() if text}),
     )  # fmt: skip
     click.echo(f"created {name}, filled from {', '.join(topics)}")
+
+
+def _is_router(name: str) -> bool:
+    return split_name(name)[1] == ANY_TABLE
+
+
+def _check_routes(
+    name: str, kind: str, columns: str | None, route: str, value: str | None, like: str
+) -> None:
+    """Raises `click.UsageError` for options that do not fit together."""
+    if route.startswith("field=") and kind != Format.JSON.value:
+        raise click.UsageError(f"--route field=PATH reads JSON, not {kind}")
+    if not _is_router(name):
+        if like:
+            raise click.UsageError("--like is for DATABASE.*")
+        if bool(route) != (value is not None):
+            raise click.UsageError("--route and --route-value go together, or name DATABASE.*")
+        return
+    if not route:
+        raise click.UsageError(f"{name} needs --route: where records name their table")
+    if value is not None or columns is not None:
+        raise click.UsageError(f"{name} takes all records, and makes tables by itself or --like")
+    if kind != Format.JSON.value and not like:
+        raise click.UsageError(f"the columns of {kind} cannot be inferred: give --like")
+
+
+def _has_table(server: _Server, database: str, table: str) -> bool:
+    return bool(
+        server.rows(
+            "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
+            d=database, t=table,
+        )
+    )  # fmt: skip
+
+
+def _make_table(server: _Server, database: str, table: str, columns: str, by: str) -> None:
+    """`by`: how it is sorted and partitioned."""
+    server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
+    replicated = server.is_replicated
+    server.run(
+        f"CREATE TABLE {quoted(database)}.{quoted(table)} ({columns}, {BLOCK_DEFINITION})"
+        f" ENGINE = {table_engine(database, table, replicated=replicated)} {by}"
+        f" SETTINGS {window_settings(replicated=replicated)}",
+        {"flatten_nested": "0"},
+    )
 
 
 def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str]]:
@@ -270,30 +361,16 @@ def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict
         raise click.ClickException(
             f"topic {topic} has no JSON objects to infer columns from: give --columns"
         )
-    columns = [
-        (path.replace(".", "_"), path, _common(types)) for path, types in found["types"].items()
-    ]
+    columns = flat_columns(found["types"])
     shown = new_table("column", "type", "JSON path")
     for column in columns:
-        shown.add_row(column[0], column[2], column[1])
+        shown.add_row(*column)
     click.echo(f"columns by the last {found['records']} records of {topic}:")
     console().print(shown)
     if not yes:
         click.confirm("Make the table?", abort=True)
-    text = ", ".join(f"{quoted(column)} {type_}" for column, _, type_ in columns)
-    return text, {column: path for column, path, _ in columns if column != path}
-
-
-def _common(types: Sequence[str]) -> str:
-    """The type of a column for values that were found with these types; any may be absent."""
-    known = set(types)
-    if len(known) == 1:
-        found = types[0]
-    elif known <= {"Int64", "UInt64", "Float64"}:
-        found = "Float64"
-    else:
-        found = "String"
-    return found if found.startswith(("Array", "Map", "Tuple")) else f"Nullable({found})"
+    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
+    return text, {one.name: one.path for one in columns if one.name != one.path}
 
 
 @tables.command("list")
@@ -347,7 +424,7 @@ def describe_table(
     if as_json:
         print_json({**feed, "partitions": partitions, "last_dead_letters": dead_letters})
         return
-    for key in ("name", "topics", "format", "paths", "start", "interval_ms", "status"):
+    for key in ("name", "topics", "format", "paths", "start", "interval_ms", "options", "status"):
         click.echo(f"{key:12} {feed[key]}")
     for rows in (partitions, dead_letters):
         if rows:

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.feeds.definition import BLOCK_COLUMN, FeedDefinition
-from coordinator.feeds.statements import quoted
-from coordinator.feeds.tables import preparing
+from coordinator.feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
+from coordinator.feeds.inference import InferredColumn
+from coordinator.feeds.tables import adding, preparing
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import ClusterLayout
 from storage.engine import EngineError
+from storage.parameters import quoted
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ WHERE database = {database:String} AND name = {table:String}
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _TableThere:
     """The table on a server; `statement` is empty where there is none."""
 
     server: ClickHouseServer
@@ -53,17 +54,7 @@ class FeedTables:
         """Raises `EngineError`. A server that does not answer is left out: it gets the table when
         the feed is prepared the next time.
         """
-        answers = await asyncio.gather(
-            *(self._look(server, feed) for server in self._servers), return_exceptions=True
-        )
-        found = []
-        for answer in answers:
-            if isinstance(answer, _Found):
-                found.append(answer)
-            elif isinstance(answer, EngineError):
-                log.warning("feed %s: its table cannot be looked for: %s", feed.name, answer)
-            else:
-                raise answer
+        found = await self._look_everywhere(feed)
         model = next((one for one in found if one.statement), None)
         if model is None:
             raise EngineError(f"no server that answers has the table {feed.database}.{feed.table}")
@@ -71,16 +62,69 @@ class FeedTables:
         for one in found:
             await self._bring(feed, one, model)
 
-    async def _look(self, server: ClickHouseServer, feed: FeedDefinition) -> _Found:
+    async def statement_of(self, feed: FeedDefinition) -> str:
+        """What makes the feed's table; empty if no server that answers has one."""
+        found = await self._look_everywhere(feed)
+        return next((one.statement for one in found if one.statement), "")
+
+    async def make_first(self, feed: FeedDefinition, statement: str) -> None:
+        """Run the statement on one server; `make` brings the table to the others.
+
+        Raises `EngineError`.
+        """
+        failure = EngineError("there is no server")
+        for server in self._servers:
+            try:
+                await server.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(feed.database)}")
+                await server.execute(statement)
+            except EngineError as error:
+                failure = error
+            else:
+                return
+        raise failure
+
+    async def add_columns(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
+        """On every server, for a shard without them would leave its values out.
+
+        Raises `EngineError` if one does not answer.
+        """
+        database = quoted(feed.database)
+        targets = [f"{database}.{quoted(feed.table)}"]
+        if self._layout.distributed:
+            targets.append(f"{database}.{quoted(split_name(feed.name)[1])}")
+        for server in self._servers:
+            for target in targets:
+                await server.execute(adding(target, columns))
+
+    @property
+    def is_replicated(self) -> bool:
+        return self._layout.replicated
+
+    async def _look_everywhere(self, feed: FeedDefinition) -> list[_TableThere]:
+        """What the servers have that answer."""
+        answers = await asyncio.gather(
+            *(self._look(server, feed) for server in self._servers), return_exceptions=True
+        )
+        found = []
+        for answer in answers:
+            if isinstance(answer, _TableThere):
+                found.append(answer)
+            elif isinstance(answer, EngineError):
+                log.warning("feed %s: its table cannot be looked for: %s", feed.name, answer)
+            else:
+                raise answer
+        return found
+
+    async def _look(self, server: ClickHouseServer, feed: FeedDefinition) -> _TableThere:
         rows = await server.rows(
             _LOOK, {"database": feed.database, "table": feed.table, "block": BLOCK_COLUMN}
         )
         if not rows:
-            return _Found(server)
+            return _TableThere(server)
         [[engine, statement, columns]] = rows
-        return _Found(server, engine, statement, bool(columns))
+        return _TableThere(server, engine, statement, bool(columns))
 
-    def _check(self, feed: FeedDefinition, model: _Found) -> None:
+    def _check(self, feed: FeedDefinition, model: _TableThere) -> None:
         name = f"{feed.database}.{feed.table}"
         if not model.engine.endswith("MergeTree"):
             raise EngineError(f"{name} is of engine {model.engine}: a feed needs a MergeTree table")
@@ -94,7 +138,7 @@ class FeedTables:
                 " make the table with a path of its own"
             )
 
-    async def _bring(self, feed: FeedDefinition, to: _Found, model: _Found) -> None:
+    async def _bring(self, feed: FeedDefinition, to: _TableThere, model: _TableThere) -> None:
         database, target = quoted(feed.database), f"{quoted(feed.database)}.{quoted(feed.table)}"
         if not to.statement:
             await to.server.execute(f"CREATE DATABASE IF NOT EXISTS {database}")

@@ -25,6 +25,7 @@ from broker.cluster.groups import ShardedGroups
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.peers import Peers
 from broker.cluster.slot_logs import SlotLogs
+from broker.cluster.table_changes import ShardTableChanges
 from broker.feeds import COMMITTER, FeedPartition, source_of
 from broker.log.partition import PartitionLog
 from coordinator.feeds.decoding.client import ValueDecoder
@@ -35,8 +36,9 @@ from coordinator.feeds.definition import (
     stored_definitions,
 )
 from coordinator.feeds.feeder import FeedShard
+from coordinator.feeds.router import RouteWriter
 from coordinator.feeds.tables import local_name
-from coordinator.feeds.writer import BlockWriter, first_since
+from coordinator.feeds.writer import BlockWriter, PartitionWriter, first_since
 from coordinator.messages import OffsetCommit
 from protocol.errors import (
     CoordinatorNotAvailable,
@@ -102,13 +104,19 @@ class ShardSessions:
         self._folder = tempfile.TemporaryDirectory(prefix="brokerhouse-feed-")
         path = Path(self._folder.name)
         self._sessions = {name: ShardSession(shard) for name, shard in shards.items()}
-        self._writers = {
-            name: BlockWriter(session, str(path / f"{name}.lines"), session.readable, decoder)
+        changes = ShardTableChanges(shards, tables)
+        self._writers: dict[str, PartitionWriter] = {
+            name: RouteWriter(session, session.readable, changes)
+            if feed.is_router
+            else BlockWriter(
+                session, str(path / f"{name}.lines"), session.readable, decoder, changes
+            )
             for name, session in self._sessions.items()
         }
 
     async def prepare(self) -> None:
-        await self._tables.make(self._feed)
+        if not self._feed.is_router:
+            await self._tables.make(self._feed)
 
     def shard(self, name: str, end: int | None = None) -> FeedShard:
         """Raises `EngineError` for a shard that only a newer configuration has."""

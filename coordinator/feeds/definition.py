@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 
+from coordinator.feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
 from storage.engine import Engine, Parameter, Row
 
 BLOCK_COLUMN = "_block"
@@ -50,11 +51,51 @@ class FeedDefinitionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """What few feeds have.
+
+    `route`: how records name their table; None: all records are for this one. `route_value`: what
+    the records name that this feed takes. `like`: the table that a router makes new ones like;
+    empty: their columns are inferred. `router`: id of the feed that made this one, or empty.
+    `add_columns`: fields without a column get one.
+    """
+
+    route: Route | None = None
+    route_value: str = ""
+    like: str = ""
+    router: str = ""
+    add_columns: bool = False
+
+    def as_map(self) -> dict[str, str]:
+        """As they are stored: what is not used is left out."""
+        texts = {
+            "route": "" if self.route is None else str(self.route),
+            "route_value": self.route_value,
+            "like": self.like,
+            "router": self.router,
+            "add_columns": "1" if self.add_columns else "",
+        }
+        return {name: text for name, text in texts.items() if text}
+
+
+def options_from_map(stored: Mapping[str, str]) -> FeedOptions:
+    """Raises ValueError with a sentence."""
+    route = stored.get("route", "")
+    return FeedOptions(
+        route=route_from_text(route) if route else None,
+        route_value=stored.get("route_value", ""),
+        like=stored.get("like", ""),
+        router=stored.get("router", ""),
+        add_columns="add_columns" in stored,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class FeedDefinition:
     """`feed_id` names this feed and no other one, also not one of the same name made later.
 
-    `start`: `earliest`, `latest`, or milliseconds since 1970. `paths`: the JSON path of each column
-    whose path is not its name. `stop_on_error`: a dead letter pauses the feed.
+    `start`: `earliest`, `latest`, `offset:N`, or milliseconds since 1970. `paths`: the JSON path of
+    each column whose path is not its name. `stop_on_error`: a dead letter pauses the feed.
     """
 
     name: str
@@ -71,6 +112,20 @@ class FeedDefinition:
     status: FeedStatus
     replay_asked_ms: int
     """When dead letters of before were asked to be parsed again; 0 if never."""
+    options: FeedOptions = FeedOptions()
+
+    @property
+    def is_router(self) -> bool:
+        """Whether it only makes feeds, of the tables that records name."""
+        return self.name.endswith(f".{ANY_TABLE}")
+
+    @property
+    def condition(self) -> str:
+        """Which committed records it takes, as SQL."""
+        route = self.options.route
+        return (
+            "true" if route is None or self.is_router else route.condition(self.options.route_value)
+        )
 
     @property
     def group_id(self) -> str:
@@ -78,19 +133,21 @@ class FeedDefinition:
         return f"feed-{self.name}"
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
-_CLOSED = frozenset({"brokerhouse", "system", "information_schema"})
-START = re.compile(r"earliest|latest|[0-9]{1,15}")
+_NAME = re.compile(rf"({TABLE_NAME.pattern})\.({TABLE_NAME.pattern}|\*)")
+_CLOSED = frozenset({"brokerhouse", "brokerhouse_shard", "system", "information_schema"})
+AT_OFFSET = "offset:"
+START = re.compile(rf"earliest|latest|{AT_OFFSET}[0-9]{{1,18}}|[0-9]{{1,15}}")
 INTERVAL_MS = (10, 3_600_000)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Database and table of `database.table`. Raises `FeedDefinitionError`."""
-    if not _NAME.fullmatch(name):
+    """Database and table of `database.table`; `*` is any table. Raises `FeedDefinitionError`."""
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise FeedDefinitionError(
             f"{name!r} is not DATABASE.TABLE with letters, digits and underscores"
         )
-    database, _, table = name.partition(".")
+    database, table = match.groups()
     if database.lower() in _CLOSED:
         raise FeedDefinitionError(f"a feed cannot write into the database {database}")
     return database, table
@@ -100,7 +157,7 @@ _READ = """
 SELECT
     name, toString(feed_id), version, database, table, topics, format,
     mapKeys(paths), mapValues(paths), start, interval_ms, stop_on_error, status,
-    toUnixTimestamp64Milli(replay_asked_at)
+    toUnixTimestamp64Milli(replay_asked_at), mapKeys(options), mapValues(options)
 FROM table_feed_versions FINAL
 ORDER BY name
 """
@@ -129,6 +186,12 @@ def newest_definitions(
 
     Anybody who may write can store a definition, and the broker has more rights than they have.
     """
+    feeds, wrong = with_dropped(stored)
+    return [one for one in feeds if one.status is not FeedStatus.DROPPED], wrong
+
+
+def with_dropped(stored: Iterable[Sequence[Row]]) -> tuple[list[FeedDefinition], list[str]]:
+    """As `newest_definitions`, those that are dropped as well."""
     newest: dict[str, Row] = {}
     for row in chain.from_iterable(stored):
         name, _, version, *_ = row
@@ -137,9 +200,7 @@ def newest_definitions(
     found, wrong = [], []
     for row in newest.values():
         try:
-            feed = _definition(row)
-            if feed.status is not FeedStatus.DROPPED:
-                found.append(feed)
+            found.append(_definition(row))
         except ValueError as error:
             wrong.append(f"feed {row[0]!r} cannot work: {error}")
     return found, wrong
@@ -155,10 +216,40 @@ def paused_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
     )
 
 
+def storing_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
+    """Writes a definition. `feed.table` is not used: its name says which table it fills."""
+    database, table = split_name(feed.name)
+    return (
+        "INSERT INTO table_feed_versions (name, version, feed_id, database, table, topics, format,"
+        " paths, start, interval_ms, stop_on_error, options, status, replay_asked_at)"
+        " SELECT {name:String}, {version:UInt64}, {feed_id:UUID}, {database:String},"
+        " {table:String}, {topics:Array(String)}, {format:String}, {paths:Map(String, String)},"
+        " {start:String}, {interval_ms:UInt32}, {stop_on_error:Bool},"
+        " {options:Map(String, String)}, {status:String},"
+        " fromUnixTimestamp64Milli({replay_asked_ms:Int64})",
+        {
+            "name": feed.name,
+            "version": feed.version,
+            "feed_id": feed.feed_id,
+            "database": database,
+            "table": table,
+            "topics": list(feed.topics),
+            "format": feed.format.value,
+            "paths": dict(feed.paths),
+            "start": feed.start,
+            "interval_ms": feed.interval_ms,
+            "stop_on_error": int(feed.stop_on_error),
+            "options": feed.options.as_map(),
+            "status": feed.status.value,
+            "replay_asked_ms": feed.replay_asked_ms,
+        },
+    )
+
+
 def _definition(row: Row) -> FeedDefinition:
     (
         name, feed_id, version, database, table, topics, kind, columns, paths, start, interval_ms,
-        stop_on_error, status, replay_asked_ms,
+        stop_on_error, status, replay_asked_ms, option_names, option_values,
     ) = row  # fmt: skip
     if split_name(name) != (database, table):
         raise FeedDefinitionError(f"its table is {database}.{table}")
@@ -167,6 +258,11 @@ def _definition(row: Row) -> FeedDefinition:
     least, most = INTERVAL_MS
     if not least <= interval_ms <= most:
         raise FeedDefinitionError(f"its interval is {interval_ms} ms")
+    options = options_from_map(dict(zip(option_names, option_values, strict=True)))
+    if table == ANY_TABLE and options.route is None:
+        raise FeedDefinitionError("nothing says which table a record is for")
+    if options.like and ANY_TABLE in split_name(options.like):
+        raise FeedDefinitionError(f"tables cannot be made like {options.like}")
     return FeedDefinition(
         name=name,
         feed_id=feed_id,
@@ -181,4 +277,5 @@ def _definition(row: Row) -> FeedDefinition:
         stop_on_error=bool(stop_on_error),
         status=FeedStatus(status),
         replay_asked_ms=replay_asked_ms,
+        options=options,
     )

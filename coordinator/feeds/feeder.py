@@ -9,7 +9,7 @@ from typing import Protocol
 from coordinator.feeds.blocks import Counted, Offsets, Phase, plan, token
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.progress import FeedProgress
-from coordinator.feeds.writer import BlockWriter, FeedSource
+from coordinator.feeds.writer import FeedSource, PartitionWriter
 from storage.engine import TokenUsed
 
 BLOCK_MAX_RECORDS = 500_000
@@ -25,7 +25,7 @@ class FeedShard:
     """
 
     name: str
-    writer: BlockWriter
+    writer: PartitionWriter
     end: int | None = None
     max_bytes: int = BLOCK_MAX_BYTES
 
@@ -46,7 +46,7 @@ class FeedShards(Protocol):
 class OneShard:
     """`FeedShards` where there is one ClickHouse."""
 
-    def __init__(self, writer: BlockWriter) -> None:
+    def __init__(self, writer: PartitionWriter) -> None:
         self._shard = FeedShard("", writer)
 
     async def of_offset(self, offset: int) -> FeedShard:

@@ -52,6 +52,16 @@ class Fenced(Exception):
     """Another feeder has taken over this partition."""
 
 
+def _key(feed_id: str, source: FeedSource) -> str:
+    return f"feed/{feed_id}/{source.topic_id}/{source.partition}"
+
+
+async def first_offset(registry: Registry, feed_id: str, source: FeedSource) -> int | None:
+    """Where a feed has begun in a partition; None if it has not. Raises `EngineError`."""
+    stored = await registry.get(_key(feed_id, source))
+    return None if stored is None else state_from_text(stored.value).reference
+
+
 class FeedProgress:
     """Reads and changes one state. Every change raises `Fenced`, and `EngineError`.
 
@@ -71,7 +81,7 @@ class FeedProgress:
         self._feed = feed
         self._source = source
         self._feeder = feeder
-        self.key = f"feed/{feed.feed_id}/{source.topic_id}/{source.partition}"
+        self.key = _key(feed.feed_id, source)
         self._stored: Versioned | None = None
 
     @property

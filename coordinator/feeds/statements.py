@@ -27,6 +27,7 @@ from typing import Any
 from coordinator.feeds.decoding.worker import DecodeRequest
 from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS, Format
 from storage.engine import FileQuery
+from storage.parameters import literal, quoted
 
 _IS_PARTITION = (
     "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
@@ -74,6 +75,12 @@ _PARSING = (
     " input_format_json_read_objects_as_strings = 1, input_format_json_read_arrays_as_strings = 1,"
     " input_format_json_read_numbers_as_strings = 1, input_format_json_read_bools_as_strings = 1,"
     " input_format_csv_empty_as_default = 1"
+)
+# A text that looks like a date may be followed by others.
+LOOKING_FOR_FIELDS = (
+    "SETTINGS max_threads = 2, engine_file_empty_if_not_exists = 1,"
+    " input_format_allow_errors_num = 1000000000, input_format_allow_errors_ratio = 1,"
+    " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0"
 )
 # One insert is one block of the engine, and so one part in each partition of the table.
 _INSERTING = (
@@ -197,7 +204,8 @@ class BlockStatements:
     ) -> None:
         """`path`: of the file with the lines. `source`: of the records, `SOURCE` or a part of it.
 
-        `reads_files`: whether the engine reads and writes files of this machine. Raises ValueError if no block can be formed.
+        `reads_files`: whether the engine reads and writes files of this machine. Raises ValueError
+        if no block can be formed.
         """
         self.target = f"{quoted(database)}.{quoted(table)}"
         self._format = kind
@@ -213,18 +221,27 @@ class BlockStatements:
             raise ValueError(f"the format raw fills one column, and {database}.{table} has {names}")
 
     @property
+    def fields_known(self) -> frozenset[str]:
+        """The fields of records that are in a column, or have something that is."""
+        return frozenset(one.name for one in self._columns) | {
+            self._path_of(one)[0] for one in self._values
+        }
+
+    @property
     def temporary_tables(self) -> Sequence[str]:
         """Make the temporary tables anew."""
-        fields = ", ".join(f"{quoted(one.name)} {one.row_type}" for one in self._values)
-        tables = [
-            (VALUES_TABLE, f"_offset Int64, _rows Array({self._read_type()}), _error String"),
-            (ROWS_TABLE, f"_offset Int64, _feed_error String, {fields}"),
-        ]
         if self._format.is_decoded and not self._reads_files:
-            tables.append((LINES_TABLE, "line String"))
+            return [*self.tables_of_rows, _temporary(LINES_TABLE, "line String")]
+        return self.tables_of_rows
+
+    @property
+    def tables_of_rows(self) -> Sequence[str]:
+        """Make those anew that depend on the columns."""
+        fields = ", ".join(f"{quoted(one.name)} {one.row_type}" for one in self._values)
+        values = f"_offset Int64, _rows Array({self._read_type()}), _error String"
         return [
-            f"CREATE OR REPLACE TEMPORARY TABLE {name} ({columns}) ENGINE = Memory"
-            for name, columns in tables
+            _temporary(VALUES_TABLE, values),
+            _temporary(ROWS_TABLE, f"_offset Int64, _feed_error String, {fields}"),
         ]
 
     def lines(self, mark: str) -> FileQuery | None:
@@ -280,10 +297,16 @@ class BlockStatements:
             self.values_path, self._path, mark, self._format.value, paths, registry
         )
 
+    def fields(self, mark: str) -> str:
+        """The paths of all values, with their types. Parameters: those of `SOURCE`."""
+        source = self._read("JSONCompactEachRow", self._structure(mark, "JSON"), mark)
+        return (
+            f"SELECT distinctJSONPathsAndTypes(arrayJoin(_rows)) FROM {source} {LOOKING_FOR_FIELDS}"
+        )
+
     def load(self, mark: str) -> str:
         """Fills `feed_values`. Parameters: those of `SOURCE`."""
         kind = literal(self._read_type())
-        marked = f"Enum8('{mark}' = 1)"
         if self._format is Format.RAW:
             return (
                 f"INSERT INTO {VALUES_TABLE} SELECT offset, [CAST(tuple(value), {kind})], ''"
@@ -291,9 +314,7 @@ class BlockStatements:
             )
         if self._format.has_paths:
             error = "_error" if self._format.is_decoded else "''"
-            structure = f"_mark {marked}, _offset Int64, _rows Array({self._read_type()})"
-            if self._format.is_decoded:
-                structure += ", _error String"
+            structure = self._structure(mark, self._read_type())
             source = self._read("JSONCompactEachRow", structure, mark)
             return (
                 f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows, {error} FROM {source}"
@@ -301,6 +322,7 @@ class BlockStatements:
             )
         fields = ", ".join(f"{quoted(one.name)} {one.read_type}" for one in self._values)
         names = ", ".join(quoted(one.name) for one in self._values)
+        marked = f"Enum8('{mark}' = 1)"
         structure = f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
         return (
             f"INSERT INTO {VALUES_TABLE} SELECT _offset, [CAST(tuple({names}), {kind})], ''"
@@ -371,6 +393,11 @@ class BlockStatements:
         names = ", ".join(one.name for one in self._values)
         return literal(f"not one line of CSV with the columns {names}")
 
+    def _structure(self, mark: str, row: str) -> str:
+        """Of the lines of JSON: `row` is the type of what a record's row is read as."""
+        error = ", _error String" if self._format.is_decoded else ""
+        return f"_mark Enum8('{mark}' = 1), _offset Int64, _rows Array({row}){error}"
+
     def _read(self, kind: str, structure: str, mark: str) -> str:
         """The lines, read in a format."""
         if self._reads_files:
@@ -386,6 +413,10 @@ class BlockStatements:
 
     def _path_of(self, column: Column) -> tuple[str, ...]:
         return column.path if self._format.has_paths else (column.name,)
+
+
+def _temporary(table: str, columns: str) -> str:
+    return f"CREATE OR REPLACE TEMPORARY TABLE {table} ({columns}) ENGINE = Memory"
 
 
 def _row_value(column: Column, text: str, converted: str | None) -> str:
@@ -434,13 +465,3 @@ def _element(row: str, path: tuple[str, ...]) -> str:
     for step in path:
         row = f"tupleElement({row}, {literal(step)})"
     return row
-
-
-def quoted(name: str) -> str:
-    """A name as an identifier of SQL."""
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
-
-
-def literal(text: str) -> str:
-    """Text as a string of SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

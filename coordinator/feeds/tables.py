@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from coordinator.feeds.definition import BLOCK_COLUMN
+from coordinator.feeds.inference import InferredColumn
+from storage.parameters import quoted
 from storage.schema_files import REPLICATED_WINDOW_S
 
 BLOCK_DEFINITION = (
@@ -10,6 +14,12 @@ BLOCK_DEFINITION = (
 )
 _WINDOW = 10_000
 """Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
+
+MADE = (
+    "SELECT create_table_query FROM system.tables WHERE database = {database:String}"
+    " AND name = {table:String} AND engine LIKE '%MergeTree'"
+)
+"""The statement that makes a table which a feed can fill."""
 
 
 def local_name(table: str) -> str:
@@ -38,4 +48,38 @@ def preparing(target: str, *, replicated: bool) -> tuple[str, str]:
     return (
         f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {BLOCK_DEFINITION}",
         f"ALTER TABLE {target} MODIFY SETTING {window_settings(replicated=replicated)}",
+    )
+
+
+def making(
+    database: str, table: str, columns: Sequence[InferredColumn], *, replicated: bool
+) -> str:
+    """A statement that makes a table, without a sorting key."""
+    kinds = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
+    return (
+        f"CREATE TABLE IF NOT EXISTS {quoted(database)}.{quoted(table)} ({kinds},"
+        f" {BLOCK_DEFINITION}) ENGINE = {table_engine(database, table, replicated=replicated)}"
+        f" ORDER BY () SETTINGS {window_settings(replicated=replicated)}"
+    )
+
+
+def adding(target: str, columns: Sequence[InferredColumn]) -> str:
+    """A statement that adds what a table does not have. `target`: quoted names."""
+    actions = ", ".join(
+        f"ADD COLUMN IF NOT EXISTS {quoted(one.name)} {one.type}" for one in columns
+    )
+    return f"ALTER TABLE {target} {actions}"
+
+
+def made_like(statement: str, model: tuple[str, str], made: tuple[str, str]) -> str:
+    """The statement that makes `model` (database, table), for `made`; its path in Keeper as well.
+
+    `statement`: as system.tables has it.
+    """
+    _, _, columns = statement.partition("(")
+    (database, table), (new_database, new_table) = model, made
+    path = f"/{database}/{table}'"
+    return (
+        f"CREATE TABLE IF NOT EXISTS {quoted(new_database)}.{quoted(new_table)} ("
+        + columns.replace(path, f"/{new_database}/{new_table}'", 1)
     )

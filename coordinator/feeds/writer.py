@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
+from coordinator.feeds.inference import InferredColumn, field_columns
 from coordinator.feeds.statements import (
     DEAD,
     LINES_TABLE,
@@ -29,6 +31,8 @@ from coordinator.feeds.statements import (
 from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
+COLUMNS_MAX = 1000
+"""No column is added to a table that has so many: fields may be named by anything."""
 
 
 class Session(Protocol):
@@ -83,22 +87,39 @@ async def first_since(engine: Engine, source: FeedSource, timestamp_ms: int) -> 
     return int(rows[0][0]) if rows else None
 
 
-class BlockWriter:
-    """Needs a session, and a file of its own."""
+class TableChanges(Protocol):
+    """How tables and feeds are made and changed. Everything raises `EngineError`."""
 
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        log_is_readable: Callable[[], Awaitable[None]],
-        decoder: ValueDecoder,
-    ) -> None:
+    async def add_columns(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
+        """To the feed's table. Those that are there already are left as they are."""
+
+    async def feeds(self) -> Mapping[str, FeedDefinition]:
+        """All feeds by name, dropped ones, too."""
+
+    async def has_table(self, feed: FeedDefinition) -> bool: ...
+
+    async def make_table(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
+        """Does nothing if there is one."""
+
+    async def make_table_like(self, feed: FeedDefinition, model: str) -> None:
+        """`model`: DATABASE.TABLE. Does nothing if the feed's table exists."""
+
+    async def prepare_table(self, feed: FeedDefinition) -> None:
+        """Let a table that exists have what a feed needs."""
+
+    async def add_feed(self, feed: FeedDefinition) -> None:
+        """Store its definition."""
+
+
+class PartitionWriter(ABC):
+    """What a feed does with the records of a partition, a block at a time."""
+
+    def __init__(self, session: Session, log_is_readable: Callable[[], Awaitable[None]]) -> None:
         """`log_is_readable` returns when acknowledged records are rows."""
-        self._decoder = decoder
         self._session = session
-        self._path = path
         self._log_is_readable = log_is_readable
 
+    @abstractmethod
     async def write(
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
     ) -> Counted:
@@ -107,21 +128,20 @@ class BlockWriter:
         `again`: the block may have been stored before. Raises `TokenUsed` if the engine knows the
         token and has not all of the rows, and `EngineError`.
         """
-        statements = await self._statements(feed)
-        params = source.range(offsets)
-        records, rows, misfits = await self._load(statements, params)
-        [[with_value]] = await self._session.rows(
-            f"SELECT count() {SOURCE} AND {WITH_VALUE}", params
-        )
-        dead_letters = with_value - records + misfits
-        if dead_letters:
-            await self._dead_letters(feed, statements, params)
-        if rows:
-            await self._session.execute(statements.insert(token), params)
-        if again and await self._stored(statements, token) != rows:
-            raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
-        await self._free_memory()
-        return Counted(rows, dead_letters)
+
+    @abstractmethod
+    async def take_away(
+        self, feed: FeedDefinition, token: str, *, with_later: bool = False
+    ) -> None:
+        """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
+
+    @abstractmethod
+    async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
+        """Look again at dead letters that are older than the feed's `replay_asked_ms`.
+
+        Those that fit now become rows; the others keep their place, with a new error and time.
+        Safe to repeat. Raises `EngineError`.
+        """
 
     async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
         """The beginning of a range that has at most `max_bytes` of values, or one record.
@@ -141,10 +161,57 @@ class BlockWriter:
         )
         return Offsets(offsets.first, end or offsets.end)
 
+
+class _LoadedBlock(NamedTuple):
+    """What is in the temporary tables.
+
+    `statements` know the columns that were added. `records` are understood; `rows` are those of
+    the records whose rows all fit, `misfits` the other records.
+    """
+
+    statements: BlockStatements
+    records: int
+    rows: int
+    misfits: int
+
+
+class BlockWriter(PartitionWriter):
+    """Fills the feed's table. Needs a session, and a file of its own."""
+
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        log_is_readable: Callable[[], Awaitable[None]],
+        decoder: ValueDecoder,
+        changes: TableChanges,
+    ) -> None:
+        super().__init__(session, log_is_readable)
+        self._changes = changes
+        self._decoder = decoder
+        self._path = path
+
+    async def write(
+        self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
+    ) -> Counted:
+        params = source.range(offsets)
+        statements, records, rows, misfits = await self._load(feed, params)
+        [[with_value]] = await self._session.rows(
+            f"SELECT count() {statements.source} AND {WITH_VALUE}", params
+        )
+        dead_letters = with_value - records + misfits
+        if dead_letters:
+            await self._dead_letters(feed, statements, params)
+        if rows:
+            await self._session.execute(statements.insert(token), params)
+        if again and await self._stored(statements, token) != rows:
+            raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
+        await self._free_memory()
+        return Counted(rows, dead_letters)
+
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
-        """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
         statements = await self._statements(feed)
         if await self._stored(statements, token):
             await self._session.execute(
@@ -157,11 +224,6 @@ class BlockWriter:
         return int(count)
 
     async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
-        """Parse dead letters again that are older than the feed's `replay_asked_ms`.
-
-        Those that fit now become rows; the others keep their place, with a new error and time.
-        Safe to repeat. Raises `EngineError`.
-        """
         params: dict[str, Parameter] = {
             **source.range(Offsets(0, MAX_OFFSET)),
             "feed_id": feed.feed_id,
@@ -174,8 +236,9 @@ class BlockWriter:
         if not count:
             return Counted()
         params |= {"first": first, "end": last + 1}
-        statements = await self._statements(feed, f"{SOURCE} AND offset IN (SELECT offset {DEAD})")
-        records, rows, misfits = await self._load(statements, params)
+        statements, records, rows, misfits = await self._load(
+            feed, params, f"offset IN (SELECT offset {DEAD})"
+        )
         base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
         if rows:
             await self._session.execute(statements.insert(base), params)
@@ -193,13 +256,14 @@ class BlockWriter:
         await self._free_memory()
         return Counted(rows, count - records + misfits)
 
-    async def _statements(self, feed: FeedDefinition, source: str = SOURCE) -> BlockStatements:
+    async def _statements(self, feed: FeedDefinition, condition: str = "true") -> BlockStatements:
         found = await self._session.rows(
             columns_statement(), {"database": feed.database, "table": feed.table}
         )
         if not found:
             raise EngineError(f"there is no table {feed.database}.{feed.table}")
         columns = columns_of(found, feed.paths)
+        source = f"{SOURCE} AND {feed.condition} AND {condition}"
         try:
             return BlockStatements(
                 feed.database, feed.table, feed.format, columns, self._path, source,
@@ -209,12 +273,10 @@ class BlockWriter:
             raise EngineError(str(error)) from error
 
     async def _load(
-        self, statements: BlockStatements, params: Mapping[str, Parameter]
-    ) -> tuple[int, int, int]:
-        """Fill the temporary tables: records that are understood, rows that fit, misfits of them.
-
-        A record fits if all its rows do.
-        """
+        self, feed: FeedDefinition, params: Mapping[str, Parameter], condition: str = "true"
+    ) -> _LoadedBlock:
+        """Fill the temporary tables with those of the feed's records that meet the condition."""
+        statements = await self._statements(feed, condition)
         mark = secrets.token_hex(8)
         await self._log_is_readable()
         for statement in statements.temporary_tables:
@@ -226,6 +288,10 @@ class BlockWriter:
             await self._decoder.decode(request)
             if not self._session.reads_files:
                 await self._session.send(LINES_TABLE, self._path)
+        if feed.options.add_columns and await self._add_columns(feed, statements, mark, params):
+            statements = await self._statements(feed, condition)
+            for statement in statements.tables_of_rows:
+                await self._session.execute(statement)
         await self._session.execute(statements.load(mark), params)
         await self._session.execute(statements.convert())
         [[records]] = await self._session.rows(f"SELECT count() FROM {UNDERSTOOD}")
@@ -233,7 +299,30 @@ class BlockWriter:
             f"SELECT countIf(_offset NOT IN {MISFITS}), uniqExactIf(_offset, _feed_error != '')"
             f" FROM {ROWS_TABLE}"
         )
-        return records, rows, misfits
+        return _LoadedBlock(statements, records, rows, misfits)
+
+    async def _add_columns(
+        self,
+        feed: FeedDefinition,
+        statements: BlockStatements,
+        mark: str,
+        params: Mapping[str, Parameter],
+    ) -> bool:
+        """Add a column for each field of the block that has none. Whether there was any."""
+        [[types]] = await self._session.rows(statements.fields(mark), params)
+        unknown = [one for one in field_columns(types) if one.name not in statements.fields_known]
+        if not unknown:
+            return False
+        names = await self._session.rows(
+            "SELECT name FROM system.columns"
+            " WHERE database = {database:String} AND table = {table:String}",
+            {"database": feed.database, "table": feed.table},
+        )
+        taken = {name for (name,) in names}
+        new = [one for one in unknown if one.name not in taken][: COLUMNS_MAX - len(taken)]
+        if new:
+            await self._changes.add_columns(feed, new)
+        return bool(new)
 
     async def _free_memory(self) -> None:
         for table in (VALUES_TABLE, ROWS_TABLE):

@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS ${table_feed_versions}
     start           String                 COMMENT 'where a partition begins: earliest, latest, or milliseconds since 1970',
     interval_ms     UInt32                 COMMENT 'how long records wait for others of their block',
     stop_on_error   Bool                   COMMENT 'whether a dead letter pauses the feed',
+    options         Map(String, String)    COMMENT 'route: how records name their table; route_value: of those that are taken; like: the table that new ones are made like; router: id of the feed that made this one; add_columns: 1',
     status          LowCardinality(String) COMMENT 'running, paused or dropped',
     replay_asked_at DateTime64(3, 'UTC')   COMMENT 'when dead letters of before were asked to be parsed again; 1970 if never',
     changed_at      DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'when this was written'

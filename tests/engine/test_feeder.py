@@ -39,7 +39,9 @@ class Feeders:
         path = str(self._tmp_path / f"{name}.lines")
         progress = FeedProgress(self.registry, self.rows, FEED, SOURCE, name)
         await progress.open(0)
-        writer = BlockWriter(session, path, self.engine.drained, ValueDecoder())
+        writer = BlockWriter(
+            session, path, self.engine.drained, ValueDecoder(), self.tables.changes
+        )
         return PartitionFeeder(FEED, SOURCE, progress, OneShard(writer)), progress
 
     async def close(self) -> None:

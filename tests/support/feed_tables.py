@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from broker.single_feeds import EmbeddedFeedTables
 from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition, FeedStatus, Format
+from coordinator.feeds.router import RouteWriter
 from coordinator.feeds.writer import BlockWriter, FeedSource
 from storage.embedded import EmbeddedEngine
 
@@ -29,9 +31,11 @@ class FeedTables:
         self.engine = engine
         self.session = engine.session("test-feed")
         self.decoder = ValueDecoder(registry)
+        self.changes = EmbeddedFeedTables(engine)
         self.writer = BlockWriter(
-            self.session, str(tmp_path / "block.lines"), engine.drained, self.decoder
+            self.session, str(tmp_path / "block.lines"), engine.drained, self.decoder, self.changes
         )
+        self.router = RouteWriter(self.session, engine.drained, self.changes)
         self._next = 0
 
     async def close(self) -> None:

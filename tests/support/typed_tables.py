@@ -62,6 +62,15 @@ class TypedTables:
             f"{table} has {count} rows",
         )
 
+    def await_started(self, feed: str) -> None:
+        """Wait until the feed has begun in its first partition."""
+        until(
+            lambda: self.sql(
+                f"SELECT 1 FROM brokerhouse.table_feed_progress WHERE feed = '{feed}'"
+            ),
+            f"{feed} has begun",
+        )
+
     def await_fed(self, feed: str, next_offset: int, partition: int = 0) -> None:
         """Wait until all records below an offset are in the table, or dead letters."""
         until(

@@ -248,6 +248,9 @@ class Settings(BaseSettings):
     offset_metadata_max_bytes: int = _bytes(
         4096, "Largest metadata that a consumer may commit with an offset", ge=0
     )
+    feeds: bool = _setting(
+        True, "true/false", "Fill tables from topics here; false: `brokerhouse feed` does it"
+    )
     schema_registry: SecretStr | None = _setting(None, "URL", "Schema registry of feeds")
     sql_user: str | None = _setting(
         None, "name", "User who may also write through SQL", min_length=1

@@ -17,8 +17,9 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from typing import Protocol
-from uuid import UUID, uuid4
+from uuid import uuid4
 
+from broker.log.partition_sql import LogName
 from common.tasks import Backoff, Periodic, cancel
 from coordinator.feeds.blocks import Counted
 from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
@@ -39,22 +40,8 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 10.0
 COMMITTER = Committer("", None, -1, Client("brokerhouse-feed", "127.0.0.1"))
 
 
-class FeedTopic(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class FeedPartition(Protocol):
+class FeedPartition(LogName, Protocol):
     """A partition that is fed here: `PartitionLog` is one."""
-
-    @property
-    def topic(self) -> FeedTopic: ...
-
-    @property
-    def topic_id(self) -> UUID: ...
-
-    @property
-    def partition(self) -> int: ...
 
     @property
     def log_start_offset(self) -> int: ...
@@ -254,10 +241,6 @@ class TableFeeds(Periodic):
         self._running: dict[str, _RunningFeed] = {}
         self._told: set[str] = set()
 
-    @property
-    def background(self) -> list[asyncio.Task[None]]:
-        return [*super().background, *(one.task for one in self._running.values())]
-
     async def close(self) -> None:
         await super().close()
         for one in self._running.values():
@@ -266,6 +249,9 @@ class TableFeeds(Periodic):
         await self._host.close()
 
     async def _look(self) -> None:
+        for running in self._running.values():
+            if running.task.done():
+                running.task.result()  # a bug: it is to be seen
         try:
             found, wrong = await self._host.definitions()
         except EngineError as error:
@@ -276,8 +262,6 @@ class TableFeeds(Periodic):
         self._told = set(wrong)
         wanted = {feed.feed_id: feed for feed in found if feed.status is FeedStatus.RUNNING}
         for feed_id, running in list(self._running.items()):
-            if running.task.done():
-                running.task.result()  # a bug: it is to be seen
             if wanted.get(feed_id) != running.feed:
                 await self._running.pop(feed_id).close()
         for feed_id, feed in wanted.items():

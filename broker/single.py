@@ -178,6 +178,7 @@ class SingleNode:
             self.broker.row_sources,
             self.broker.cold_reader,
         )
+        self._feeds_here = settings.feeds
         self._feeds = TableFeeds(
             SingleFeedHost(
                 engine,
@@ -224,7 +225,8 @@ class SingleNode:
         self.removals.start()
         self._upkeep.start()
         self._reclaim.start()
-        self._feeds.start()
+        if self._feeds_here:
+            self._feeds.start()
         await self._control.start()
 
     @property

@@ -203,6 +203,22 @@ async def _first_that_can(
     raise last
 
 
+class _Doubts:
+    """Tokens whose outcome is unknown."""
+
+    def __init__(self) -> None:
+        self.tokens: OrderedDict[str, bool] = OrderedDict()
+
+    def add(self, token: str) -> None:
+        self.tokens[token] = True
+        self.tokens.move_to_end(token)
+        if len(self.tokens) > _DOUBTS_MAX:
+            self.tokens.popitem(last=False)
+
+    def resolve(self, token: str) -> bool:
+        return self.tokens.pop(token, False)
+
+
 class Shard:
     """`storage.engine.Engine` on the replicas of one shard, in order of preference."""
 
@@ -230,7 +246,7 @@ class Shard:
         self._quorum_min = min(quorum_min, quorum)
         self._shrunk = False
         self._away_after_s = away_after_ms / 1000
-        self._doubts: OrderedDict[str, None] = OrderedDict()
+        self._doubts = _Doubts()
         self._foreign_writes = 0
         self._pings = Periodic(f"pings of shard {name}", _PING_S, self._ping_all)
 
@@ -268,7 +284,7 @@ class Shard:
                     await self._insert(replica, table, columns, block, token)
             except InsertOutcomeUnknown as error:
                 replica.writes += 1
-                self._doubt(token)
+                self._doubts.add(token)
                 replica.has_failed(error, asked_at)
                 last = error
             except InsertRejected as error:
@@ -280,16 +296,17 @@ class Shard:
             except BaseException:
                 # The caller was cancelled while the block was being sent.
                 replica.writes += 1
-                self._doubt(token)
+                self._doubts.add(token)
                 raise
             else:
                 replica.writes += 1
                 replica.did_well()
                 self._answered()
-                if self._resolve(token) and not self._replicated:
+                # Whether an earlier attempt may have been the one that is stored.
+                if self._doubts.resolve(token) and not self._replicated:
                     raise TokenUsed(f"shard {self.name} may have the token {token} without rows")
                 return
-        if token in self._doubts:
+        if token in self._doubts.tokens:
             raise InsertOutcomeUnknown(str(last), last.code)
         raise last
 
@@ -298,41 +315,30 @@ class Shard:
     ) -> None:
         quorum = self._quorum
         try:
-            await replica.server.insert(
-                table, columns, block, token, self._settings(quorum, replica)
-            )
+            await replica.server.insert(table, columns, block, token, self.quorum_settings())
         except InsertRejected as error:
             if error.code != TOO_FEW_LIVE_REPLICAS or self._quorum_min == quorum:
                 raise
             quorum = self._quorum_min
             await replica.server.insert(
-                table, columns, block, token, self._settings(quorum, replica)
+                table, columns, block, token, self.quorum_settings(least=True)
             )
         if self._shrunk != (quorum < self._quorum):
             self._shrunk = not self._shrunk
             log.warning("shard %s: blocks are acknowledged on %d replicas", self.name, quorum)
 
-    def _settings(self, quorum: int, replica: _Replica) -> dict[str, str]:
+    def quorum_settings(self, *, least: bool = False) -> dict[str, str]:
+        """For inserts; none if nothing is replicated. `least`: fewer replicas are alive."""
         if not self._replicated:
             return {}
-        timeout_ms = int(replica.server.request_timeout_ms * _QUORUM_TIMEOUT_SHARE)
+        quorum = self._quorum_min if least else self._quorum
+        server = self._replicas[0].server
+        timeout_ms = int(server.request_timeout_ms * _QUORUM_TIMEOUT_SHARE)
         return {
             "insert_quorum": str(quorum if quorum > 1 else 0),
             "insert_quorum_parallel": "1",
             "insert_quorum_timeout": str(timeout_ms),
         }
-
-    def _resolve(self, token: str) -> bool:
-        """A replica has accepted the token. Whether an earlier attempt may have been the one."""
-        was_in_doubt = token in self._doubts
-        self._doubts.pop(token, None)
-        return was_in_doubt
-
-    def _doubt(self, token: str) -> None:
-        self._doubts[token] = None
-        self._doubts.move_to_end(token)
-        if len(self._doubts) > _DOUBTS_MAX:
-            self._doubts.popitem(last=False)
 
     # --- reads and statements
 
@@ -401,9 +407,8 @@ class Shard:
         replicas = self._to_ask()
         if not replicas:
             raise NotSent(f"shard {self.name} is away")
-        replica = next((one for one in replicas if one.server is kept), replicas[0])
-        if replica.failed:
-            replica = replicas[0]
+        works = (one for one in replicas if one.server is kept and not one.failed)
+        replica = next(works, replicas[0])
         await self._catch_up(replica)
         return replica.server
 
@@ -412,11 +417,6 @@ class Shard:
         for replica in self._replicas:
             if replica.server is server and error.code in _TROUBLE:
                 replica.has_failed(error, asked_at)
-
-    def quorum_settings(self, *, least: bool = False) -> dict[str, str]:
-        """For inserts; `least`: while fewer replicas are alive than there should be."""
-        quorum = self._quorum_min if least else self._quorum
-        return self._settings(quorum, self._replicas[0])
 
     async def _first_that_can(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
         replicas = self._to_ask()

@@ -88,19 +88,17 @@ class ShardDefinitions:
 
 
 class ShardSessions:
-    """`FeedSessions`: one session on each shard, opened when it is needed."""
+    """Of one feed, on each shard; opened when they are needed."""
 
     def __init__(
         self,
         feed: FeedDefinition,
         shards: Mapping[str, Shard],
         tables: FeedTables,
-        logs: SlotLogs,
         decoder: ValueDecoder,
     ) -> None:
         self._feed = feed
         self._tables = tables
-        self._logs = logs
         self._folder = tempfile.TemporaryDirectory(prefix="brokerhouse-feed-")
         path = Path(self._folder.name)
         self._sessions = {name: ShardSession(shard) for name, shard in shards.items()}
@@ -125,14 +123,29 @@ class ShardSessions:
             raise EngineError(f"shard {name} is not in this broker's configuration: add it")
         return FeedShard(name, writer, end, BLOCK_MAX_BYTES)
 
-    def shards_of(self, partition: FeedPartition) -> _ShardsOfPartition:
-        assert isinstance(partition, PartitionLog)
-        return _ShardsOfPartition(self, self._logs, partition)
-
     async def close(self) -> None:
         for session in self._sessions.values():
             await session.close()
         self._folder.cleanup()
+
+
+class _BrokerSessions(ShardSessions):
+    """`FeedSessions` of a broker."""
+
+    def __init__(
+        self,
+        feed: FeedDefinition,
+        shards: Mapping[str, Shard],
+        tables: FeedTables,
+        decoder: ValueDecoder,
+        logs: SlotLogs,
+    ) -> None:
+        super().__init__(feed, shards, tables, decoder)
+        self._logs = logs
+
+    def shards_of(self, partition: FeedPartition) -> _ShardsOfPartition:
+        assert isinstance(partition, PartitionLog)
+        return _ShardsOfPartition(self, self._logs, partition)
 
 
 class _ShardsOfPartition:
@@ -158,23 +171,31 @@ class _ShardsOfPartition:
 class FeedGroups:
     """Commits the offsets of feeds, whichever broker coordinates the group."""
 
-    def __init__(self, groups: ShardedGroups, leadership: SlotLeadership, peers: Peers) -> None:
+    def __init__(self, groups: ShardedGroups, others: CommitsOfPeers) -> None:
         self._groups = groups
-        self._leadership = leadership
-        self._peers = peers
+        self._others = others
 
     async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
         """Raises `KafkaError`."""
         try:
             coordinator = self._groups.coordinator_of(group_id)
         except NotCoordinator:
-            await self._ask(group_id, commits)
+            await self._others.commit(group_id, commits)
         else:
             await coordinator.commit(
                 group_id, COMMITTER, commits, group_must_exist_error=IllegalGeneration
             )
 
-    async def _ask(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
+
+class CommitsOfPeers:
+    """Commits the offsets of feeds in groups that another process coordinates."""
+
+    def __init__(self, leadership: SlotLeadership, peers: Peers) -> None:
+        self._leadership = leadership
+        self._peers = peers
+
+    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
+        """Raises `KafkaError`."""
         broker = self._leadership.coordinator(group_id)
         if broker is None:
             raise CoordinatorNotAvailable(f"nobody coordinates {group_id!r} at the moment")
@@ -235,8 +256,8 @@ class ClusterFeedHost:
     async def pause(self, feed: FeedDefinition) -> None:
         await self._definitions.pause(feed)
 
-    def sessions(self, feed: FeedDefinition) -> ShardSessions:
-        return ShardSessions(feed, self._shards, self._tables, self._logs, self._decoder)
+    def sessions(self, feed: FeedDefinition) -> _BrokerSessions:
+        return _BrokerSessions(feed, self._shards, self._tables, self._decoder, self._logs)
 
     def partitions(self, topics: Collection[str]) -> Sequence[PartitionLog]:
         if not self._logs.may_serve():

@@ -20,7 +20,7 @@ from broker.cluster.config import ClusterConfig
 from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.feed_tables import FeedTables
-from broker.cluster.feeds import ClusterFeedHost, FeedGroups
+from broker.cluster.feeds import ClusterFeedHost, CommitsOfPeers, FeedGroups
 from broker.cluster.group_partitions import GroupsOfSlots
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
@@ -170,13 +170,14 @@ class ClusterNode:
                 data_dir=None,
             ),
         )
+        self._feeds_here = settings.feeds
         self._feeds = TableFeeds(
             ClusterFeedHost(
                 {shard.name: shard for shard in self._shards},
                 registry_of(registry_servers, "feed_registry"),
                 FeedTables(servers, layout(cluster)),
                 logs,
-                FeedGroups(groups, leadership, peers),
+                FeedGroups(groups, CommitsOfPeers(leadership, peers)),
                 schema_registry_url(settings),
             )
         )
@@ -234,7 +235,8 @@ class ClusterNode:
         self._lanes.start()
         self._housekeeping.start()
         self._removals.start()
-        self._feeds.start()
+        if self._feeds_here:
+            self._feeds.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:

@@ -23,7 +23,7 @@ from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
-from broker.log.row_sources import RowSource, next_stored_offset
+from broker.log.row_sources import RowSource, source_of_offset
 from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
@@ -226,23 +226,8 @@ class SlotLogs(OpenLogs):
         return [host.engine for host in self.hosts(partition)]
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
-        # Read before the query: rows that are added later do not matter.
-        end = partition.high_watermark
-        hosts = self.hosts(partition)
-        if len(hosts) == 1:
-            return RowSource(hosts[0].engine)
-        firsts = await asyncio.gather(
-            *(next_stored_offset(host.engine, partition, offset) for host in hosts)
-        )
-        found = sorted(
-            (first, number)
-            for number, first in enumerate(firsts)
-            if first is not None and first < end
-        )
-        if not found:
-            return RowSource(hosts[-1].engine, end)
-        ends = [first for first, _ in found[1:]]
-        return RowSource(hosts[found[0][1]].engine, ends[0] if ends else end)
+        engines = [host.engine for host in self.hosts(partition)]
+        return await source_of_offset(engines, partition, offset, partition.high_watermark)
 
     def host_of(self, partition: PartitionLog) -> ShardHost:
         """The shard to which its records are written now. Raises `EngineError`."""

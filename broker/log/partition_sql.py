@@ -6,6 +6,7 @@ deleted and created again has the same name and another id.
 
 from __future__ import annotations
 
+from typing import Protocol
 from uuid import UUID
 
 from broker.log.partition import PartitionLog
@@ -23,7 +24,25 @@ def parameters(topic: str, topic_id: UUID, partition: int) -> dict[str, Paramete
     return {"topic": topic, "topic_id": str(topic_id), "partition": partition}
 
 
-def log_parameters(partition: PartitionLog) -> dict[str, Parameter]:
+class LogTopic(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class LogName(Protocol):
+    """What names a log: `PartitionLog` does."""
+
+    @property
+    def topic(self) -> LogTopic: ...
+
+    @property
+    def topic_id(self) -> UUID: ...
+
+    @property
+    def partition(self) -> int: ...
+
+
+def log_parameters(partition: LogName) -> dict[str, Parameter]:
     """The parameters of `IS_PARTITION` for an open log."""
     return parameters(partition.topic.name, partition.topic_id, partition.partition)
 

@@ -7,12 +7,13 @@ begin and end is stored nowhere: the next row on each shard tells where to read 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
+from broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
 from broker.log.tail_cache import AllInEngine, LogProgress
 from storage.disk_reserve import DiskReserve
 from storage.engine import Engine
@@ -67,7 +68,27 @@ class SingleRowLane:
         return (self._lane,)
 
 
-async def next_stored_offset(engine: Engine, partition: PartitionLog, offset: int) -> int | None:
+async def source_of_offset(
+    engines: Sequence[Engine], partition: LogName, offset: int, end: int
+) -> RowSource:
+    """As `RowSources.of_offset`, among engines of which the last one is written to.
+
+    `end`: of the log, read before this is called; rows that are added later do not matter. Raises
+    `EngineError`.
+    """
+    if len(engines) == 1:
+        return RowSource(engines[0])
+    firsts = await asyncio.gather(*(next_stored_offset(one, partition, offset) for one in engines))
+    found = sorted(
+        (first, number) for number, first in enumerate(firsts) if first is not None and first < end
+    )
+    if not found:
+        return RowSource(engines[-1], end)
+    ends = [first for first, _ in found[1:]]
+    return RowSource(engines[found[0][1]], ends[0] if ends else end)
+
+
+async def next_stored_offset(engine: Engine, partition: LogName, offset: int) -> int | None:
     """The first offset, from `offset` on, for which this engine has a row. Raises `EngineError`."""
     rows = await engine.rows(
         f"SELECT offset FROM messages WHERE {IS_PARTITION} AND offset >= {{offset:Int64}}"

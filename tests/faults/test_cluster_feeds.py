@@ -10,17 +10,20 @@ import itertools
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster_processes import Broker, Cluster
+from tests.support.cluster_processes import SLOTS, Broker, Cluster, Engine, Part
 from tests.support.cluster_tables import ClusterTables
 from tests.support.cluster_view import NOBODY, leaders
+from tests.support.command_line import output
 from tests.support.committed import create_topic
 from tests.support.steady_producer import producing
+from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 
 TOPIC, PARTITIONS = "events", 4
@@ -28,6 +31,8 @@ TABLE = "fed.events"
 LOCAL = f"{TABLE}_local"
 COLUMNS = "id UInt64, name String, _partition Int32, _offset Int64"
 BAD_EVERY = 50
+LIMIT_S = 90.0
+SHARD_NAMES = ("shard1", "shard2")
 
 
 @pytest.fixture
@@ -65,6 +70,16 @@ class Events:
 
     def await_more(self, count: int = 1) -> None:
         self.tables.await_rows(LOCAL, self.tables.count(LOCAL) + count)
+
+    def await_every_partition(self) -> None:
+        """Wait until each partition has more rows."""
+        before = self.tables.by_partition(LOCAL)
+
+        def is_done() -> bool:
+            now = self.tables.by_partition(LOCAL)
+            return all(now[one] > before[one] for one in range(PARTITIONS))
+
+        until(is_done, "every partition is fed", LIMIT_S)
 
     def check(self) -> int:
         """Wait for the feed, and compare the table with the log. Returns how many were sent."""
@@ -156,3 +171,119 @@ def await_successors(cluster: Cluster, victim: Broker) -> None:
         )
 
     until(is_done, f"others lead what {victim} has led")
+
+
+def test_slots_move_while_a_feed_runs(cluster: Cluster) -> None:
+    """The rows of a block stay on the shard that has its records, whichever that was."""
+    events = Events(cluster)
+    half = f"0-{SLOTS // 2 - 1}"
+    with producing(cluster.bootstrap, TOPIC, events.record):
+        events.await_more()
+        for number, to in enumerate(("shard2", "shard1", "shard2")):
+            move_slots(cluster, half, to)
+            events.await_more()
+            if number == 1:  # what lies on both shards is read by those that begin anew
+                for broker in cluster.brokers:
+                    broker.kill()
+                for broker in cluster.brokers:
+                    broker.launch()
+                for broker in cluster.brokers:
+                    broker.await_ready()
+    events.check()
+    placed = [places(engine, LOCAL, "_partition, _offset") for engine in cluster.engines]
+    logged = [places(engine, "messages", "partition, offset") for engine in cluster.engines]
+    assert all(fed <= log for fed, log in zip(placed, logged, strict=True))
+    assert {one for one, _ in logged[0]} & {one for one, _ in logged[1]}, "nothing has moved"
+
+
+def test_a_backlog_on_two_shards_is_fed_once(cluster: Cluster) -> None:
+    """A feed that begins after a move reads the earlier shard first; so do transactions that began
+    before the move and were committed or aborted behind it."""
+    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+    half = f"0-{SLOTS // 2 - 1}"
+    kept, dropped = (ConfluentProducer(cluster.bootstrap, one) for one in ("kept", "dropped"))
+    kept.begin()
+    dropped.begin()
+    for name, producer in (("kept", kept), ("dropped", dropped)):
+        for number in range(20):
+            producer.send(TOPIC, json.dumps({"id": number, "name": name}), number % PARTITIONS)
+        producer.flush()
+    move_slots(cluster, half, "shard2")
+    tables = ClusterTables(cluster)
+    tables("create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--columns", COLUMNS)
+    for producer in (kept, dropped):
+        for number in range(20, 40):
+            producer.send(TOPIC, json.dumps({"id": number, "name": "late"}), number % PARTITIONS)
+        producer.flush()
+    kept.commit()
+    dropped.abort()
+    tables.await_rows(LOCAL, 40)
+    tables.await_lag(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+    rows = tables.sql(f"SELECT id, name FROM {LOCAL}")
+    assert sorted((row["id"], row["name"]) for row in rows) == [
+        (number, "kept" if number < 20 else "late") for number in range(40)
+    ]
+
+
+def move_slots(cluster: Cluster, slots: str, to: str) -> None:
+    output("slots", "move", "--slots", slots, "--to", to, "--config", str(cluster.config_path))
+
+
+def places(engine: Engine, table: str, columns: str) -> set[tuple[int, int]]:
+    where = f"WHERE topic = '{TOPIC}'" if table == "messages" else ""
+    rows = engine.sql(f"SELECT {columns} FROM {table} {where}")
+    return {(int(str(one)), int(str(two))) for one, two in map(_values, rows)}
+
+
+class Feeder(Part):
+    """A process of `brokerhouse feed`."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        command = [sys.executable, "-m", "broker.cli", "feed", "--config", str(cluster.config_path)]
+        log_path = cluster.directory / f"feeder{number}.log"
+        super().__init__(f"feeder {number}", cluster.brokers[0].host, command, log_path)
+
+
+@pytest.fixture
+def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Its brokers do not feed."""
+    made = Cluster(tmp_path, settings={"feeds": "false"})
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def test_two_processes_beside_the_brokers_share_the_partitions(bare_cluster: Cluster) -> None:
+    """Each is killed, and paused for so long that the other takes over; slots move meanwhile."""
+    chance = seeded()
+    events = Events(bare_cluster)
+    feeders = [Feeder(bare_cluster, number) for number in (1, 2)]
+    try:
+        with producing(bare_cluster.bootstrap, TOPIC, events.record):
+            assert events.tables.count(LOCAL) == 0, "the brokers feed"
+            for one in feeders:
+                one.start()
+            for one, other in (feeders, feeders[::-1]):
+                events.await_every_partition()
+                print(f"killing {one}")
+                one.kill()
+                events.await_every_partition()
+                one.start()
+                time.sleep(chance.random() * 0.5)  # a random moment is what this is about
+                print(f"pausing {other}")
+                other.pause()
+                events.await_every_partition()
+                other.resume()
+                move_slots(bare_cluster, f"0-{SLOTS // 2 - 1}", chance.choice(SHARD_NAMES))
+            broker = chance.choice(bare_cluster.brokers)
+            broker.kill()
+            events.await_every_partition()
+            broker.start()
+        events.check()
+        events.tables.await_lag(bare_cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+    finally:
+        for one in feeders:
+            one.kill()
+    assert events.tables.feeders(TABLE) >= 2

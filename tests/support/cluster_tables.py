@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
 from tests.support.command_line import output, run
 from tests.support.sql_rows import SqlError
 from tests.support.waiting import until
+
+_LIMIT_S = 60.0
 
 
 class ClusterTables:
@@ -34,6 +40,21 @@ class ClusterTables:
             return sum(row["n"] for row in self.sql(f"SELECT count() AS n FROM {table}"))
         except (SqlError, OSError):
             return 0
+
+    def by_partition(self, table: str) -> Counter[int]:
+        """How many rows each partition has, by the column `_partition`."""
+        found = Counter[int]()
+        try:
+            for row in self.sql(f"SELECT _partition AS p, count() AS n FROM {table} GROUP BY p"):
+                found[row["p"]] += row["n"]
+        except (SqlError, OSError):
+            return Counter()
+        return found
+
+    def feeders(self, feed: str) -> int:
+        """How many processes have written the history of a feed."""
+        rows = self.sql(f"SELECT DISTINCT feeder FROM table_feed_blocks WHERE feed = '{feed}'")
+        return len({row["feeder"] for row in rows})
 
     def await_rows(self, table: str, count: int) -> None:
         """Wait until the shards have at least so many rows."""
@@ -67,3 +88,23 @@ class ClusterTables:
             " HAVING uniqExact(epoch) > 1)"
         )
         return int(row["n"]) + sum(int(one["n"]) for one in others)
+
+    def await_lag(self, bootstrap: str, feed: str, topic: str, partitions: int) -> None:
+        """Wait until the feed's group is at the end of every partition."""
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+
+        def is_done() -> bool:
+            asked = ConsumerGroupTopicPartitions(f"feed-{feed}", places)
+            [answer] = admin.list_consumer_group_offsets([asked]).values()
+            committed = {
+                one.partition: one.offset for one in answer.result(_LIMIT_S).topic_partitions
+            }
+            return committed == {
+                place.partition: consumer.get_watermark_offsets(place, _LIMIT_S)[1]
+                for place in places
+            }
+
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "of nobody"})
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        until(is_done, f"group feed-{feed} is at the end of {topic}")
+        consumer.close()

@@ -8,5 +8,6 @@
 * shard_host.py: what runs on one shard; coordinator_hosts.py: which shard has a group or a
   transactional id; topics.py, groups.py, transactions.py and leadership.py: what handlers see.
 * peers.py: asks the other brokers.
+* feeds.py, feed_tables.py: feeds of typed tables; beside.py, feed_process.py: `brokerhouse feed`.
 * housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
 """

@@ -5,7 +5,9 @@
 * progress.py: the state of a feed in a partition, changed by compare-and-set; its history.
 * statements.py: a block as ClickHouse's statements, for each format.
 * decoding/: values of binary formats as lines of JSON, in a process of its own.
+* tables.py: what the table of a feed needs.
+* feeder.py: the steps of one partition, on whichever shard its records are.
 * writer.py: runs them, and finds out whether a block is stored.
 
-Who feeds (a broker) is in broker/feeds.py. docs/tables.md is for users.
+Who feeds (a broker, or `brokerhouse feed`) is in broker/feeds.py. docs/tables.md is for users.
 """

@@ -164,3 +164,21 @@ async def test_feeders_in_a_random_order_store_each_record_once(
 
     assert await feeders.tables.rows() == [[n] for n in range(end)]
     assert progress.state.total.rows == end
+
+
+async def test_a_feeder_that_slept_before_it_removed_rows_removes_none_of_its_successor(
+    feeders: Feeders,
+) -> None:
+    """It had found a used token without rows; another one has stored the block meanwhile."""
+    end = await produce(feeders, 3)
+    _, progress = await feeders.open("one")
+    await progress.begin(Offsets(0, end))
+    two, progress_of_two = await feeders.open("two")
+    await progress_of_two.try_again()
+    await two.step(end)
+    token = await feeders.engine.rows("SELECT DISTINCT _block FROM shop.orders")
+    assert token[0][0].endswith("/1")
+
+    await feeders.tables.writer.take_away(FEED, token[0][0].removesuffix("/1"))
+
+    assert await feeders.tables.rows() == [[n] for n in range(end)]

@@ -15,7 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.cluster_processes import SLOTS, Broker, Cluster, Engine, Part
 from tests.support.cluster_tables import ClusterTables
@@ -287,3 +289,25 @@ def test_two_processes_beside_the_brokers_share_the_partitions(bare_cluster: Clu
         for one in feeders:
             one.kill()
     assert events.tables.feeders(TABLE) >= 2
+
+
+def test_values_that_are_decoded_reach_the_shards(cluster: Cluster) -> None:
+    """They leave the shard for the decoder, and come back as lines."""
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+    tables("create", TABLE, "--topic", TOPIC, "--format", "msgpack", "--columns", COLUMNS)
+    values = [msgpack.packb({"id": n, "name": f"n{n}"}) if n % 5 else b"\xc1" for n in range(40)]
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number, value in enumerate(values):
+        producer.produce(TOPIC, value, partition=number % PARTITIONS)
+    assert producer.flush(LIMIT_S) == 0
+
+    tables.await_fed(TABLE, len(values))
+    rows = tables.sql(f"SELECT id, name FROM {LOCAL}")
+    expected = [(n, f"n{n}") for n in range(40) if n % 5]
+    assert sorted((row["id"], row["name"]) for row in rows) == expected
+    assert len(tables.sql("SELECT offset FROM dead_letters")) == 8
+    assert TABLE in tables("list")
+    tables("pause", TABLE)
+    tables("drop", TABLE)
+    assert TABLE not in tables("list")

@@ -116,7 +116,7 @@ def test_every_name_has_its_database_so_that_it_does_not_matter_where_it_runs() 
 OVER_ALL_SHARDS = [
     one
     for one in people_migrations(REPLICATED)
-    if one.name in ("topic_stats", "consumer_lag", "table_feed_progress")
+    if one.name in ("topic_stats", "consumer_lag", "table_feed_progress", "table_feeds")
 ]
 
 
@@ -162,6 +162,7 @@ def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> No
     assert both[0] == {
         "/brokerhouse/brokerhouse/registry",
         "/brokerhouse/brokerhouse/topic_registry",
+        "/brokerhouse/brokerhouse/feed_registry",
     }
     assert not both[0] & both[1]
 

@@ -1,4 +1,4 @@
-"""A block of a feed in an engine that cannot read files of the feeder's machine, as in a cluster."""
+"""A block of a feed in an engine that cannot read the feeder's files, as in a cluster."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_two_processes_beside_the_brokers_share_the_partitions(bare_cluster: Cluster) -> None:
-    """Each is killed, and paused for so long that the other takes over; slots move meanwhile."""
+    """One is killed, one paused for so long that the other takes over; slots move meanwhile."""
     chance = seeded()
     events = Events(bare_cluster)
     feeders = [Feeder(bare_cluster, number) for number in (1, 2)]
@@ -267,22 +267,17 @@ def test_two_processes_beside_the_brokers_share_the_partitions(bare_cluster: Clu
             assert events.tables.count(LOCAL) == 0, "the brokers feed"
             for one in feeders:
                 one.start()
-            for one, other in (feeders, feeders[::-1]):
-                events.await_every_partition()
-                print(f"killing {one}")
-                one.kill()
-                events.await_every_partition()
-                one.start()
-                time.sleep(chance.random() * 0.5)  # a random moment is what this is about
-                print(f"pausing {other}")
-                other.pause()
-                events.await_every_partition()
-                other.resume()
-                move_slots(bare_cluster, f"0-{SLOTS // 2 - 1}", chance.choice(SHARD_NAMES))
-            broker = chance.choice(bare_cluster.brokers)
-            broker.kill()
+            one, other = chance.sample(feeders, 2)
             events.await_every_partition()
-            broker.start()
+            one.kill()
+            events.await_every_partition()
+            one.start()
+            time.sleep(chance.random() * 0.5)  # a random moment is what this is about
+            other.pause()
+            events.await_every_partition()
+            other.resume()
+            move_slots(bare_cluster, f"0-{SLOTS // 2 - 1}", chance.choice(SHARD_NAMES))
+            events.await_every_partition()
         events.check()
         events.tables.await_lag(bare_cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
     finally:

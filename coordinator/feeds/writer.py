@@ -308,7 +308,11 @@ class BlockWriter(PartitionWriter):
         mark: str,
         params: Mapping[str, Parameter],
     ) -> bool:
-        """Add a column for each field of the block that has none. Whether there was any."""
+        """Add a column for each field of the block that has none.
+
+        Returns whether the table has others now than `statements` know: another feeder may have
+        added them a moment ago.
+        """
         [[types]] = await self._session.rows(statements.fields(mark), params)
         unknown = [one for one in field_columns(types) if one.name not in statements.fields_known]
         if not unknown:
@@ -322,7 +326,7 @@ class BlockWriter(PartitionWriter):
         new = [one for one in unknown if one.name not in taken][: COLUMNS_MAX - len(taken)]
         if new:
             await self._changes.add_columns(feed, new)
-        return bool(new)
+        return bool(new) or any(one.name in taken for one in unknown)
 
     async def _free_memory(self) -> None:
         for table in (VALUES_TABLE, ROWS_TABLE):

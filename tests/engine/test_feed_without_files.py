@@ -33,7 +33,9 @@ class _WithoutFiles:
 async def tables(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
     made = FeedTables(engine, tmp_path)
     session = cast(EngineSession, _WithoutFiles(made.session))
-    made.writer = BlockWriter(session, str(tmp_path / "x.lines"), engine.drained, made.decoder)
+    made.writer = BlockWriter(
+        session, str(tmp_path / "x.lines"), engine.drained, made.decoder, made.changes
+    )
     await made.make("id UInt8, name String")
     yield made
     await made.close()

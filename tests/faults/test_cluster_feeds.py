@@ -106,6 +106,46 @@ def _values(row: dict[str, object]) -> tuple[object, ...]:
     return tuple(row.values())
 
 
+def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_killed(
+    cluster: Cluster,
+) -> None:
+    """Each with the columns of all fields, wherever a field came first."""
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+    tables("create", "many.*", "--topic", TOPIC, "--route", "header=kind", "--interval-ms", "10",
+           "--add-columns")  # fmt: skip
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    kinds = ("one", "two")
+
+    def produce(first: int, last: int, field: str) -> None:
+        for number, kind, partition in itertools.product(
+            range(first, last), kinds, range(PARTITIONS)
+        ):
+            value = json.dumps({"id": number, field: f"{kind}-{partition}"})
+            producer.produce(TOPIC, value, partition=partition, headers=[("kind", kind)])
+        assert producer.flush(60) == 0
+
+    def ids(kind: str) -> list[int]:
+        return sorted(row["id"] for row in tables.sql(f"SELECT id FROM many.{kind}_local"))
+
+    produce(0, 20, "first")
+    for kind in kinds:
+        tables.await_rows(f"many.{kind}_local", 1)
+    cluster.brokers[0].kill()
+    produce(20, 40, "second")
+    for kind in kinds:
+        tables.await_rows(f"many.{kind}_local", 40 * PARTITIONS)
+        tables.await_fed(f"many.{kind}", 40 * len(kinds) * PARTITIONS)
+        assert ids(kind) == sorted(list(range(40)) * PARTITIONS)
+        rows = tables.sql(
+            f"SELECT coalesce(first, second) AS text, count() AS n FROM many.{kind}_local"
+            " GROUP BY text"
+        )
+        assert {row["text"]: row["n"] for row in rows} == {
+            f"{kind}-{partition}": 40 for partition in range(PARTITIONS)
+        }
+
+
 def test_every_shard_has_the_rows_of_its_records(cluster: Cluster) -> None:
     events = Events(cluster)
     with producing(cluster.bootstrap, TOPIC, events.record):

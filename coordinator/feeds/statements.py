@@ -82,6 +82,9 @@ LOOKING_FOR_FIELDS = (
     " input_format_allow_errors_num = 1000000000, input_format_allow_errors_ratio = 1,"
     " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0"
 )
+# A quote that is not closed would take the records behind it. The expression is one of UTF-8.
+_FIELD = r'[ \t]*(?:"(?:[^"]|"")*"[ \t]*|(?:[^" \t,\r\n][^,\r\n]*)?)'
+_CLOSED_QUOTES = rf"^{_FIELD}(?:,{_FIELD}|\r?\n{_FIELD})*$"
 # One insert is one block of the engine, and so one part in each partition of the table.
 _INSERTING = (
     "SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_rows = 1000000000,"
@@ -281,7 +284,7 @@ class BlockStatements:
         else:
             text = f"replaceRegexpOne({value}, '\\\\r?\\\\n$', '')"
             line = f"concat('{mark},', toString(offset), ',', {text}, ',{mark}')"
-            where = WITH_VALUE
+            where = f"{WITH_VALUE} AND match(toValidUTF8({value}), {literal(_CLOSED_QUOTES)})"
         return f"SELECT {line} AS line {self.source} AND {where}"
 
     @property

@@ -174,6 +174,36 @@ async def test_csv_cannot_pretend_to_be_another_record(tables: FeedTables) -> No
     assert [offset for offset, _ in await tables.errors()] == [2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize(
+    "bad", ['9,"x', '9, "x', '9,\t"x', '9,"x""', '9,a"b,"x', '"9,x', '9,"x"y"', '9,x\n"', '"']
+)
+async def test_a_quote_that_is_not_closed_takes_no_other_record(
+    tables: FeedTables, bad: str
+) -> None:
+    await tables.make("id UInt8, note String, _offset Int64")
+    feed = replace(FEED, format=Format.CSV)
+    offsets = await tables.produce("1,a", bad, "2,b", '3,"c"', "4,d", bad)
+
+    assert await tables.write(offsets, feed=feed) == Counted(4, 2)
+    assert await tables.rows() == [[1, "a", 0], [2, "b", 2], [3, "c", 3], [4, "d", 4]]
+    assert [offset for offset, _ in await tables.errors()] == [1, 5]
+
+
+async def test_csv_may_have_text_that_is_not_utf_8_and_quotes_inside_of_it(
+    tables: FeedTables,
+) -> None:
+    await tables.make("id UInt8, note String, _offset Int64")
+    feed = replace(FEED, format=Format.CSV)
+    offsets = await tables.produce(
+        b"1,\xff\xfe", b'2,"\xc3"', b"3,\xe2\x82,", b'4,a"b', b'5,"a""\xff, b" ', b"6,\xe2\x82"
+    )
+
+    assert await tables.write(offsets, feed=feed) == Counted(5, 1)
+    assert await tables.rows("id, hex(note), _offset") == [
+        [1, "FFFE", 0], [2, "C3", 1], [4, "612262", 3], [5, "6122FF2C2062", 4], [6, "E282", 5],
+    ]  # fmt: skip
+
+
 async def test_raw_takes_any_bytes(tables: FeedTables) -> None:
     await tables.make("line String, _offset Int64")
     feed = replace(FEED, format=Format.RAW)

@@ -1,4 +1,4 @@
-"""Feeds of typed tables while the broker is killed: the table equals the log, row for row.
+"""Feeds of typed tables while what feeds them is killed or paused: the table equals the log.
 
 `FEED_SEED` chooses the moments; the long test is `make test-feeds`.
 """
@@ -9,8 +9,10 @@ import itertools
 import json
 import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,15 +20,17 @@ import pytest
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import output
 from tests.support.committed import create_topic
-from tests.support.sql_rows import SqlError
+from tests.support.feed_check import check_fed
+from tests.support.feed_records import COLUMNS, add_schemas, numbered
+from tests.support.schemas import Schemas
 from tests.support.steady_producer import producing
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
 
 TOPIC, PARTITIONS = "events", 2
 TABLE = "fed.events"
-COLUMNS = "id UInt64, name String, _partition Int32, _offset Int64"
-BAD_EVERY = 50
+MOMENT_S = 0.5
+"""A fault comes within this time after rows have come; a pause is as long at most."""
 
 
 def seeded() -> random.Random:
@@ -35,7 +39,27 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-def check_table_equals_log(broker: BrokerProcess, kills: int) -> None:
+def a_moment(chance: random.Random) -> None:
+    time.sleep(chance.random() * MOMENT_S)  # a random moment is what this is about
+
+
+def pause_and_kill(broker: BrokerProcess, chance: random.Random) -> None:
+    """SIGKILL, at random of a broker that stands still or has stood still."""
+    if chance.random() < 0.5:
+        with broker.paused():
+            a_moment(chance)
+        a_moment(chance)
+    elif chance.random() < 0.5:
+        broker.pause()
+        a_moment(chance)
+    broker.kill()
+    broker.start()
+
+
+def check_table_equals_log(
+    broker: BrokerProcess, kills: int, rows: int = 0, limit_s: float = 60.0
+) -> None:
+    """At least so many rows; the kills are spread over them."""
     chance = seeded()
     tables = TypedTables(broker)
     create_topic(broker.kafka, TOPIC, PARTITIONS)
@@ -43,79 +67,126 @@ def check_table_equals_log(broker: BrokerProcess, kills: int) -> None:
         "create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--partition-by", "id % 2",
         "--columns", COLUMNS,
     )  # fmt: skip
-    numbers = itertools.count()
+    record, sent = numbered("json")
+    begun_s = time.monotonic()
+    with producing(broker.kafka, TOPIC, record, 2000 if rows else 5):
+        for kill in range(kills):
+            _await_sent(sent, rows * kill // kills, limit_s)
+            tables.await_more_rows(TABLE, limit_s)
+            a_moment(chance)
+            pause_and_kill(broker, chance)
+        _await_sent(sent, rows, limit_s)
+    repeated = check_fed(tables, TOPIC, TABLE, sent(), limit_s)
+    print(
+        f"{sent():,} records, {kills} kills, {repeated} blocks were repeated,"
+        f" {time.monotonic() - begun_s:.0f} s"
+    )
 
-    def record() -> tuple[str, str]:
-        number = next(numbers)
-        value = {"id": number, "name": f"n{number}"} if number % BAD_EVERY else {"id": "none"}
-        return str(number), json.dumps(value)
 
+def _await_sent(sent: Callable[[], int], count: int, limit_s: float) -> None:
+    until(lambda: sent() >= count, f"{count} records are sent", limit_s)
+
+
+@pytest.fixture
+def schemas() -> Iterator[Schemas]:
+    made = Schemas()
+    add_schemas(made)
+    yield made
+    made.close()
+
+
+def decoder_of(broker: BrokerProcess) -> int | None:
+    """The process that decodes for it, if there is one now."""
+    children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
+    for child in children:
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if b"coordinator.feeds.decoding.worker" in command:
+            return int(child)
+    return None
+
+
+def await_decoder(broker: BrokerProcess) -> int:
+    until(lambda: decoder_of(broker), "values are decoded")
+    found = decoder_of(broker)
+    assert found is not None
+    return found
+
+
+def test_bad_records_of_every_format_while_broker_and_decoder_are_killed_and_paused(
+    own_broker: Callable[..., BrokerProcess], schemas: Schemas
+) -> None:
+    chance = seeded()
+    broker = own_broker(**SETTINGS, schema_registry=schemas.url)
+    tables = TypedTables(broker)
+    kinds = ("csv", "avro", "protobuf", "msgpack")
+    made: dict[str, Callable[[], int]] = {}
+    with ExitStack() as producers:
+        for kind in kinds:
+            create_topic(broker.kafka, kind, PARTITIONS)
+            tables(
+                "create", f"fed.{kind}", "--topic", kind, "--format", kind, "--interval-ms", "10",
+                "--columns", COLUMNS,
+            )  # fmt: skip
+            record, made[kind] = numbered(kind)
+            producers.enter_context(producing(broker.kafka, kind, record, at_once=1))
+        faults = ["kill", "kill decoder", "pause", "pause decoder"]
+        chance.shuffle(faults)
+        for fault in faults:
+            for kind in kinds:
+                tables.await_more_rows(f"fed.{kind}")
+            await_decoder(broker)
+            a_moment(chance)
+            match fault:
+                case "kill":
+                    broker.kill()
+                    broker.start()
+                case "kill decoder":
+                    os.kill(await_decoder(broker), signal.SIGKILL)
+                case "pause":
+                    with broker.paused():
+                        a_moment(chance)
+                case "pause decoder":
+                    decoder = await_decoder(broker)
+                    os.kill(decoder, signal.SIGSTOP)
+                    a_moment(chance)
+                    os.kill(decoder, signal.SIGCONT)
+    for kind in kinds:
+        repeated = check_fed(tables, kind, f"fed.{kind}", made[kind]())
+        print(f"{kind}: {made[kind]()} records, {repeated} blocks were repeated")
+
+
+def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
+    """Paused first, so that the kill comes while it has a request."""
+    broker = own_broker(**SETTINGS)
+    tables = TypedTables(broker)
+    create_topic(broker.kafka, TOPIC, 1)
+    tables("create", TABLE, "--topic", TOPIC, "--format", "msgpack", "--columns", COLUMNS)
+    record, sent = numbered("msgpack")
     with producing(broker.kafka, TOPIC, record):
-        for _ in range(kills):
-            tables.await_rows(TABLE, tables.sql(f"SELECT count() AS n FROM {TABLE}")[0]["n"] + 1)
-            time.sleep(chance.random() * 0.5)  # a random moment is what this is about
-            broker.kill()
-            broker.start()
-    sent = next(numbers)
-    _await_fed(tables, sent)
-
-    logged = tables.sql(
-        "SELECT JSONExtractUInt(value, 'id') AS id, JSONExtractString(value, 'name') AS name,"
-        f" partition AS _partition, offset AS _offset FROM brokerhouse.messages"
-        f" WHERE topic = '{TOPIC}' AND name != '' ORDER BY id"
-    )
-    rows = tables.sql(f"SELECT * FROM {TABLE} ORDER BY id, _offset")
-    assert rows == logged
-    assert [row["id"] for row in rows] == [n for n in range(sent) if n % BAD_EVERY]
-    [dead] = tables.sql(
-        "SELECT count() AS n, uniqExact(partition, offset) AS offsets, uniqExact(error) AS errors"
-        " FROM brokerhouse.dead_letters"
-    )
-    assert dead == {"n": -(-sent // BAD_EVERY), "offsets": dead["n"], "errors": 1}
-    _check_history(tables)
-    print(f"{sent} records, {kills} kills, {_replays(tables)} blocks were repeated")
-
-
-def _await_fed(tables: TypedTables, count: int) -> None:
-    until(lambda: _fed(tables) == count, f"{count} records are fed")
-
-
-def _fed(tables: TypedTables) -> int:
-    try:
-        [row] = tables.sql(
-            "SELECT sum(next_offset) AS n FROM brokerhouse.table_feed_progress"
-            " WHERE phase = 'after'"
+        tables.await_more_rows(TABLE)
+        decoder = await_decoder(broker)
+        os.kill(decoder, signal.SIGSTOP)
+        until(
+            lambda: tables.sql(
+                "SELECT 1 FROM table_feed_progress WHERE phase = 'before'"
+                " AND since < now64(3, 'UTC') - INTERVAL 1 SECOND"
+            ),
+            "a block waits for the decoder",
         )
-    except SqlError:
-        return -1
-    return int(row["n"])
-
-
-def _check_history(tables: TypedTables) -> None:
-    """Blocks follow one another, and each has the rows in the table that it was completed with."""
-    blocks = tables.sql(
-        "SELECT partition, first_offset, end_offset, rows FROM brokerhouse.table_feed_blocks FINAL"
-        " WHERE phase = 'after' AND first_offset >= 0"
-        " GROUP BY ALL ORDER BY partition, first_offset"
-    )
-    for one, two in itertools.pairwise(blocks):
-        if one["partition"] == two["partition"]:
-            assert one["end_offset"] == two["first_offset"]
-    stored = tables.sql(
-        "SELECT _partition AS partition, toInt64(extract(_block, '/(\\\\d+)-\\\\d+(?:/\\\\d+)?$'))"
-        f" AS first_offset, count() AS rows FROM {TABLE} GROUP BY ALL ORDER BY ALL"
-    )
-    completed = [(one["partition"], one["first_offset"], one["rows"]) for one in blocks]
-    assert [one for one in completed if one[2]] == [tuple(one.values()) for one in stored]
-
-
-def _replays(tables: TypedTables) -> int:
-    [row] = tables.sql(
-        "SELECT count() AS n FROM (SELECT partition, first_offset FROM"
-        " brokerhouse.table_feed_blocks FINAL WHERE phase = 'before' GROUP BY ALL"
-        " HAVING uniqExact(epoch) > 1)"
-    )
-    return int(row["n"])
+        logged = broker.log_size()
+        os.kill(decoder, signal.SIGKILL)
+        until(
+            lambda: "the decoder of msgpack ended with code -9" in broker.log(logged),
+            "the broker says that its decoder has ended",
+        )
+        tables.await_more_rows(TABLE)
+        assert await_decoder(broker) != decoder
+    assert check_fed(tables, TOPIC, TABLE, sent()) == 1
 
 
 def test_the_table_equals_the_log_whenever_the_broker_is_killed(
@@ -141,7 +212,7 @@ def test_a_backup_of_a_broker_that_feeds_loses_and_doubles_nothing(
     copies = [tmp_path / f"copy{number}" for number in range(3)]
     with producing(broker.kafka, TOPIC, record):
         for copy in copies:
-            tables.await_rows(TABLE, tables.sql(f"SELECT count() AS n FROM {TABLE}")[0]["n"] + 1)
+            tables.await_more_rows(TABLE)
             output("backup", str(copy), "--data-dir", str(broker.data_dir))
     for copy in copies:
         restored = BrokerProcess(copy.with_suffix(".data"), SETTINGS)
@@ -149,7 +220,7 @@ def test_a_backup_of_a_broker_that_feeds_loses_and_doubles_nothing(
         with restored:
             of_copy = TypedTables(restored)
             [log] = of_copy.sql(f"SELECT count() AS n FROM messages WHERE topic = '{TOPIC}'")
-            _await_fed(of_copy, log["n"])
+            of_copy.await_all_fed(TABLE, log["n"])
             logged = of_copy.sql(
                 "SELECT JSONExtractUInt(value, 'id') AS id, partition AS _partition,"
                 f" offset AS _offset FROM messages WHERE topic = '{TOPIC}' ORDER BY id"
@@ -163,4 +234,9 @@ def test_a_backup_of_a_broker_that_feeds_loses_and_doubles_nothing(
 def test_the_table_equals_the_log_after_many_kills(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
-    check_table_equals_log(own_broker(**SETTINGS), int(os.environ.get("FEED_KILLS") or 40))
+    check_table_equals_log(
+        own_broker(**SETTINGS),
+        kills=int(os.environ.get("FEED_KILLS") or 40),
+        rows=int(os.environ.get("FEED_ROWS") or 0),
+        limit_s=1800.0,
+    )

@@ -1,4 +1,4 @@
-"""An idempotent producer that writes a few records every 10 ms, whatever happens to the broker."""
+"""An idempotent producer that writes some records every 10 ms, whatever happens to the broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ _LIMIT_S = 120.0
 
 
 @contextmanager
-def producing(bootstrap: str, topic: str, record: Callable[[], tuple[str, str]]) -> Iterator[None]:
+def producing(
+    bootstrap: str,
+    topic: str,
+    record: Callable[[], tuple[str, str | bytes]],
+    at_once: int = _AT_ONCE,
+) -> Iterator[None]:
     """`record()` returns the next key and value. At the end all are acknowledged.
 
     Raises AssertionError if a record was refused.
@@ -30,9 +35,15 @@ def producing(bootstrap: str, topic: str, record: Callable[[], tuple[str, str]])
             failures.append(error)
 
     def write() -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(at_once):
             key, value = record()
-            producer.produce(topic, value.encode(), key=key.encode(), on_delivery=told)
+            data = value if isinstance(value, bytes) else value.encode()
+            while True:
+                try:
+                    producer.produce(topic, data, key=key.encode(), on_delivery=told)
+                    break
+                except BufferError:  # the broker is away, and the queue is full
+                    producer.poll(_EVERY_S)
         producer.poll(0)
 
     with repeated(write, _EVERY_S):

@@ -9,7 +9,7 @@ import confluent_kafka
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import complaint, output, run
 from tests.support.sql_client import PASSWORD, USER
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 SETTINGS = {"sql_user": USER, "sql_password": PASSWORD}
 
@@ -55,11 +55,29 @@ class TypedTables:
             producer.produce(topic, value.encode(), partition=partition)
         assert producer.flush(60) == 0
 
-    def await_rows(self, table: str, count: int) -> None:
+    def rows(self, table: str) -> int:
+        return int(self.sql(f"SELECT count() AS n FROM {table}")[0]["n"])
+
+    def await_rows(self, table: str, count: int, limit_s: float = LIMIT_S) -> None:
         """Wait until the table has at least so many rows."""
+        until(lambda: self.rows(table) >= count, f"{table} has {count} rows", limit_s)
+
+    def await_more_rows(self, table: str, limit_s: float = LIMIT_S) -> None:
+        """Wait until the table has more rows than now."""
+        self.await_rows(table, self.rows(table) + 1, limit_s)
+
+    def await_all_fed(self, feed: str, count: int, limit_s: float = LIMIT_S) -> None:
+        """Wait until so many records of all partitions together are fed, and none is missing."""
         until(
-            lambda: self.sql(f"SELECT count() AS n FROM {table}")[0]["n"] >= count,
-            f"{table} has {count} rows",
+            lambda: (
+                self.sql(
+                    "SELECT sum(next_offset) AS n FROM brokerhouse.table_feed_progress"
+                    f" WHERE feed = '{feed}' AND phase = 'after'"
+                )
+                == [{"n": count}]
+            ),
+            f"{count} records are in {feed}",
+            limit_s,
         )
 
     def await_started(self, feed: str) -> None:

@@ -12,6 +12,10 @@ from storage.engine import EngineError
 _LIMIT_S = 300.0
 
 
+def _is_closed(process: asyncio.subprocess.Process) -> bool:
+    return process.stdin is None or process.stdin.is_closing()
+
+
 class ValueDecoder:
     """One process for all feeds of a broker, started with the first request."""
 
@@ -46,6 +50,9 @@ class ValueDecoder:
             await self._end()
 
     async def _ask(self, request: DecodeRequest) -> bytes:
+        process = self._process
+        if process is not None and (process.returncode is not None or _is_closed(process)):
+            await self._end()  # it was killed since the last request
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -89,6 +92,75 @@ async def test_a_feeder_that_slept_in_a_block_stores_nothing_twice(feeders: Feed
         await one.step(end)  # wakes up, inserts its block, and cannot complete it
 
     assert await feeders.tables.rows() == [[n] for n in range(end)]
+
+
+async def test_a_feeder_that_slept_takes_no_rows_away_from_who_has_gone_on(
+    feeders: Feeders,
+) -> None:
+    """The table has changed since, so that its block would have fewer rows now."""
+    await feeders.tables.make("id UInt64")
+    offsets = await feeders.tables.produce('{"id": 1}', '{"id": 300}')
+    one, progress = await feeders.open("one")
+    await progress.begin(offsets)
+    two, _ = await feeders.open("two")
+    await two.step(offsets.end)
+    await feeders.engine.execute(
+        "ALTER TABLE shop.orders ADD COLUMN n UInt8 DEFAULT 0 SETTINGS mutations_sync = 2"
+    )
+    await feeders.engine.execute("ALTER TABLE shop.orders RENAME COLUMN id TO old")
+    await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN id UInt8 DEFAULT old")
+    with pytest.raises(Fenced):
+        await one.step(offsets.end)
+
+    assert await feeders.tables.rows("old") == [[1], [300]]
+
+
+async def test_rows_of_a_token_that_was_given_up_are_removed_by_the_next_feeder(
+    feeders: Feeders,
+) -> None:
+    """The one before was killed between giving the token up and removing what it had stored."""
+    offsets = await feeders.tables.produce('{"id": 1}', '{"id": 2}')
+    one, progress = await feeders.open("one")
+    await one.step(offsets.end)
+    state = progress.state
+    text = replace(state, phase=Phase.BEFORE, attempt=1).as_text()
+    held = await feeders.registry.get(progress.key)
+    assert await feeders.registry.compare_and_set(progress.key, held, text)
+    two, progress = await feeders.open("two")
+    await two.step(offsets.end)
+
+    assert await feeders.tables.rows() == [[1], [2]]
+    assert await feeders.tables.rows("DISTINCT endsWith(_block, '/1')") == [[True]]
+
+
+async def test_feeders_that_feed_at_the_same_time_store_each_record_once(
+    feeders: Feeders,
+) -> None:
+    """Two tasks, each of which takes the partition over whenever it finds itself fenced."""
+    chance = random.Random(5)
+    end = await produce(feeders, 24)
+    names = itertools.count()
+    fenced = 0
+
+    async def feed() -> None:
+        nonlocal fenced
+        while True:
+            try:
+                feeder, progress = await feeders.open(f"at-once-{next(names)}")
+                while progress.state.next_offset < end or progress.state.phase is Phase.BEFORE:
+                    await feeder.step(min(end, progress.state.next_offset + chance.randint(1, 9)))
+            except Fenced:
+                fenced += 1
+            else:
+                return
+
+    await asyncio.gather(feed(), feed())
+    last, progress = await feeders.open("last")
+    await last.step(end)
+
+    assert fenced > 0
+    assert await feeders.tables.rows() == [[n] for n in range(end)]
+    assert progress.state.total.rows == end
 
 
 async def test_a_block_whose_token_was_used_up_without_rows_gets_another(feeders: Feeders) -> None:

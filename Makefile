@@ -24,6 +24,8 @@
 # make bench-scaling  what a cluster would take, by simulation
 # make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
 # make bench-tables   typed tables: rows a second, delay, what they cost producers
+# make bench-tables-kills   a feed beside Kafka with a consumer and with ClickHouse's connector, 20 kills
+#               each: ARGS="--connector FOLDER" is where the connector's jars are
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
@@ -48,7 +50,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark bench-tables fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -109,6 +111,11 @@ bench-spark: $(INSTALLED_DEV)
 bench-tables: $(INSTALLED_DEV)
 	@tools/require tests
 	$(BIN)/python -m bench.tables $(ARGS)
+
+bench-tables-kills: $(INSTALLED_DEV)
+	@tools/require tests
+	@tools/require bench-kafka
+	$(BIN)/python -m bench.feeds_compare $(ARGS)
 
 test-feeds: $(INSTALLED_DEV)
 	@tools/require tests

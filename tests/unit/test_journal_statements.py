@@ -97,7 +97,14 @@ def test_statements_that_change_tables_are_known(sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT 'ALTER TABLE a'", "DELETE FROM messages WHERE 1", "OPTIMIZE TABLE messages"]
+    "sql",
+    [
+        "SELECT 'ALTER TABLE a'",
+        "DELETE FROM messages WHERE 1",
+        "OPTIMIZE TABLE messages",
+        "CREATE TEMPORARY TABLE feed_values (a Int64)",
+        "create or replace temporary table feed_values (a Int64)",
+    ],
 )
 def test_other_statements_change_no_table(sql: str) -> None:
     assert not changes_tables(sql.encode(), SHARD)

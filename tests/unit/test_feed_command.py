@@ -1,0 +1,14 @@
+"""What `brokerhouse feed` needs."""
+
+from pathlib import Path
+
+from tests.support.command_line import complaint
+
+
+def test_it_refuses_without_a_cluster(tmp_path: Path) -> None:
+    config = tmp_path / "single.toml"
+    config.write_text('log_level = "info"\n')
+
+    sentence = complaint(2, "feed", "--config", str(config))
+
+    assert sentence.startswith("`brokerhouse feed` needs a file with the table [cluster]")

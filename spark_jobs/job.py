@@ -79,16 +79,16 @@ class JobRun:
     name: str = "brokerhouse"
     tasks: int = 1
 
-    def spark(self, tasks: int = 1) -> SparkSession:
+    def spark(self, tasks: int = 1, **conf: str | int | bool) -> SparkSession:
         """Raises SparkMissing. Spark's own log is off: a worker's error becomes the job's error.
 
         `tasks`: how many each shuffle should have at least. Spark's 200 are far too many for most
-        logs.
+        logs. `conf`: as of `session`.
         """
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         if self.progress.context is None:
             self.progress.step("starting Spark")
-        made = session(f"brokerhouse {self.name}", self.master)
+        made = session(f"brokerhouse {self.name}", self.master, **conf)
         self.progress.context = made.sparkContext
         made.sparkContext.setLogLevel("OFF")
         self.tasks = max(self.tasks, min(tasks, MAX_TASKS), made.sparkContext.defaultParallelism)

@@ -61,8 +61,9 @@ _INSERT_SETTINGS = {
 # ClickHouse's error codes: https://github.com/ClickHouse/ClickHouse/blob/master/src/Common/ErrorCodes.cpp
 _UNKNOWN_TABLE, _UNKNOWN_DATABASE, _ACCESS_DENIED = 60, 81, 497
 _LOGIN_REFUSED = {192, 193, 194, 516}
-# Timeouts, too many queries or parts, no memory, no Keeper: the same statement may succeed later.
-_TRANSIENT = {159, 202, 209, 210, 241, 242, 252, 319, 425, 439, 999}
+# Timeouts, too many queries or parts, no memory, a session that is busy, no Keeper: the same
+# statement may succeed later.
+_TRANSIENT = {159, 202, 209, 210, 241, 242, 252, 319, 373, 425, 439, 999}
 
 T = TypeVar("T")
 
@@ -121,6 +122,10 @@ class SqlServers:
         """A result that fits into memory. Raises SqlFailure."""
         return self._with_retries(partial(self._table_from, sql=sql, parameters=parameters))
 
+    def execute(self, sql: str, parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Run a statement that has no result and may be repeated. Raises SqlFailure."""
+        self._with_retries(lambda url: SqlSession(self, url).execute(sql, parameters))
+
     def stream(
         self, url: str, sql: str, parameters: Mapping[str, Parameter] | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -160,9 +165,13 @@ class SqlServers:
 
     @contextmanager
     def _arrow(
-        self, url: str, sql: str, parameters: Mapping[str, Parameter] | None
+        self,
+        url: str,
+        sql: str,
+        parameters: Mapping[str, Parameter] | None,
+        session: Mapping[str, object] | None = None,
     ) -> Iterator[pa.RecordBatchReader]:
-        query = {f"param_{name}": text for name, text in parameter_texts(parameters).items()}
+        query = {**(session or {}), **_bound(parameters)}
         response = self._send(url, query, f"{sql}\nFORMAT ArrowStream".encode())
         try:
             with pa.ipc.open_stream(response) as reader:
@@ -175,9 +184,17 @@ class SqlServers:
         finally:
             response.close()
 
-    def _insert_at(self, url: str, table: str, block: pa.Table, token: str | None) -> None:
+    def _insert_at(
+        self,
+        url: str,
+        table: str,
+        block: pa.Table,
+        token: str | None,
+        session: Mapping[str, object] | None = None,
+    ) -> None:
         columns = ", ".join(f"`{name}`" for name in block.column_names)
         query = {
+            **(session or {}),
             **_INSERT_SETTINGS,
             # Without a token ClickHouse would take equal rows for a repetition.
             "insert_deduplication_token": token or uuid4().hex,
@@ -185,8 +202,12 @@ class SqlServers:
         }
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, block.schema) as writer:
-            writer.write_table(block, block.num_rows)
-        response = self._send(url, query, sink.getvalue().to_pybytes())
+            writer.write_table(block, max(block.num_rows, 1))
+        self._done(url, query, sink.getvalue().to_pybytes())
+
+    def _done(self, url: str, query: Mapping[str, object], body: bytes) -> None:
+        """Send a request whose answer says nothing but that it succeeded."""
+        response = self._send(url, query, body)
         try:
             response.read()
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -218,6 +239,36 @@ class SqlServers:
             raise _failure(url, self.login.user, response)
         finally:
             response.close()
+
+
+class SqlSession:
+    """Statements for one server, which see the same temporary tables; nothing is sent again."""
+
+    def __init__(self, servers: SqlServers, url: str, name: str | None = None) -> None:
+        """`name`: of the session; without it nothing outlives a statement."""
+        self._servers = servers
+        self._url = url
+        self._query = {} if name is None else {"session_id": name}
+
+    def rows(self, sql: str, parameters: Mapping[str, Parameter] | None = None) -> list[list[Any]]:
+        """The rows of a small result. Raises SqlFailure."""
+        with self._servers._arrow(self._url, sql, parameters, self._query) as reader:
+            table = reader.read_all()
+        columns = [column.to_pylist() for column in table.columns]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def execute(self, sql: str, parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Run a statement that has no result. Raises SqlFailure; then it may have run."""
+        query = {"wait_end_of_query": 1, **self._query, **_bound(parameters)}
+        self._servers._done(self._url, query, sql.encode())
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Add rows, all of them as one block. Raises SqlFailure; then they may be stored."""
+        self._servers._insert_at(self._url, table, rows.combine_chunks(), None, self._query)
+
+
+def _bound(parameters: Mapping[str, Parameter] | None) -> dict[str, str]:
+    return {f"param_{name}": text for name, text in parameter_texts(parameters).items()}
 
 
 class Attempts:

@@ -28,6 +28,16 @@ class Versioned:
     """1 for a new key, and one more after every change."""
 
 
+class RegistryServer(Protocol):
+    """What a registry needs of a ClickHouse; every `Engine` has it."""
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        """As `Engine.rows`."""
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        """As `Engine.execute`."""
+
+
 class Registry(Protocol):
     """Every call raises `EngineError` when no server answers."""
 
@@ -138,7 +148,7 @@ class KeeperRegistry:
     Measured with chDB 26.9 and ZooKeeper: 2 ms for a read, 5 ms for a write and its check.
     """
 
-    def __init__(self, engine: Engine, table: str, timeout_ms: int = 5000) -> None:
+    def __init__(self, engine: RegistryServer, table: str, timeout_ms: int = 5000) -> None:
         """`table` is in the engine's default database. `timeout_ms` bounds every call."""
         self._engine = engine
         self._table = table

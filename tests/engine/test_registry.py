@@ -322,7 +322,7 @@ def faulty(server: ClickHouseServer) -> FaultyServer:
 @pytest.fixture
 def shaken(faulty: FaultyServer, table: str) -> KeeperRegistry:
     """A registry behind `faulty`; `keeper_registry` is the same one without faults."""
-    return KeeperRegistry(faulty, table)  # type: ignore[arg-type]  # it asks for no more
+    return KeeperRegistry(faulty, table)
 
 
 async def never_arrives(_run: Callable[[], Awaitable[None]]) -> None:

@@ -22,7 +22,7 @@ BELOW = {
     "sql.http": {"common", "protocol", "storage"},
     "coordinator": {"common", "protocol", "storage", "sql.queries"},
     "broker": {"common", "protocol", "storage", "sql.http", "sql.queries", "coordinator"},
-    "spark_jobs": {"common", "protocol", "storage", "sql.queries"},
+    "spark_jobs": {"common", "protocol", "storage", "sql.queries", "coordinator"},
 }
 """Room: the rooms that it may import. sql/schema and sql/queries hold SQL, and next to no code."""
 

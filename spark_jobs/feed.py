@@ -1,0 +1,290 @@
+"""The job `feed`: a typed table filled exactly once from topics of any Kafka, by Spark.
+
+The protocol is that of the broker's own feeds (coordinator/feeds/blocks.py). The state of a feed is
+in ClickHouse, for each partition, and nowhere else: a run takes the partitions over, repeats the
+blocks whose outcome nobody knows by reading exactly their offsets again, and starts its stream
+where the states end. So there is no checkpoint that could be lost, or be older or newer than the
+table; Spark's own is temporary.
+
+Each worker feeds its partitions by itself (feed_task.py). The driver only starts micro-batches,
+and learns schemas that the workers do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+
+from coordinator.feeds.blocks import Counted, Phase
+from coordinator.feeds.definition import START, FeedDefinitionError, Format, split_name
+from coordinator.feeds.statements import columns_of, columns_statement, quoted
+from coordinator.feeds.target import BLOCK_DEFINITION, WINDOW
+from spark_jobs import job
+from spark_jobs.feed_kafka import KafkaTopics, TopicPartition, find_topics, offsets_at
+from spark_jobs.feed_state import feed_id_of, open_registry
+from spark_jobs.feed_task import RESULT_COLUMNS, FeedTask, PartitionBlocks
+from spark_jobs.feed_values import parsed
+from spark_jobs.feed_writer import SparkFeed
+from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from spark_jobs.progress import counted
+from spark_jobs.sql_client import SqlServers
+from storage.engine import Parameter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FORMATS = (Format.JSON, Format.RAW)
+
+
+class FeedRun:
+    """One run: it has taken over the feed's partitions, and other runs are fenced."""
+
+    def __init__(
+        self, spark: SparkSession, topics: KafkaTopics, task: FeedTask, target: FeedTarget
+    ) -> None:
+        self._spark = spark
+        self._topics = topics
+        self._task = task
+        self._target = target
+        self.counted = Counted()
+        self.failed: Exception | None = None
+
+    def take_over(self, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Fence other runs, and repeat what they left. Returns where each partition goes on.
+
+        `begin`: for partitions in which the feed has not begun. Raises SqlFailure and JobFailure.
+        """
+        opened = {}
+        for (topic, partition), offset in begin.items():
+            opened[topic, partition] = self._task.progress(self._task.source(topic, partition))
+            opened[topic, partition].take_over(offset)
+        unknown = {
+            place: progress.state.offsets
+            for place, progress in opened.items()
+            if progress.state.phase is Phase.BEFORE and progress.state.offsets is not None
+        }
+        if unknown:
+            first = {place: offsets.first for place, offsets in unknown.items()}
+            end = {place: offsets.end for place, offsets in unknown.items()}
+            self.feed(self._topics.ranges(self._spark, first, end))
+        for place in unknown:
+            blocks = PartitionBlocks(self._with_columns(), self._task.source(*place))
+            blocks.repeat_without_records()
+            opened[place].exists()
+        return {place: progress.state.next_offset for place, progress in opened.items()}
+
+    def feed(self, records: DataFrame) -> None:
+        """Store records: all of the batch, or what is left of it. Raises SqlFailure, JobFailure."""
+        while True:
+            task = self._with_columns()
+            rows = parsed(records, task.feed)
+            results = rows.mapInArrow(task, RESULT_COLUMNS).collect()
+            for row in results:
+                self.counted += Counted(row["rows"], row["dead_letters"])
+            if fenced := [row["fenced"] for row in results if row["fenced"]]:
+                raise JobFailure(fenced[0])
+            if not any(row["schemas"] for row in results):
+                return
+
+    def micro_batch(self, records: DataFrame, _number: int) -> None:
+        """For foreachBatch, which would hide the failure in one of its own."""
+        try:
+            self.feed(records)
+        except Exception as error:
+            self.failed = error
+            raise
+
+    def _with_columns(self) -> FeedTask:
+        """The task, with the columns that the table has now."""
+        return replace(self._task, feed=self._target.read())
+
+
+@dataclass(frozen=True, slots=True)
+class FeedTarget:
+    """The table of a feed. Everything raises SqlFailure and JobFailure."""
+
+    servers: SqlServers
+    name: str
+    feed_id: str
+    format: Format
+    paths: Mapping[str, str]
+
+    def read(self) -> SparkFeed:
+        """With the columns that the table has now."""
+        database, table = split_name(self.name)
+        found = self.servers.rows(columns_statement(), {"database": database, "table": table})
+        if not found:
+            raise JobFailure(f"there is no table {self.name}: give --columns")
+        columns = columns_of(found, self.paths)
+        for column in columns:
+            if not column.is_metadata and "String" not in column.read_type:
+                raise JobFailure(
+                    f"column {column.name} of type {column.type} cannot be filled by this job"
+                )
+        return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
+
+    def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
+        """Make the table, or give the one that exists what a feed needs."""
+        database, table = split_name(self.name)
+        target = f"{quoted(database)}.{quoted(table)}"
+        named: dict[str, Parameter] = {"d": database, "t": table}
+        where = "WHERE database = {d:String} AND name = {t:String}"
+        found = self.servers.rows(f"SELECT engine FROM system.tables {where}", named)
+        if not found and columns is not None:
+            by = f" PARTITION BY {partition_by}" if partition_by else ""
+            self.servers.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
+            self.servers.execute(
+                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = MergeTree ORDER BY"
+                f" ({order_by}){by} SETTINGS non_replicated_deduplication_window = {WINDOW}"
+            )
+            return
+        if not found:
+            raise JobFailure(f"there is no table {self.name}: give --columns")
+        [[engine]] = found
+        replicated = engine.startswith("Replicated")
+        if not engine.endswith("MergeTree"):
+            raise JobFailure(f"{self.name} is a table of engine {engine}, not of MergeTree")
+        if len(self.servers.urls) > 1 and not replicated:
+            raise JobFailure(f"{self.name} is not replicated: name one server with --servers")
+        window = "replicated" if replicated else "non_replicated"
+        self.servers.execute(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {BLOCK_DEFINITION}")
+        self.servers.execute(
+            f"ALTER TABLE {target} MODIFY SETTING {window}_deduplication_window = {WINDOW}"
+        )
+
+
+# --- the job
+
+
+def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    try:
+        split_name(text)
+    except FeedDefinitionError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
+
+
+def _to_start(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if not START.fullmatch(text):
+        raise click.BadParameter(f"write earliest, latest or milliseconds since 1970, not {text!r}")
+    return text
+
+
+def _to_pairs(
+    _context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if not all(found) or not all(found.values()):
+        raise click.BadParameter(f"write {parameter.make_metavar(_context)}, not {pairs[-1]!r}")
+    return found
+
+
+@job.command("feed")
+@click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
+@click.option("--bootstrap", metavar="HOST:PORT[,...]", required=True, help="Of Kafka.")
+@click.option(
+    "--values",
+    "kind",
+    type=click.Choice([one.value for one in _FORMATS]),
+    default="json",
+    show_default=True,
+    help="The format of the records' values.",
+)
+@click.option("--columns", metavar="LIST", help="Of a new table, as in CREATE TABLE.")
+@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
+@click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
+@click.option(
+    "--path",
+    "paths",
+    metavar="COLUMN=PATH",
+    multiple=True,
+    callback=_to_pairs,
+    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    callback=_to_start,
+    help="Where a new feed begins: earliest, latest, or a time in milliseconds since 1970.",
+)
+@click.option("--once", is_flag=True, help="End when all that is there has been fed.")
+@job.number("--interval-ms", 1000, "How long records wait for others of their block.")
+@job.number("--block-records", 200_000, "Records of a partition in one block, at most.", 1)
+@click.option(
+    "--kafka",
+    "options",
+    metavar="OPTION=VALUE",
+    multiple=True,
+    callback=_to_pairs,
+    help="Of Kafka's clients, as in security.protocol=SSL; may be repeated.",
+)
+@click.option(
+    "--jars", metavar="PATH[,...]",
+    help="Spark's Kafka source. Without it, Spark fetches it from Maven Central.",
+)  # fmt: skip
+def command(
+    run: JobRun,
+    /,
+    name: str,
+    bootstrap: str,
+    kind: str,
+    columns: str | None,
+    order_by: str,
+    partition_by: str | None,
+    paths: Mapping[str, str],
+    start: str,
+    once: bool,
+    interval_ms: int,
+    block_records: int,
+    options: Mapping[str, str],
+    jars: str | None,
+) -> JobReport:
+    """Fill DATABASE.TABLE from the topics --topic, each committed record once.
+
+    --servers is the ClickHouse that has the table. A run ends when another one with the same table
+    begins.
+    """
+    if run.topics == glob_pattern(()):
+        raise JobFailure("name the topics: --topic")
+    spark = run.spark(**_sources(jars))
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
+    servers, registry = open_registry(run.servers)
+    feed_id = feed_id_of(registry, name)
+    target = FeedTarget(servers, name, feed_id, Format(kind), paths)
+    target.make(columns, order_by, partition_by)
+    feeder = f"spark-{uuid4()}"
+    task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)
+    feeding = FeedRun(spark, topics, task, target)
+    run.progress.step(f"taking over {name}")
+    begin = feeding.take_over(offsets_at(spark, topics, start))
+    run.progress.step(f"feeding {name} from {', '.join(topics.ids)}")
+    stream = topics.stream(spark, begin, block_records * len(begin))
+    trigger = {"availableNow": True} if once else {"processingTime": f"{interval_ms} milliseconds"}
+    query = stream.writeStream.foreachBatch(feeding.micro_batch).trigger(**trigger).start()
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        raise feeding.failed or JobFailure(f"Spark ended the stream: {error}") from error
+    rows = feeding.counted.rows
+    summary = f"{name}: {counted(rows, 'row')} fed, {feeding.counted.dead_letters} dead letters"
+    return JobReport((), (), summary)
+
+
+def _sources(jars: str | None) -> dict[str, Any]:
+    if jars is not None:
+        return {"spark__jars": jars}
+    import pyspark
+
+    version = pyspark.__version__
+    return {"spark__jars__packages": f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"}
+
+
+if __name__ == "__main__":
+    command()

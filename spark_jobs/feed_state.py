@@ -1,0 +1,306 @@
+"""The state of a feed that Spark fills, in ClickHouse: changed by compare-and-set; its history.
+
+All of it is in the database `brokerhouse_feeds` of the target. The states are keys of the table
+`registry`. Where ClickHouse has Keeper that is a KeeperMap table. Elsewhere it is a MergeTree table
+with a row for each version of a key, whose deduplication token is the key and the version: of
+several that write the same version, ClickHouse stores the first, and each reads whose it is.
+
+`table_feed_blocks` and `dead_letter_versions` have the columns that they have in a broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+
+from common.clock import wall_ms
+from coordinator.feeds.blocks import (
+    Counted,
+    FeedState,
+    Offsets,
+    begun,
+    completed,
+    first_state,
+    state_from_text,
+    taken_over,
+    tried_again,
+)
+from coordinator.feeds.target import WINDOW
+from coordinator.feeds.writer import FeedSource
+from spark_jobs.sql_client import SqlFailure, SqlRefused, SqlServers
+from storage.engine import EngineError, Parameter, Row
+from storage.registry import KeeperRegistry, Versioned
+
+T = TypeVar("T")
+
+DATABASE = "brokerhouse_feeds"
+_REGISTRY = "registry"
+_OLD_VERSIONS = 1000
+"""So many changes of a key are kept, and removed together."""
+_KEEPER_MAP = (
+    f"CREATE TABLE IF NOT EXISTS {_REGISTRY} (key String, value String)"
+    f" ENGINE = KeeperMap('/{DATABASE}/{_REGISTRY}') PRIMARY KEY key"
+)
+_MERGE_TREE = (
+    f"CREATE TABLE IF NOT EXISTS {_REGISTRY} (key String, version UInt64, writer String,"
+    " value String, time DateTime64(6, 'UTC') DEFAULT now64(6)) ENGINE = MergeTree"
+    f" ORDER BY (key, version) SETTINGS non_replicated_deduplication_window = {WINDOW}"
+)
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS table_feed_blocks (feed String, feed_id UUID,"
+    " topic LowCardinality(String), topic_id UUID, partition Int32, version UInt64, epoch UInt64,"
+    " feeder String, phase LowCardinality(String), first_offset Int64, end_offset Int64,"
+    " attempt UInt32, rows UInt64, dead_letters UInt64, reference_offset Int64, total_rows UInt64,"
+    " total_dead_letters UInt64, time DateTime64(3, 'UTC')) ENGINE = ReplacingMergeTree(time)"
+    " PARTITION BY toMonday(time) ORDER BY (feed_id, topic_id, partition, version)"
+    " TTL toDateTime(time) + INTERVAL 90 DAY",
+    "CREATE TABLE IF NOT EXISTS dead_letter_versions (feed String, feed_id UUID,"
+    " topic LowCardinality(String), topic_id UUID, partition Int32, offset Int64, error String,"
+    " time DateTime64(3, 'UTC'), replayed Bool) ENGINE = ReplacingMergeTree(time)"
+    " ORDER BY (feed_id, topic_id, partition, offset)",
+    "CREATE OR REPLACE VIEW dead_letters AS SELECT feed, topic, partition, offset, error, time,"
+    f" topic_id, feed_id FROM {DATABASE}.dead_letter_versions FINAL WHERE NOT replayed"
+    " ORDER BY feed, topic, partition, offset",
+)
+_NO_BLOCK = -1
+
+
+class FeedRegistry(Protocol):
+    """Both travel to Spark's workers. Everything raises SqlFailure."""
+
+    def get(self, key: str) -> Versioned | None:
+        """The current value of a key, or None."""
+
+    def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
+        """Set `key` if it is still as `expected`. False if somebody else was faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperFeedRegistry:
+    """A KeeperMap table."""
+
+    servers: SqlServers
+
+    def get(self, key: str) -> Versioned | None:
+        return _answered(self._registry().get(key))
+
+    def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
+        return _answered(self._registry().compare_and_set(key, expected, value))
+
+    def _registry(self) -> KeeperRegistry:
+        return KeeperRegistry(_BlockingServer(self.servers), _REGISTRY)
+
+
+def _answered(asked: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(asked)
+    except EngineError as error:
+        raise SqlFailure(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockingServer:
+    """A `RegistryServer` in a process that has nothing else to do meanwhile."""
+
+    servers: SqlServers
+
+    async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
+        try:
+            return self.servers.rows(sql, params)
+        except SqlFailure as error:
+            raise EngineError(str(error)) from error
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        try:
+            self.servers.execute(sql, params)
+        except SqlFailure as error:
+            raise EngineError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFeedRegistry:
+    """A MergeTree table of one server, which deduplicates by token."""
+
+    servers: SqlServers
+
+    def get(self, key: str) -> Versioned | None:
+        # The first of a version has won it; a second one is only there if its token was forgotten.
+        rows = self.servers.rows(
+            f"SELECT value, toInt64(version) FROM {_REGISTRY} WHERE key = {{key:String}}"
+            " ORDER BY version DESC, time, writer LIMIT 1",
+            {"key": key},
+        )
+        return Versioned(*rows[0]) if rows else None
+
+    def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
+        if self.get(key) != expected:
+            return False
+        version = expected.version + 1 if expected else 1
+        writer = uuid4().hex
+        row = pa.table(
+            {
+                "key": [key],
+                "version": pa.array([version], pa.uint64()),
+                "writer": [writer],
+                "value": [value],
+            }
+        )
+        attempt = 0
+        while not (found := self._writers(key, version)):
+            # A server that was killed may know the token and not have the row: whoever finds that
+            # goes on to the next token, which is the same for all.
+            self.servers.insert(_REGISTRY, row, f"{key}/{version}/{attempt}")
+            attempt += 1
+        self._remove_old_versions(key, version)
+        return found[0] == writer
+
+    def _writers(self, key: str, version: int) -> list[str]:
+        rows = self.servers.rows(
+            f"SELECT writer FROM {_REGISTRY} WHERE key = {{key:String}}"
+            " AND version >= {version:UInt64} ORDER BY version DESC, time, writer",
+            {"key": key, "version": version},
+        )
+        return [writer for (writer,) in rows]
+
+    def _remove_old_versions(self, key: str, version: int) -> None:
+        if version % _OLD_VERSIONS == 0:
+            self.servers.execute(
+                f"ALTER TABLE {_REGISTRY} DELETE WHERE key = {{key:String}}"
+                " AND version < {version:UInt64}",
+                {"key": key, "version": version},
+            )
+
+
+def open_registry(servers: SqlServers) -> tuple[SqlServers, FeedRegistry]:
+    """Make the tables that are missing. Returns the servers with their database, and the registry.
+
+    Raises SqlFailure.
+    """
+    elsewhere = replace(servers, database=None)
+    elsewhere.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+    here = replace(servers, database=DATABASE)
+    for statement in _TABLES:
+        here.execute(statement)
+    if not (engine := _engine(here)):
+        try:
+            here.execute(_KEEPER_MAP)
+        except SqlRefused as error:
+            if len(servers.urls) > 1:
+                raise SqlRefused(
+                    f"several servers need Keeper and the setting keeper_map_path_prefix: {error}"
+                ) from error
+            here.execute(_MERGE_TREE)
+        engine = _engine(here)  # somebody else may have been faster
+    return here, KeeperFeedRegistry(here) if engine == "KeeperMap" else TokenFeedRegistry(here)
+
+
+def _engine(servers: SqlServers) -> str:
+    rows = servers.rows(
+        "SELECT engine FROM system.tables WHERE database = {d:String} AND name = {t:String}",
+        {"d": DATABASE, "t": _REGISTRY},
+    )
+    return rows[0][0] if rows else ""
+
+
+def feed_id_of(registry: FeedRegistry, name: str) -> str:
+    """The id of the feed of this name, which is new if there was none. Raises SqlFailure."""
+    key = f"feed/{name}"
+    while (found := registry.get(key)) is None:
+        registry.compare_and_set(key, None, str(uuid4()))
+    return found.value
+
+
+class FeedFenced(Exception):
+    """Another job has taken over this partition."""
+
+
+class SparkFeedProgress:
+    """Reads and changes the state of a feed in one partition. Raises SqlFailure and `FeedFenced`.
+
+    After a SqlFailure it is unknown whether the state has changed.
+    """
+
+    def __init__(
+        self, servers: SqlServers, registry: FeedRegistry, feed: tuple[str, str], feeder: str,
+        source: FeedSource,
+    ) -> None:  # fmt: skip
+        """`feed`: its name and its id. `feeder`: the run of the job."""
+        self._servers = servers
+        self._registry = registry
+        self._feed = feed
+        self._feeder = feeder
+        self._source = source
+        self._key = f"feed/{feed[1]}/{source.topic_id}/{source.partition}"
+        self._stored: Versioned | None = None
+
+    @property
+    def state(self) -> FeedState:
+        assert self._stored is not None, "not open"
+        return state_from_text(self._stored.value)
+
+    def exists(self) -> bool:
+        self._stored = self._registry.get(self._key)
+        return self._stored is not None
+
+    def take_over(self, first_offset: int) -> None:
+        """Take over, or begin at this offset: from now on other feeders are fenced."""
+        if self.exists():
+            self._note()  # in case the one before could not
+            self._change(taken_over(self.state, self._feeder))
+        else:
+            self._change(first_state(self._feeder, first_offset))
+
+    def open(self) -> None:
+        """Go on as the feeder that has taken over, or begin in a partition that is new."""
+        if not self.exists():
+            self._change(first_state(self._feeder, 0))
+        elif self.state.feeder != self._feeder:
+            raise self._fenced()
+
+    def begin(self, offsets: Offsets) -> None:
+        """BEFORE: a block is to be inserted."""
+        self._change(begun(self.state, offsets))
+
+    def try_again(self) -> None:
+        """The block gets another token."""
+        self._change(tried_again(self.state))
+
+    def complete(self, counted: Counted) -> None:
+        """AFTER: all rows of the block are stored."""
+        self._change(completed(self.state, counted))
+
+    def _change(self, state: FeedState) -> None:
+        text, expected = state.as_text(), self._stored
+        if not self._registry.compare_and_set(self._key, expected, text):
+            raise self._fenced()
+        self._stored = Versioned(text, expected.version + 1 if expected else 1)
+        self._note()
+
+    def _fenced(self) -> FeedFenced:
+        where = f"partition {self._source.partition} of topic {self._source.topic}"
+        return FeedFenced(f"another run of the feed {self._feed[0]} has taken over {where}")
+
+    def _note(self) -> None:
+        """Write the state into the history; a version that is there already is replaced."""
+        assert self._stored is not None, "not open"
+        state, block = self.state, self.state.offsets
+        name, feed_id = self._feed
+        row = {
+            "feed": name, "feed_id": feed_id, "topic": self._source.topic,
+            "topic_id": str(self._source.topic_id), "partition": self._source.partition,
+            "version": self._stored.version, "epoch": state.epoch, "feeder": state.feeder,
+            "phase": state.phase.value, "first_offset": block.first if block else _NO_BLOCK,
+            "end_offset": block.end if block else state.next_offset, "attempt": state.attempt,
+            "rows": state.counted.rows, "dead_letters": state.counted.dead_letters,
+            "reference_offset": state.reference, "total_rows": state.total.rows,
+            "total_dead_letters": state.total.dead_letters,
+        }  # fmt: skip
+        moment = pa.array([wall_ms()], pa.timestamp("ms", "UTC"))
+        self._servers.insert(
+            "table_feed_blocks", pa.Table.from_pylist([row]).append_column("time", moment), None
+        )

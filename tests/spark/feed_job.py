@@ -1,0 +1,62 @@
+"""The job `feed` in a process of its own, which tests kill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import TracebackType
+
+from tests.support import tools
+from tests.support.broker_process import BrokerProcess
+from tests.support.server_process import PROJECT
+from tests.support.sql_client import PASSWORD, USER
+
+LIMIT_S = 180
+
+
+class FeedJob:
+    """Starts with `with`, and is killed at its end."""
+
+    def __init__(self, broker: BrokerProcess, *arguments: str, target: str | None = None) -> None:
+        """`target`: URL of the ClickHouse that has the table; the broker's own, if not given."""
+        self._command = [
+            sys.executable, "-m", "broker.cli", "jobs", "run", "feed", *arguments,
+            "--bootstrap", broker.kafka, "--servers", target or broker.http_url,
+            "--master", "local[2]", "--jars", ",".join(tools.spark_source_jars()),
+        ]  # fmt: skip
+        if target is None:
+            self._command += ["--user", USER, "--password", PASSWORD]
+
+    def __enter__(self) -> FeedJob:
+        self.process = subprocess.Popen(
+            self._command, cwd=PROJECT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}, start_new_session=True,
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """The driver with its Java and its workers, at once."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+    def ends(self, code: int = 0) -> str:
+        """Wait for the end of the job. Returns what it printed."""
+        printed, _ = self.process.communicate(timeout=LIMIT_S)
+        assert self.process.returncode == code, printed
+        return printed
+
+
+def run_feed(broker: BrokerProcess, *arguments: str, code: int = 0, **more: str) -> str:
+    """Run the job to its end. Returns what it printed."""
+    with FeedJob(broker, *arguments, **more) as feed:
+        return feed.ends(code)

@@ -1,0 +1,172 @@
+"""The job `feed`: Spark fills a typed table from Kafka, each committed record once.
+
+`FEED_SEED` chooses the moments of kills; the long test is in `make test-spark`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.spark.feed_job import FeedJob, run_feed
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.sql_rows import SqlError
+from tests.support.steady_producer import producing
+from tests.support.typed_tables import SETTINGS, TypedTables
+from tests.support.waiting import until
+
+TABLE = "fed.events"
+
+
+@pytest.fixture
+def tables(own_broker: Callable[..., BrokerProcess]) -> TypedTables:
+    return TypedTables(own_broker(**SETTINGS))
+
+
+def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "events", 2)
+    big = "12345678901234567890.12345"
+    good = [
+        f'{{"id": 1, "amount": {big}, "tags": ["a", 2.50], "a": {{"b": "x"}}}}',
+        '[{"id": 2}, {"id": "3", "amount": "0.10"}]',
+        ' {"id": 4, "at": "2026-11-24T10:00:00.5Z", "other": 1}',
+        "[]",
+    ]
+    bad = ['{"id": 5', '{"id": 300}', "7", '[{"id": 8}, 9]', '{"id": 9, "id": 9}', ""]
+    tables.produce("events", *good, *bad, partition=1)
+    columns = (
+        "id UInt8, amount Nullable(Decimal(38, 5)), tags Array(String), ab String,"
+        " at DateTime64(3, 'UTC'), _topic String, _partition Int32, _offset Int64,"
+        " _timestamp DateTime64(3), _key Nullable(String)"
+    )
+    arguments = (TABLE, "--topic", "events", "--once", "--path", "ab=a.b")
+    printed = run_feed(tables.broker, *arguments, "--columns", columns, "--order-by", "id")
+
+    assert f"{TABLE}: 4 rows fed, 6 dead letters" in printed
+    rows = tables.sql(
+        "SELECT * EXCEPT (_timestamp, amount), toString(amount) AS amount, _timestamp > 0 AS t"
+        f" FROM {TABLE} ORDER BY id"
+    )
+    said = {"_topic": "events", "_partition": 1, "_key": None, "t": 1}
+    empty: dict[str, Any] = {"amount": None, "tags": [], "ab": "", "at": "1970-01-01 00:00:00.000"}
+    assert rows == [
+        {**empty, "id": 1, "amount": big, "tags": ["a", "2.5"], "ab": "x", "_offset": 0, **said},
+        {**empty, "id": 2, "_offset": 1, **said},
+        {**empty, "id": 3, "amount": "0.1", "_offset": 1, **said},
+        {**empty, "id": 4, "at": "2026-11-24 10:00:00.500", "_offset": 2, **said},
+    ]
+    dead = tables.sql("SELECT offset, error FROM brokerhouse_feeds.dead_letters")
+    no_rows, not_json = "neither an object nor", "not valid JSON"
+    errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, not_json, not_json]
+    assert [row["offset"] for row in dead] == list(range(4, 10))
+    assert all(row["error"].startswith(one) for row, one in zip(dead, errors, strict=True)), dead
+
+    tables.produce("events", json.dumps({"id": 10}), partition=0)
+    assert f"{TABLE}: 1 row fed, 0 dead letters" in run_feed(tables.broker, *arguments)
+    assert f"{TABLE}: 0 rows fed, 0 dead letters" in run_feed(tables.broker, *arguments)
+
+
+COLUMNS = "id UInt64, name String, _partition Int32, _offset Int64"
+BAD_EVERY = 50
+PARTITIONS = 2
+
+
+class Numbers:
+    """Records with numbers, in both partitions; some do not fit."""
+
+    def __init__(self, tables: TypedTables) -> None:
+        self.tables = tables
+        self._numbers = itertools.count()
+        self.sent = 0
+
+    def record(self) -> tuple[str, str]:
+        number = next(self._numbers)
+        value = {"id": number, "name": f"n{number}"} if number % BAD_EVERY else {"id": "none"}
+        return str(number), json.dumps(value)
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        create_topic(self.tables.broker.kafka, "events", PARTITIONS)
+        with producing(self.tables.broker.kafka, "events", self.record):
+            yield
+        self.sent = next(self._numbers)
+
+    def check(self) -> None:
+        """The table equals the log, row for row."""
+        sql = self.tables.sql
+        logged = sql(
+            "SELECT JSONExtractUInt(value, 'id') AS id, JSONExtractString(value, 'name') AS name,"
+            " partition AS _partition, offset AS _offset FROM brokerhouse.messages"
+            " WHERE topic = 'events' AND name != '' ORDER BY id"
+        )
+        assert sql(f"SELECT * FROM {TABLE} ORDER BY id, _offset") == logged
+        assert [row["id"] for row in logged] == [n for n in range(self.sent) if n % BAD_EVERY]
+        [dead] = sql(
+            "SELECT count() AS n, uniqExact(partition, offset) AS offsets"
+            " FROM brokerhouse_feeds.dead_letters"
+        )
+        assert dead == {"n": -(-self.sent // BAD_EVERY), "offsets": dead["n"]}
+
+
+def check_table_equals_log(tables: TypedTables, kills: int) -> None:
+    seed = int(os.environ.get("FEED_SEED") or random.randrange(2**32))
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    numbers = Numbers(tables)
+    arguments = (TABLE, "--topic", "events", "--columns", COLUMNS, "--block-records", "300")
+    arguments += ("--partition-by", "id % 2", "--interval-ms", "10")
+    with numbers.coming():
+        for _ in range(kills):
+            with FeedJob(tables.broker, *arguments):
+                before = rows_in(tables)
+                until(lambda seen=before: rows_in(tables) > seen, "the job feeds")
+                time.sleep(chance.random())  # a random moment is what this is about
+    run_feed(tables.broker, *arguments, "--once")
+    numbers.check()
+    [replays] = tables.sql(
+        "SELECT count() AS n FROM (SELECT partition, first_offset FROM"
+        " brokerhouse_feeds.table_feed_blocks FINAL WHERE phase = 'before' GROUP BY ALL"
+        " HAVING uniqExact(epoch) > 1)"
+    )
+    print(f"{numbers.sent} records, {kills} kills, {replays['n']} blocks were repeated")
+
+
+def rows_in(tables: TypedTables) -> int:
+    try:
+        [row] = tables.sql(f"SELECT count() AS n FROM {TABLE}")
+    except SqlError:
+        return 0
+    return int(row["n"])
+
+
+def test_the_table_equals_the_log_whenever_the_job_is_killed(tables: TypedTables) -> None:
+    check_table_equals_log(tables, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_the_table_equals_the_log_after_many_kills_of_the_job(tables: TypedTables) -> None:
+    check_table_equals_log(tables, int(os.environ.get("FEED_KILLS") or 20))
+
+
+def test_of_two_jobs_at_once_the_first_is_fenced(tables: TypedTables) -> None:
+    numbers = Numbers(tables)
+    arguments = (TABLE, "--topic", "events", "--columns", COLUMNS, "--interval-ms", "10")
+    with numbers.coming(), FeedJob(tables.broker, *arguments) as first:
+        until(lambda: rows_in(tables) > 0, "the first job feeds")
+        with FeedJob(tables.broker, *arguments) as second:
+            assert f"another run of the feed {TABLE} has taken over" in first.ends(code=1)
+            before = rows_in(tables)
+            until(lambda: rows_in(tables) > before, "the second job feeds")
+            assert second.process.poll() is None
+    run_feed(tables.broker, *arguments, "--once")
+    numbers.check()

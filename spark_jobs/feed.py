@@ -6,8 +6,7 @@ blocks whose outcome nobody knows by reading exactly their offsets again, and st
 where the states end. So there is no checkpoint that could be lost, or be older or newer than the
 table; Spark's own is temporary.
 
-Each worker feeds its partitions by itself (feed_task.py). The driver only starts micro-batches,
-and learns schemas that the workers do not know.
+Each worker feeds its partitions by itself (feed_task.py). The driver only starts micro-batches.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from storage.engine import Parameter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FORMATS = (Format.JSON, Format.RAW)
+_FORMATS = (Format.JSON, Format.AVRO, Format.PROTOBUF, Format.MSGPACK, Format.RAW)
 
 
 class FeedRun:
@@ -78,17 +77,14 @@ class FeedRun:
         return {place: progress.state.next_offset for place, progress in opened.items()}
 
     def feed(self, records: DataFrame) -> None:
-        """Store records: all of the batch, or what is left of it. Raises SqlFailure, JobFailure."""
-        while True:
-            task = self._with_columns()
-            rows = parsed(records, task.feed)
-            results = rows.mapInArrow(task, RESULT_COLUMNS).collect()
-            for row in results:
-                self.counted += Counted(row["rows"], row["dead_letters"])
-            if fenced := [row["fenced"] for row in results if row["fenced"]]:
-                raise JobFailure(fenced[0])
-            if not any(row["schemas"] for row in results):
-                return
+        """Store what is not stored yet of these. Raises SqlFailure and JobFailure."""
+        task = self._with_columns()
+        rows = parsed(records, task.feed, self._target.schema_registry)
+        results = rows.mapInArrow(task, RESULT_COLUMNS).collect()
+        for row in results:
+            self.counted += Counted(row["rows"], row["dead_letters"])
+        if fenced := [row["fenced"] for row in results if row["fenced"]]:
+            raise JobFailure(fenced[0])
 
     def micro_batch(self, records: DataFrame, _number: int) -> None:
         """For foreachBatch, which would hide the failure in one of its own."""
@@ -112,6 +108,7 @@ class FeedTarget:
     feed_id: str
     format: Format
     paths: Mapping[str, str]
+    schema_registry: str
 
     def read(self) -> SparkFeed:
         """With the columns that the table has now."""
@@ -213,6 +210,7 @@ def _to_pairs(
     callback=_to_start,
     help="Where a new feed begins: earliest, latest, or a time in milliseconds since 1970.",
 )
+@click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--once", is_flag=True, help="End when all that is there has been fed.")
 @job.number("--interval-ms", 1000, "How long records wait for others of their block.")
 @job.number("--block-records", 200_000, "Records of a partition in one block, at most.", 1)
@@ -239,6 +237,7 @@ def command(
     partition_by: str | None,
     paths: Mapping[str, str],
     start: str,
+    schema_registry: str,
     once: bool,
     interval_ms: int,
     block_records: int,
@@ -257,7 +256,7 @@ def command(
     topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
-    target = FeedTarget(servers, name, feed_id, Format(kind), paths)
+    target = FeedTarget(servers, name, feed_id, Format(kind), paths, schema_registry)
     target.make(columns, order_by, partition_by)
     feeder = f"spark-{uuid4()}"
     task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)

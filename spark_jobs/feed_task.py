@@ -29,14 +29,10 @@ RESULT = {
     "partition": pa.int32(),
     "rows": pa.int64(),
     "dead_letters": pa.int64(),
-    "schemas": pa.list_(pa.string()),
     "fenced": pa.string(),
 }
-"""What a task returns of a partition. `schemas`: those that have to be known before it goes on."""
-RESULT_COLUMNS = (
-    "topic string, partition int, rows bigint, dead_letters bigint, schemas array<string>,"
-    " fenced string"
-)
+"""What a task returns of a partition. `fenced`: who has taken over, or nothing."""
+RESULT_COLUMNS = "topic string, partition int, rows bigint, dead_letters bigint, fenced string"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +95,29 @@ class PartitionBlocks:
         self._source = source
         self._waiting: list[pa.Table] = []
         self._counted = Counted()
-        self._schemas: set[str] = set()
         self._fenced = ""
         self._progress = task.progress(source)
         self._unless_fenced(self._progress.open)
 
-    @property
-    def _is_over(self) -> bool:
-        return bool(self._fenced or self._schemas)
-
     def add(self, rows: pa.Table) -> None:
-        while rows.num_rows and not self._is_over:
-            taken = rows.slice(0, self._task.block_records - sum(map(len, self._waiting)))
-            rows = rows.slice(len(taken))
-            taken = taken.filter(pc.greater_equal(taken["offset"], self._first_unknown))
-            self._schemas.update(pc.drop_null(taken["schema"]).unique().to_pylist())
-            self._waiting.append(taken)
-            if self._is_full and not self._is_over:
+        while rows.num_rows and not self._fenced:
+            begun = self._begun
+            known_end = begun.first if begun else self._progress.state.next_offset
+            rows = rows.filter(pc.greater_equal(rows["offset"], known_end))
+            # Of a block that has begun the records are known; another one takes what is there.
+            room = (
+                pc.sum(pc.less(rows["offset"], begun.end)).as_py() or 0
+                if begun
+                else self._task.block_records - self._waiting_rows
+            )
+            self._waiting.append(rows.slice(0, room))
+            rows = rows.slice(room)
+            is_full = rows.num_rows > 0 if begun else self._is_full
+            if is_full and not self._fenced:
                 self._unless_fenced(self._form)
 
     def finish(self) -> None:
-        if sum(map(len, self._waiting)) and not self._is_over:
+        if self._waiting_rows and not self._fenced:
             self._unless_fenced(self._form)
 
     def repeat_without_records(self) -> None:
@@ -133,28 +131,23 @@ class PartitionBlocks:
             "partition": self._source.partition,
             "rows": self._counted.rows,
             "dead_letters": self._counted.dead_letters,
-            "schemas": sorted(self._schemas),
             "fenced": self._fenced,
         }
 
     @property
-    def _first_unknown(self) -> int:
-        """Everything below is stored."""
+    def _begun(self) -> Offsets | None:
+        """The block that an earlier attempt of this task has begun and not completed."""
         state = self._progress.state
-        if state.phase is Phase.BEFORE and state.offsets is not None:
-            return state.offsets.first
-        return state.next_offset
+        return state.offsets if state.phase is Phase.BEFORE else None
+
+    @property
+    def _waiting_rows(self) -> int:
+        return sum(map(len, self._waiting))
 
     @property
     def _is_full(self) -> bool:
-        rows = sum(map(len, self._waiting))
-        if rows == 0:
-            return False
-        state = self._progress.state
-        if state.phase is Phase.BEFORE and state.offsets is not None:
-            return bool(self._waiting[-1]["offset"][-1].as_py() >= state.offsets.end - 1)
-        bytes_ = sum(part.nbytes for part in self._waiting)
-        return rows >= self._task.block_records or bytes_ >= BLOCK_MAX_BYTES
+        waiting_bytes = sum(part.nbytes for part in self._waiting)
+        return self._waiting_rows >= self._task.block_records or waiting_bytes >= BLOCK_MAX_BYTES
 
     def _unless_fenced(self, step: Callable[[], None]) -> None:
         try:
@@ -164,6 +157,8 @@ class PartitionBlocks:
 
     def _form(self) -> None:
         """Store what waits."""
+        if not self._waiting_rows:
+            raise ValueError(f"none of the records of {self._begun} came again")
         rows, self._waiting = pa.concat_tables(self._waiting), []
         offsets = rows["offset"]
         batch = Offsets(offsets[0].as_py(), offsets[-1].as_py() + 1)

@@ -1,17 +1,25 @@
 """Records of Kafka as rows of text, by Spark's own functions.
 
 The result has for each record its place (topic, partition, offset), its `rows` (an array, because a
-JSON value may be an array of objects), an `error` that says why there are none, or the `schema`
-that has to be known first. Each value is text, or null. A tombstone has no rows and no error.
+JSON value may be an array of objects), or an `error` that says why there are none. Each value is
+text, or null. A tombstone has no rows and no error.
+
+Values of binary formats become JSON first, by the decoders of the broker's own feeds, in Spark's
+Python workers: they know several schemas side by side, and read all the broker reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  its usual name
 
+from coordinator.feeds.decoding.formats import decoder
+from coordinator.feeds.decoding.registry import SchemaRegistry
+from coordinator.feeds.decoding.worker import Worker
 from coordinator.feeds.definition import Format
 from coordinator.feeds.statements import Column as TableColumn
 from spark_jobs.feed_writer import SparkFeed
@@ -21,12 +29,42 @@ _NOT_JSON = "not valid JSON, or a field comes twice"
 _NO_ROWS = "neither an object nor an array of objects"
 
 
-def parsed(records: DataFrame, feed: SparkFeed) -> DataFrame:
+def parsed(records: DataFrame, feed: SparkFeed, schema_registry: str) -> DataFrame:
     """The rows of `records`, which are those of Spark's Kafka source."""
     columns = [one for one in feed.columns if not one.is_metadata]
-    kept = ["topic", "partition", "offset", *(name[1:] for name in feed.kafka_columns), "value"]
-    made = _raw if feed.format is Format.RAW else _json
-    return made(records.select(*kept), columns).drop("value")
+    of_kafka = [name[1:] for name in feed.kafka_columns]
+    records = records.select("topic", "partition", "offset", *of_kafka, "value")
+    if feed.format is Format.RAW:
+        return _raw(records, columns)
+    if feed.format.is_decoded:
+        paths = [column.path for column in columns]
+        decode = ValueDecoding(feed.format.value, paths, schema_registry)
+        records = records.withColumn("decode_error", F.lit(""))
+        return _json(records.mapInArrow(decode, records.schema), columns)
+    return _json(records.withColumn("decode_error", F.lit("")), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDecoding:
+    """Called by Spark in its workers. Raises `RegistryUnavailable`."""
+
+    kind: str
+    paths: Sequence[Sequence[str]]
+    registry: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        registry = SchemaRegistry(self.registry) if self.registry else None
+        decode, worker = decoder(self.kind, self.paths, registry), Worker()
+        for batch in batches:
+            values, errors = [], []
+            for value in batch.column("value").to_pylist():
+                rows, error = (None, "") if value is None else worker.decoded(value, decode)
+                values.append(rows)
+                errors.append(error.encode("utf-8", "replace").decode())
+            table = pa.table(batch)
+            for name, made in (("value", pa.array(values, pa.binary())), ("decode_error", errors)):
+                table = table.set_column(table.column_names.index(name), name, pa.array(made))
+            yield from table.combine_chunks().to_batches()
 
 
 def _raw(records: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
@@ -51,11 +89,12 @@ def _json(records: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
     )
     error = (
         F.when(F.col("value").isNull(), F.lit(None))
+        .when(F.col("decode_error") != "", F.col("decode_error"))
         .when(F.col("_json").isNull(), F.lit(_NOT_JSON))
         .when(~F.col("_begins").isin("{", "["), F.lit(_NO_ROWS))
         .when(is_array & no_object, F.lit(_NO_ROWS))
     )
-    return _with(records, rows, error).drop("_json", "_begins")
+    return _with(records, rows, error).drop("_json", "_begins", "decode_error")
 
 
 def _row(value: Column, columns: Sequence[TableColumn]) -> Column:
@@ -85,14 +124,8 @@ def _variant_path(path: Sequence[str]) -> str:
     return "$" + "".join(f'["{step}"]' if "'" in step else f"['{step}']" for step in path)
 
 
-def _with(
-    records: DataFrame, rows: Column, error: Column, schema: Column | None = None
-) -> DataFrame:
-    """`rows`: null, or anything, where the record has an error, no value or an unknown schema."""
-    nothing = F.lit(None).cast("string")
-    records = records.select(
-        "*", error.cast("string").alias("error"),
-        (nothing if schema is None else schema).alias("schema"),
-    )  # fmt: skip
-    has_rows = F.col("value").isNotNull() & F.col("error").isNull() & F.col("schema").isNull()
-    return records.withColumn("rows", F.when(has_rows, rows))
+def _with(records: DataFrame, rows: Column, error: Column) -> DataFrame:
+    """`rows`: anything where the record has an error or no value."""
+    records = records.withColumn("error", F.coalesce(error.cast("string"), F.lit("")))
+    has_rows = F.col("value").isNotNull() & (F.col("error") == "")
+    return records.withColumn("rows", F.when(has_rows, rows)).drop("value")

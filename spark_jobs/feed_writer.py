@@ -117,12 +117,13 @@ class SparkBlockWriter:
     def _load(self, records: pa.Table | None) -> Counted:
         """Fill the temporary tables."""
         self._drop()
-        for statement in (
-            *self._statements.temporary_tables,
-            f"CREATE TEMPORARY TABLE {_RECORDS_TABLE} (offset Int64,"
-            f" {', '.join(KAFKA_COLUMNS.values())}) ENGINE = Memory",
-        ):
+        for statement in self._statements.temporary_tables:
             self._session.execute(statement.replace("CREATE OR REPLACE", "CREATE"))
+        if self._feed.kafka_columns:
+            self._session.execute(
+                f"CREATE TEMPORARY TABLE {_RECORDS_TABLE} (offset Int64,"
+                f" {', '.join(KAFKA_COLUMNS.values())}) ENGINE = Memory"
+            )
         if records is not None:
             values = records.select(["offset", "rows", "error"])
             self._insert(VALUES_TABLE, values.rename_columns(["_offset", "_rows", "_error"]))
@@ -139,7 +140,8 @@ class SparkBlockWriter:
 
     def _drop(self) -> None:
         """Memory is free again; a broker lets nobody replace tables."""
-        for table in (VALUES_TABLE, ROWS_TABLE, _RECORDS_TABLE):
+        of_kafka = [_RECORDS_TABLE] if self._feed.kafka_columns else []
+        for table in (VALUES_TABLE, ROWS_TABLE, *of_kafka):
             self._session.execute(f"DROP TABLE IF EXISTS {table}")
 
     def _insert(self, table: str, rows: pa.Table) -> None:

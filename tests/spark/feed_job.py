@@ -47,7 +47,9 @@ class FeedJob:
         """The driver with its Java and its workers, at once."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, 9)
-        self.process.wait()
+        printed, _ = self.process.communicate()
+        if printed:
+            print(printed)
 
     def ends(self, code: int = 0) -> str:
         """Wait for the end of the job. Returns what it printed."""

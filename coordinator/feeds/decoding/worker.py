@@ -79,15 +79,22 @@ class Worker:
         return self._registries.get(url)
 
     def _line(self, mark: str, offset: int, value: bytes, decode: Decode) -> bytes:
-        try:
-            rows, error = self._rows(decode(value)).encode("utf-8", "surrogateescape"), ""
-        except RegistryUnavailable:
-            raise
-        except Exception as error_:  # any bytes come here, and the libraries list no errors
-            rows, error = b"[]", str(error_)[:_ERROR_CHARACTERS] or type(error_).__name__
+        rows, error = self.decoded(value, decode)
         # An error may have text of the record in it, with any characters.
         reason = self._encode(error).encode("utf-8", "replace")
         return b'["%b",%d,%b,%b]\n' % (mark.encode(), offset, rows, reason)
+
+    def decoded(self, value: bytes, decode: Decode) -> tuple[bytes, str]:
+        """A JSON array of rows, and an empty error; or no rows, and why.
+
+        Raises `RegistryUnavailable`.
+        """
+        try:
+            return self._rows(decode(value)).encode("utf-8", "surrogateescape"), ""
+        except RegistryUnavailable:
+            raise
+        except Exception as error:  # any bytes come here, and the libraries list no errors
+            return b"[]", str(error)[:_ERROR_CHARACTERS] or type(error).__name__
 
     def _rows(self, rows: list[Any]) -> str:
         text = self._encode(rows)

@@ -1,0 +1,207 @@
+"""States and blocks of the job `feed`, without Spark: who wins, and batches that come again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from coordinator.feeds.blocks import Offsets, Phase
+from coordinator.feeds.definition import Format
+from spark_jobs.feed import FeedTarget
+from spark_jobs.feed_state import FeedRegistry, TokenFeedRegistry, feed_id_of, open_registry
+from spark_jobs.feed_task import FeedTask, PartitionBlocks
+from spark_jobs.feed_writer import SparkBlockWriter
+from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
+from storage.registry import Versioned
+from tests.support.engine_process import EngineProcess
+from tests.support.zookeeper import Keeper
+
+TOPIC, TOPIC_ID = "events", "7f4f6a1e-0000-4000-8000-000000000001"
+CHANGES = 15
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with EngineProcess(tmp_path_factory.mktemp("clickhouse") / "data") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def engine_with_keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    directory = tmp_path_factory.mktemp("keeper")
+    with (
+        Keeper(directory / "keeper") as keeper,
+        EngineProcess(directory / "data", keepers=[keeper.address]) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(params=["engine", "engine_with_keeper"])
+def registry(request: pytest.FixtureRequest) -> FeedRegistry:
+    engine = request.getfixturevalue(request.param)
+    _, made = open_registry(SqlServers.parse(engine.http))
+    assert isinstance(made, TokenFeedRegistry) == (request.param == "engine")
+    return made
+
+
+def test_of_writers_that_race_one_changes_a_version(registry: FeedRegistry) -> None:
+    key = "race"
+    assert registry.compare_and_set(key, None, "0")
+    assert not registry.compare_and_set(key, None, "other")
+
+    def writes(name: str) -> dict[int, bool]:
+        """Versions, and whether it is known that this writer has made them."""
+        made = {}
+        for _ in range(CHANGES):
+            found = registry.get(key)
+            assert found is not None
+            try:
+                if registry.compare_and_set(key, found, f"{name}{found.version}"):
+                    made[found.version + 1] = True
+            except SqlFailure:  # too many others have changed it since
+                made[found.version + 1] = False
+        return made
+
+    with ThreadPoolExecutor() as threads:
+        one, two = threads.map(writes, ["a", "b"])
+    last = registry.get(key)
+    assert last is not None
+    won = [version for made in (one, two) for version, known in made.items() if known]
+    assert len(won) == len(set(won))
+    assert {*one, *two} == set(range(2, last.version + 1))
+    with suppress(SqlFailure):
+        assert not registry.compare_and_set(key, Versioned("0", 1), "of a zombie")
+    assert registry.get(key) == last
+
+
+def test_a_version_whose_row_was_lost_is_written_with_another_token(engine: EngineProcess) -> None:
+    servers, registry = open_registry(SqlServers.parse(engine.http))
+    assert registry.compare_and_set("lost", None, "one")
+    first = registry.get("lost")
+    row = pa.table({"key": ["other"], "version": [1], "writer": ["w"], "value": ["v"]})
+    servers.insert("registry", row, "lost/2/0")  # as a server that forgot the row, not the token
+    assert registry.compare_and_set("lost", first, "two")
+    assert registry.get("lost") == Versioned("two", 2)
+
+
+@pytest.fixture
+def task(engine: EngineProcess, request: pytest.FixtureRequest) -> FeedTask:
+    name = "fed." + re.sub(r"\W+", "_", request.node.name)
+    servers, registry = open_registry(SqlServers.parse(engine.http))
+    target = FeedTarget(servers, name, feed_id_of(registry, name), Format.JSON, {}, "")
+    target.make("id UInt8, _offset Int64", "id", "id % 2")
+    return FeedTask(servers, registry, target.read(), "one", {TOPIC: TOPIC_ID}, 4)
+
+
+def batch(*offsets: int) -> pa.RecordBatch:
+    rows = [
+        {
+            "topic": TOPIC, "partition": 0, "offset": offset, "error": "",
+            "rows": [{"id": str(offset) if offset != 3 else "none"}],
+        }
+        for offset in offsets
+    ]  # fmt: skip
+    kinds: dict[str, Any] = {
+        "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "error": pa.string(),
+        "rows": pa.list_(pa.struct([("id", pa.string())])),
+    }  # fmt: skip
+    return pa.RecordBatch.from_pylist(rows, pa.schema(kinds))
+
+
+def fed(task: FeedTask, *batches: pa.RecordBatch) -> dict[str, Any]:
+    [result] = [row for one in task(iter(batches)) for row in one.to_pylist()]
+    return {name: result[name] for name in ("rows", "dead_letters", "fenced")}
+
+
+def stored(task: FeedTask) -> list[int]:
+    rows = task.servers.rows(f"SELECT _offset FROM {task.feed.target} ORDER BY id")
+    return [offset for (offset,) in rows]
+
+
+def blocks(task: FeedTask) -> list[list[int]]:
+    return task.servers.rows(
+        "SELECT first_offset, end_offset FROM table_feed_blocks FINAL WHERE phase = 'after'"
+        " AND first_offset >= 0 AND feed = {feed:String} GROUP BY ALL ORDER BY ALL",
+        {"feed": task.feed.name},
+    )
+
+
+def test_batches_that_come_again_are_stored_once(task: FeedTask) -> None:
+    assert fed(task, batch(0, 1, 2), batch(3, 4, 7)) == {"rows": 5, "dead_letters": 1, "fenced": ""}
+    assert blocks(task) == [[0, 4], [4, 8]]
+    nothing = {"rows": 0, "dead_letters": 0, "fenced": ""}
+    for again in ([0, 1, 2, 3, 4, 7], [4, 7], [1, 2], [7]):
+        assert fed(task, batch(*again)) == nothing
+    assert fed(task, batch(2, 3, 4, 7, 9, 10)) == {**nothing, "rows": 2}
+    assert blocks(task) == [[0, 4], [4, 8], [8, 11]]
+    assert stored(task) == [0, 1, 2, 4, 7, 9, 10]
+
+
+@pytest.mark.parametrize("when", ["before its insert", "after its insert"])
+def test_a_block_that_was_left_is_repeated(
+    task: FeedTask, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SparkBlockWriter.write
+
+    def fails(self: SparkBlockWriter, *arguments: Any, **more: Any) -> Any:
+        if when == "after its insert":
+            write(self, *arguments, **more)
+        raise SqlUnavailable("the worker is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkBlockWriter, "write", fails)
+        patched.setattr("spark_jobs.sql_client.ROUNDS", 1)
+        with pytest.raises(SqlUnavailable):
+            fed(task, batch(0, 1, 2, 3, 4))
+    assert fed(replace(task, block_records=2), batch(0, 1, 2, 3, 4, 5, 6))["rows"] == 6
+    assert blocks(task) == [[0, 4], [4, 6], [6, 7]]
+    assert stored(task) == [0, 1, 2, 4, 5, 6]
+
+
+def test_rows_that_a_killed_server_has_lost_are_stored_with_another_token(task: FeedTask) -> None:
+    source = task.source(TOPIC, 0)
+    progress = task.progress(source)
+    progress.take_over(0)
+    one = PartitionBlocks(task, source)
+    one.add(pa.table(batch(0, 1)))
+    one.finish()
+    # As if the server had noted the tokens, and kept the rows of one of two parts.
+    state = f"{TOPIC_ID}/0/2-3"
+    rows = pa.table({"id": pa.array([9], pa.uint8()), "_offset": [2]})
+    progress.exists()
+    feed_id = task.feed.feed_id
+    insert = SqlServers.parse(task.servers.urls[0])
+    insert._insert_at(insert.urls[0], task.feed.target, rows, f"{feed_id}/{state}")
+    progress.begin(Offsets(2, 4))
+    assert fed(task, batch(2, 4, 5)) == {"rows": 3, "dead_letters": 0, "fenced": ""}
+    assert stored(task) == [0, 1, 2, 4, 5]
+
+
+def test_a_run_that_was_taken_over_stores_nothing_more(task: FeedTask) -> None:
+    source = task.source(TOPIC, 0)
+    task.progress(source).take_over(0)
+    assert fed(task, batch(0, 1))["rows"] == 2
+    other = replace(task, feeder="two")
+    other.progress(source).take_over(0)
+    result = fed(task, batch(0, 1, 2, 4))
+    assert result["rows"] == 0
+    assert "has taken over partition 0 of topic events" in result["fenced"]
+    assert fed(other, batch(0, 1, 2, 4))["rows"] == 2
+    assert stored(task) == [0, 1, 2, 4]
+
+
+def test_a_block_without_any_record_left_is_completed(task: FeedTask) -> None:
+    source = task.source(TOPIC, 0)
+    progress = task.progress(source)
+    progress.take_over(5)
+    progress.begin(Offsets(5, 9))
+    PartitionBlocks(task, source).repeat_without_records()
+    progress.exists()
+    assert (progress.state.phase, progress.state.next_offset) == (Phase.AFTER, 9)

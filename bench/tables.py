@@ -7,6 +7,8 @@ from this process, on the same cores as the broker. Prints Markdown tables; asse
 * delay: records come at a steady rate; how long after its append the oldest record of a block is in
   the table (from the history of blocks).
 * producers: how fast a topic is filled, with a feed and without one, in turns.
+* with --spark, only this: a topic that is full, fed by the job `feed` in Spark's local mode; rows a
+  second from the first block to the last.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 import confluent_kafka
 
 from bench.machine import machine, running_broker
+from tests.spark.feed_job import run_feed
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.typed_tables import SETTINGS, TypedTables
@@ -31,6 +34,7 @@ COLUMNS = (
 )
 _DIFFERENT = 10_000
 _ASK_EVERY_S = 0.5
+_SPARK_PARTITIONS = 2
 VALUES = [
     (
         f'{{"id":{n},"at":"2026-11-24 10:00:00.{n % 1000:03}","amount":{n}.25,'
@@ -47,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=int, default=100_000, help="records a second, for the delay")
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--spark", action="store_true", help="measure the Spark job alone")
     options = parser.parse_args(arguments)
     print(f"{machine()}\n")
     with (
@@ -54,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         running_broker(Path(directory, "data"), SETTINGS) as broker,
     ):
         tables = TypedTables(broker)
+        if options.spark:
+            _spark(tables, options)
+            return
         _backlog(tables, options)
         _delay(tables, options)
         _producers(tables, options)
@@ -74,6 +82,25 @@ def _backlog(tables: TypedTables, options: argparse.Namespace) -> None:
         rates.append(options.records / row["ms"] * 1000)
         tables("drop", table, "--with-table")
     print(f"backlog of {options.records:,}: rows/s {_three(rates)}")
+
+
+def _spark(tables: TypedTables, options: argparse.Namespace) -> None:
+    create_topic(tables.broker.kafka, "backlog", _SPARK_PARTITIONS)
+    _fill(tables.broker, "backlog", options.records)
+    rates = []
+    for number in range(options.rounds):
+        table = f"bench.spark{number}"
+        arguments = (table, "--topic", "backlog", "--once", "--columns", COLUMNS)
+        run_feed(tables.broker, *arguments, "--order-by", "id")
+        [row] = tables.sql(
+            "SELECT dateDiff('millisecond', minIf(time, phase = 'before'), max(time)) AS ms"
+            f" FROM brokerhouse_feeds.table_feed_blocks WHERE feed = '{table}'"
+        )
+        [fed] = tables.sql(f"SELECT count() AS n FROM {table}")
+        assert fed["n"] == options.records, fed
+        rates.append(options.records / row["ms"] * 1000)
+        tables.sql(f"DROP TABLE {table}")
+    print(f"Spark, backlog of {options.records:,}: rows/s {_three(rates)}")
 
 
 def _delay(tables: TypedTables, options: argparse.Namespace) -> None:

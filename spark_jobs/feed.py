@@ -24,7 +24,7 @@ from coordinator.feeds.statements import columns_of, columns_statement, quoted
 from coordinator.feeds.target import BLOCK_DEFINITION, WINDOW
 from spark_jobs import job
 from spark_jobs.feed_kafka import KafkaTopics, TopicPartition, find_topics, offsets_at
-from spark_jobs.feed_state import feed_id_of, open_registry
+from spark_jobs.feed_state import feed_id_of, find_registry, next_offsets, open_registry
 from spark_jobs.feed_task import RESULT_COLUMNS, FeedTask, PartitionBlocks
 from spark_jobs.feed_values import parsed
 from spark_jobs.feed_writer import SparkFeed
@@ -254,6 +254,8 @@ def command(
     spark = run.spark(**_sources(jars))
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
+    if run.dry_run:
+        return _preview(run, spark, topics, name, start)
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
     target = FeedTarget(servers, name, feed_id, Format(kind), paths, schema_registry)
@@ -274,6 +276,19 @@ def command(
     rows = feeding.counted.rows
     summary = f"{name}: {counted(rows, 'row')} fed, {feeding.counted.dead_letters} dead letters"
     return JobReport((), (), summary)
+
+
+def _preview(
+    run: JobRun, spark: SparkSession, topics: KafkaTopics, name: str, start: str
+) -> JobReport:
+    """What a run would feed."""
+    begin, end = offsets_at(spark, topics, start), offsets_at(spark, topics, "latest")
+    if (registry := find_registry(run.servers)) is not None:
+        begin.update(next_offsets(registry, name, topics.ids, begin))
+    rows = [(*place, first, end[place]) for place, first in sorted(begin.items())]
+    offsets = sum(max(last - first, 0) for _, _, first, last in rows)
+    summary = f"{name}: would feed up to {counted(offsets, 'record')}; nothing was written"
+    return JobReport(("topic", "partition", "next_offset", "end_offset"), rows, summary)
 
 
 def _sources(jars: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ several that write the same version, ClickHouse stores the first, and each reads
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -23,6 +23,7 @@ from coordinator.feeds.blocks import (
     Counted,
     FeedState,
     Offsets,
+    Phase,
     begun,
     completed,
     first_state,
@@ -196,7 +197,18 @@ def open_registry(servers: SqlServers) -> tuple[SqlServers, FeedRegistry]:
                 ) from error
             here.execute(_MERGE_TREE)
         engine = _engine(here)  # somebody else may have been faster
-    return here, KeeperFeedRegistry(here) if engine == "KeeperMap" else TokenFeedRegistry(here)
+    return here, _of_engine(here, engine)
+
+
+def find_registry(servers: SqlServers) -> FeedRegistry | None:
+    """The registry, if there is one. Makes nothing. Raises SqlFailure."""
+    here = replace(servers, database=None)
+    engine = _engine(here)
+    return _of_engine(replace(servers, database=DATABASE), engine) if engine else None
+
+
+def _of_engine(servers: SqlServers, engine: str) -> FeedRegistry:
+    return KeeperFeedRegistry(servers) if engine == "KeeperMap" else TokenFeedRegistry(servers)
 
 
 def _engine(servers: SqlServers) -> str:
@@ -209,10 +221,35 @@ def _engine(servers: SqlServers) -> str:
 
 def feed_id_of(registry: FeedRegistry, name: str) -> str:
     """The id of the feed of this name, which is new if there was none. Raises SqlFailure."""
-    key = f"feed/{name}"
+    key = _id_key(name)
     while (found := registry.get(key)) is None:
         registry.compare_and_set(key, None, str(uuid4()))
     return found.value
+
+
+def next_offsets(
+    registry: FeedRegistry, name: str, topics: Mapping[str, str], places: Iterable[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """Where the feed goes on, in partitions in which it has begun. Raises SqlFailure."""
+    feed_id = registry.get(_id_key(name))
+    if feed_id is None:
+        return {}
+    found = {}
+    for topic, partition in places:
+        stored = registry.get(_state_key(feed_id.value, topics[topic], partition))
+        if stored is not None:
+            state = state_from_text(stored.value)
+            before = state.offsets if state.phase is Phase.BEFORE else None
+            found[topic, partition] = before.first if before else state.next_offset
+    return found
+
+
+def _id_key(name: str) -> str:
+    return f"feed/{name}"
+
+
+def _state_key(feed_id: str, topic_id: str, partition: int) -> str:
+    return f"feed/{feed_id}/{topic_id}/{partition}"
 
 
 class FeedFenced(Exception):
@@ -235,7 +272,7 @@ class SparkFeedProgress:
         self._feed = feed
         self._feeder = feeder
         self._source = source
-        self._key = f"feed/{feed[1]}/{source.topic_id}/{source.partition}"
+        self._key = _state_key(feed[1], str(source.topic_id), source.partition)
         self._stored: Versioned | None = None
 
     @property

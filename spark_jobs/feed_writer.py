@@ -26,7 +26,7 @@ from coordinator.feeds.statements import (
 )
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.feed_state import DATABASE
-from spark_jobs.sql_client import SqlServers, SqlSession
+from spark_jobs.sql_client import HttpSession, SqlServers
 from storage.engine import Parameter, TokenUsed
 
 _RECORDS_TABLE = "feed_records"
@@ -66,7 +66,7 @@ class SparkBlockWriter:
         self, servers: SqlServers, url: str, session: str, feed: SparkFeed, source: FeedSource
     ) -> None:
         """`session`: a name that nobody else uses now."""
-        self._session = SqlSession(servers, url, session)
+        self._session = HttpSession(servers, url, session)
         self._feed = feed
         self._source = source
         self._statements = BlockStatements(

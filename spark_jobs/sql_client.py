@@ -124,7 +124,7 @@ class SqlServers:
 
     def execute(self, sql: str, parameters: Mapping[str, Parameter] | None = None) -> None:
         """Run a statement that has no result and may be repeated. Raises SqlFailure."""
-        self._with_retries(lambda url: SqlSession(self, url).execute(sql, parameters))
+        self._with_retries(lambda url: HttpSession(self, url).execute(sql, parameters))
 
     def stream(
         self, url: str, sql: str, parameters: Mapping[str, Parameter] | None = None
@@ -241,7 +241,7 @@ class SqlServers:
             response.close()
 
 
-class SqlSession:
+class HttpSession:
     """Statements for one server, which see the same temporary tables; nothing is sent again."""
 
     def __init__(self, servers: SqlServers, url: str, name: str | None = None) -> None:

@@ -76,6 +76,8 @@ def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
     assert all(row["error"].startswith(one) for row, one in zip(dead, errors, strict=True)), dead
 
     tables.produce("events", json.dumps({"id": 10}), partition=0)
+    told = run_feed(tables.broker, *arguments, "--dry-run")
+    assert f"{TABLE}: would feed up to 1 record; nothing was written" in told
     assert f"{TABLE}: 1 row fed, 0 dead letters" in run_feed(tables.broker, *arguments)
     assert f"{TABLE}: 0 rows fed, 0 dead letters" in run_feed(tables.broker, *arguments)
 

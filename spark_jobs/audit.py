@@ -201,8 +201,13 @@ def commits_beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 _HAS_FEEDS = (
     "SELECT toInt64(count()) FROM system.tables"
-    " WHERE database = 'brokerhouse' AND name = 'table_feed_blocks'"
+    " WHERE database = {database:String} AND name = 'table_feed_blocks'"
 )
+_FEEDS = {
+    "brokerhouse": ("audit_feed_tables", "audit_feed_blocks"),
+    "brokerhouse_feeds": ("audit_spark_feed_tables", "audit_spark_feed_blocks"),
+}
+"""Databases with histories of feeds: the queries for their tables and their blocks."""
 _HAS_REMOVALS = (
     "SELECT toInt64(count()) FROM system.tables"
     " WHERE database = 'brokerhouse' AND name = 'compaction_removals'"
@@ -294,22 +299,23 @@ def _commit_findings(run: JobRun) -> DataFrame:
     return commits_back(commits).unionByName(commits_beyond(commits, ends))
 
 
-def _feed_findings(run: JobRun) -> DataFrame | None:
+def _feed_findings(run: JobRun, database: str) -> DataFrame | None:
     """None where there are no feeds: their history is read before the tables that it describes."""
-    if not run.servers.rows(_HAS_FEEDS)[0][0]:
+    if not run.servers.rows(_HAS_FEEDS, {"database": database})[0][0]:
         return None
+    tables_query, blocks_query = _FEEDS[database]
     topics: dict[str, Parameter] = {"topics": run.topics}
-    feeds = run.servers.rows(query("audit_feed_tables"), topics)
+    feeds = run.servers.rows(query(tables_query), topics)
     if not feeds:
         return None
     spark = run.spark(len(feeds))
-    of_topics = Query(query("audit_feed_blocks"), topics)
+    of_topics = Query(query(blocks_query), topics)
     history = answers(spark, run.servers, [of_topics], audit_feeds.BLOCKS).cache()
     run.progress.step(f"reading the blocks of {counted(len(feeds), 'feed')}")
     history.count()
     of_tables = [
-        Query(query("audit_feed_rows"), {"feed_id": feed_id, "database": database, "table": table})
-        for feed_id, database, table in feeds
+        Query(query("audit_feed_rows"), {"feed_id": feed_id, "database": name, "table": table})
+        for feed_id, name, table in feeds
     ]
     stored = answers(spark, run.servers, of_tables, audit_feeds.STORED)
     return audit_feeds.feed_findings(history, stored)
@@ -328,8 +334,10 @@ def command(run: JobRun, /) -> JobReport:
     """
     commits = _commit_findings(run)
     found = _log_findings(run).unionByName(commits)
-    feeds = _feed_findings(run)
-    found = (found if feeds is None else found.unionByName(feeds)).cache()
+    for database in _FEEDS:
+        feeds = _feed_findings(run, database)
+        found = found if feeds is None else found.unionByName(feeds)
+    found = found.cache()
     run.progress.step("looking for anomalies")
     counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
     worst = found.orderBy(F.col("kind") == "reset", *FINDINGS).limit(SHOWN)

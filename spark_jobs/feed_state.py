@@ -285,12 +285,17 @@ class SparkFeedProgress:
         return self._stored is not None
 
     def take_over(self, first_offset: int) -> None:
-        """Take over, or begin at this offset: from now on other feeders are fenced."""
-        if self.exists():
-            self._note()  # in case the one before could not
-            self._change(taken_over(self.state, self._feeder))
-        else:
-            self._change(first_state(self._feeder, first_offset))
+        """Take over, or begin at this offset: from now on other feeders are fenced.
+
+        The feeder before may be changing the state meanwhile.
+        """
+        taken = False
+        while not taken:
+            if self.exists():
+                self._note()  # in case the one before could not
+                taken = self._set(taken_over(self.state, self._feeder))
+            else:
+                taken = self._set(first_state(self._feeder, first_offset))
 
     def open(self) -> None:
         """Go on as the feeder that has taken over, or begin in a partition that is new."""
@@ -312,11 +317,17 @@ class SparkFeedProgress:
         self._change(completed(self.state, counted))
 
     def _change(self, state: FeedState) -> None:
+        if not self._set(state):
+            raise self._fenced()
+
+    def _set(self, state: FeedState) -> bool:
+        """False if somebody else has changed the state."""
         text, expected = state.as_text(), self._stored
         if not self._registry.compare_and_set(self._key, expected, text):
-            raise self._fenced()
+            return False
         self._stored = Versioned(text, expected.version + 1 if expected else 1)
         self._note()
+        return True
 
     def _fenced(self) -> FeedFenced:
         where = f"partition {self._source.partition} of topic {self._source.topic}"

@@ -20,7 +20,9 @@ import confluent_kafka
 import fastavro
 import pytest
 
+from spark_jobs import audit
 from tests.spark.feed_job import LIMIT_S, FeedJob, run_feed
+from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.schemas import Schemas
@@ -172,7 +174,11 @@ def test_the_table_equals_the_log_after_many_kills_of_the_job(tables: TypedTable
     check_table_equals_log(tables, int(os.environ.get("FEED_KILLS") or 20))
 
 
-def test_of_two_jobs_at_once_the_first_is_fenced(tables: TypedTables) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark")
+def test_of_two_jobs_at_once_the_first_is_fenced_and_the_audit_knows_both(
+    tables: TypedTables,
+) -> None:
     numbers = Numbers(tables)
     arguments = (TABLE, "--topic", "events", "--columns", COLUMNS, "--interval-ms", "10")
     with numbers.coming(), FeedJob(tables.broker, *arguments) as first:
@@ -183,6 +189,12 @@ def test_of_two_jobs_at_once_the_first_is_fenced(tables: TypedTables) -> None:
             assert second.process.poll() is None
     run_feed(tables.broker, *arguments, "--once")
     numbers.check()
+    audited = run_job(audit.command, tables.broker.http_url)
+    assert "0 anomalies" in audited.stdout, audited
+    tables.sql(f"ALTER TABLE {TABLE} DELETE WHERE id IN (7, 8) SETTINGS mutations_sync = 2")
+    audited = run_job(audit.command, tables.broker.http_url)
+    assert audited.code == 1
+    assert "rows in the table, and" in audited.stdout
 
 
 AVRO: dict[str, Any] = {

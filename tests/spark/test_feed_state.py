@@ -12,10 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.feeds.blocks import Offsets, Phase
+from coordinator.feeds.blocks import Counted, Offsets, Phase
 from coordinator.feeds.definition import Format
 from spark_jobs.feed import FeedTarget
-from spark_jobs.feed_state import FeedRegistry, TokenFeedRegistry, feed_id_of, open_registry
+from spark_jobs.feed_state import (
+    FeedFenced,
+    FeedRegistry,
+    SparkFeedProgress,
+    TokenFeedRegistry,
+    feed_id_of,
+    open_registry,
+)
 from spark_jobs.feed_task import FeedTask, PartitionBlocks
 from spark_jobs.feed_writer import SparkBlockWriter
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
@@ -195,6 +202,28 @@ def test_a_run_that_was_taken_over_stores_nothing_more(task: FeedTask) -> None:
     assert "has taken over partition 0 of topic events" in result["fenced"]
     assert fed(other, batch(0, 1, 2, 4))["rows"] == 2
     assert stored(task) == [0, 1, 2, 4]
+
+
+def test_a_run_takes_over_while_the_one_before_is_changing_the_state(
+    task: FeedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = task.source(TOPIC, 0)
+    task.progress(source).take_over(0)
+    one, two = task.progress(source), replace(task, feeder="two").progress(source)
+    one.open()
+    note = SparkFeedProgress._note
+
+    def noted(self: SparkFeedProgress) -> None:
+        note(self)
+        if self is two and one.state.phase is Phase.AFTER:
+            one.begin(Offsets(0, 2))  # between two's look at the state and its change
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkFeedProgress, "_note", noted)
+        two.take_over(0)
+    assert (two.state.feeder, two.state.phase, two.state.epoch) == ("two", Phase.BEFORE, 2)
+    with pytest.raises(FeedFenced):
+        one.complete(Counted())
 
 
 def test_a_block_without_any_record_left_is_completed(task: FeedTask) -> None:

@@ -20,8 +20,8 @@ import click
 
 from coordinator.feeds.blocks import Counted, Phase
 from coordinator.feeds.definition import START, FeedDefinitionError, Format, split_name
-from coordinator.feeds.statements import columns_of, columns_statement, quoted
-from coordinator.feeds.target import BLOCK_DEFINITION, WINDOW
+from coordinator.feeds.statements import columns_of, columns_statement
+from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
 from spark_jobs import job
 from spark_jobs.feed_kafka import KafkaTopics, TopicPartition, find_topics, offsets_at
 from spark_jobs.feed_state import feed_id_of, find_registry, next_offsets, open_registry
@@ -32,6 +32,7 @@ from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.progress import counted
 from spark_jobs.sql_client import SqlServers
 from storage.engine import Parameter
+from storage.parameters import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,7 +137,7 @@ class FeedTarget:
             self.servers.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
             self.servers.execute(
                 f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = MergeTree ORDER BY"
-                f" ({order_by}){by} SETTINGS non_replicated_deduplication_window = {WINDOW}"
+                f" ({order_by}){by} SETTINGS {window_settings(replicated=False)}"
             )
             return
         if not found:
@@ -147,11 +148,8 @@ class FeedTarget:
             raise JobFailure(f"{self.name} is a table of engine {engine}, not of MergeTree")
         if len(self.servers.urls) > 1 and not replicated:
             raise JobFailure(f"{self.name} is not replicated: name one server with --servers")
-        window = "replicated" if replicated else "non_replicated"
-        self.servers.execute(f"ALTER TABLE {target} ADD COLUMN IF NOT EXISTS {BLOCK_DEFINITION}")
-        self.servers.execute(
-            f"ALTER TABLE {target} MODIFY SETTING {window}_deduplication_window = {WINDOW}"
-        )
+        for statement in preparing(target, replicated=replicated):
+            self.servers.execute(statement)
 
 
 # --- the job

@@ -31,7 +31,7 @@ from coordinator.feeds.blocks import (
     taken_over,
     tried_again,
 )
-from coordinator.feeds.target import WINDOW
+from coordinator.feeds.tables import WINDOW
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.sql_client import SqlFailure, SqlRefused, SqlServers
 from storage.engine import EngineError, Parameter, Row

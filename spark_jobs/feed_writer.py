@@ -22,12 +22,12 @@ from coordinator.feeds.statements import (
     VALUES_TABLE,
     BlockStatements,
     Column,
-    quoted,
 )
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.feed_state import DATABASE
 from spark_jobs.sql_client import HttpSession, SqlServers
 from storage.engine import Parameter, TokenUsed
+from storage.parameters import quoted
 
 _RECORDS_TABLE = "feed_records"
 """What Kafka says of the block's records."""

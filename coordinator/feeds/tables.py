@@ -12,7 +12,7 @@ from storage.schema_files import REPLICATED_WINDOW_S
 BLOCK_DEFINITION = (
     f"{BLOCK_COLUMN} LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
 )
-_WINDOW = 10_000
+WINDOW = 10_000
 """Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
 
 MADE = (
@@ -30,9 +30,9 @@ def local_name(table: str) -> str:
 def window_settings(*, replicated: bool) -> str:
     """Settings of the table."""
     if not replicated:
-        return f"non_replicated_deduplication_window = {_WINDOW}"
+        return f"non_replicated_deduplication_window = {WINDOW}"
     return (
-        f"replicated_deduplication_window = {_WINDOW},"
+        f"replicated_deduplication_window = {WINDOW},"
         f" replicated_deduplication_window_seconds = {REPLICATED_WINDOW_S}"
     )
 

@@ -19,7 +19,14 @@ from uuid import uuid4
 import click
 
 from coordinator.feeds.blocks import Counted, Phase
-from coordinator.feeds.definition import START, FeedDefinitionError, Format, split_name
+from coordinator.feeds.definition import (
+    AT_OFFSET,
+    START,
+    FeedDefinitionError,
+    Format,
+    split_name,
+)
+from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
 from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
 from spark_jobs import job
@@ -157,14 +164,16 @@ class FeedTarget:
 
 def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     try:
-        split_name(text)
+        _, table = split_name(text)
     except FeedDefinitionError as error:
         raise click.BadParameter(str(error)) from error
+    if table == ANY_TABLE:
+        raise click.BadParameter("a run of this job fills one table")
     return text
 
 
 def _to_start(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    if not START.fullmatch(text):
+    if not START.fullmatch(text) or text.startswith(AT_OFFSET):
         raise click.BadParameter(f"write earliest, latest or milliseconds since 1970, not {text!r}")
     return text
 

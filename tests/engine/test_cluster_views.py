@@ -293,7 +293,15 @@ SAME = {
 }
 
 
-TIMES = {"topics": 1, "partition_stats": 1, "topic_stats": 1, "topic_minutes": 1, "consumer_lag": 4}
+TIMES = {
+    "table_feeds": 1,
+    "table_feed_progress": 1,
+    "topics": 1,
+    "partition_stats": 1,
+    "topic_stats": 1,
+    "topic_minutes": 1,
+    "consumer_lag": 4,
+}
 """How often a row is there over two shards that are one; a lag for each commit and each reader."""
 
 

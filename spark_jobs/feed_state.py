@@ -171,7 +171,7 @@ class TokenFeedRegistry:
     def _remove_old_versions(self, key: str, version: int) -> None:
         if version % _OLD_VERSIONS == 0:
             self.servers.execute(
-                f"ALTER TABLE {_REGISTRY} DELETE WHERE key = {{key:String}}"
+                f"DELETE FROM {_REGISTRY} WHERE key = {{key:String}}"
                 " AND version < {version:UInt64}",
                 {"key": key, "version": version},
             )

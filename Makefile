@@ -12,7 +12,8 @@
 # make history-transactions  the same with transactions
 # make test-apps  Kafka Connect, Kafka Streams and Iceberg's sink while everything is killed again and
 #               again, with a single broker and a cluster: SEED=7 MINUTES=10 of kills for each
-# make test-feeds  typed tables while the broker is killed again and again: KILLS=40 ROWS=10000000
+# make test-feeds  typed tables while brokers are killed again and again, alone and in a cluster:
+#               KILLS=40 ROWS=10000000
 # make soak     hours of mixed clients, good and bad, and kill -9: HOURS=1; prints a table and draws
 #               soak.svg, and fails if a record is lost or doubled, or if anything grows
 # make lint     style and types; make format repairs what can be repaired automatically
@@ -119,7 +120,8 @@ bench-tables-kills: $(INSTALLED_DEV)
 
 test-feeds: $(INSTALLED_DEV)
 	@tools/require tests
-	FEED_KILLS=$(KILLS) FEED_ROWS=$(ROWS) $(BIN)/pytest -m slow -s --timeout 0 tests/faults/test_feeds.py $(ARGS)
+	FEED_KILLS=$(KILLS) FEED_FAULTS=$(KILLS) FEED_ROWS=$(ROWS) $(BIN)/pytest -m slow -s --timeout 0 \
+	    tests/faults/test_feeds.py tests/faults/test_cluster_feeds.py $(ARGS)
 
 history: $(INSTALLED_DEV)
 	@tools/require tests

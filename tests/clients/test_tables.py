@@ -229,6 +229,12 @@ def test_the_brokers_own_tables_cannot_be_filled(tables: TypedTables, database: 
         ("d", "'soon' AS start", "it begins at 'soon'"),
         ("e", "0 AS interval_ms", "its interval is 0 ms"),
         ("f", "'lost' AS status", "'lost' is not a valid FeedStatus"),
+        ("g", "map('route', 'body=x') AS options", "write header=NAME"),
+        ("h", "'hand.*' AS name, '*' AS table", "nothing says which table a record is for"),
+        ("i", "map('route', 'key=:', 'like', 'brokerhouse.messages') AS options",
+         "cannot write into the database brokerhouse"),
+        ("j", "map('route', 'key=:', 'like', 'hand.*') AS options",
+         "tables cannot be made like hand.*"),
     ],
 )  # fmt: skip
 def test_a_definition_that_is_written_by_hand_cannot_do_more_than_its_writer(
@@ -240,7 +246,7 @@ def test_a_definition_that_is_written_by_hand_cannot_do_more_than_its_writer(
         f" generateUUIDv4() AS feed_id, {change}) FROM (SELECT 'hand.{table}' AS name,"
         f" 1 AS version, generateUUIDv4() AS feed_id, 'hand' AS database, '{table}' AS table,"
         " ['orders'] AS topics, 'json' AS format, map() AS paths, 'earliest' AS start,"
-        " 250 AS interval_ms, false AS stop_on_error, 'running' AS status,"
+        " 250 AS interval_ms, false AS stop_on_error, map() AS options, 'running' AS status,"
         " toDateTime64(0, 3) AS replay_asked_at, now64(3) AS changed_at)"
     )
     until(lambda: why in tables.broker.log(before), "the broker says what is wrong")

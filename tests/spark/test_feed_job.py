@@ -174,6 +174,7 @@ def test_the_table_equals_the_log_after_many_kills_of_the_job(tables: TypedTable
     check_table_equals_log(tables, int(os.environ.get("FEED_KILLS") or 20))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("spark")
 def test_of_two_jobs_at_once_the_first_is_fenced_and_the_audit_knows_both(

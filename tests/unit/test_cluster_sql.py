@@ -116,7 +116,8 @@ def test_every_name_has_its_database_so_that_it_does_not_matter_where_it_runs() 
 OVER_ALL_SHARDS = [
     one
     for one in people_migrations(REPLICATED)
-    if one.name in ("topic_stats", "consumer_lag", "table_feed_progress", "table_feeds")
+    if one.name
+    in ("topic_stats", "consumer_lag", "table_feed_progress", "table_feeds", "table_feeds_options")
 ]
 
 

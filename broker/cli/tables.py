@@ -273,7 +273,9 @@ def create_table(
             ):
                 server.run(statement)
         else:
-            by = f"ORDER BY ({order_by})" + (f" PARTITION BY {partition_by}" * bool(partition_by))
+            by = f"ORDER BY ({order_by})"
+            if partition_by:
+                by = f"{by} PARTITION BY {partition_by}"
             _make_table(server, database, filled, columns, by)
     elif like and not _has_table(server, *split_name(like)):
         raise click.ClickException(f"there is no table {like}")
@@ -281,7 +283,7 @@ def create_table(
         "route": route,
         "route_value": route_value or "",
         "like": like,
-        "add_columns": "1" * add_columns,
+        "add_columns": "1" if add_columns else "",
     }
     server.run(
         f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"

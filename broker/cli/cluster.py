@@ -190,7 +190,7 @@ async def _registry(config: ClusterConfig) -> AsyncIterator[Registry]:
     from broker.cluster.servers import opened, registry_of
 
     async with opened(config) as servers:
-        yield registry_of(servers)
+        yield registry_of(servers, timeout_ms=config.request_timeout_ms)
 
 
 async def _write_move(registry: Registry, numbers: list[int], shard: str) -> None:

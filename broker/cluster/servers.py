@@ -13,7 +13,7 @@ from broker.cluster.config import ClusterConfig
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.cluster_schema import Migrated, migrate_cluster
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout
-from storage.registry import KeeperRegistry
+from storage.registry import ANSWER_LIMIT_MS, KeeperRegistry
 from storage.shards import AnyServer
 
 MIGRATION_TIMEOUT_MS = 60_000
@@ -54,11 +54,13 @@ def hear_together(
 
 
 def registry_of(
-    servers: Mapping[str, list[ClickHouseServer]], table: str = "registry"
+    servers: Mapping[str, list[ClickHouseServer]],
+    table: str = "registry",
+    timeout_ms: int = ANSWER_LIMIT_MS,
 ) -> KeeperRegistry:
     """The registry of the cluster, or its `topic_registry`, through any of these servers."""
     everyone = [server for replicas in servers.values() for server in replicas]
-    return KeeperRegistry(AnyServer(everyone), f"{SHARD_DATABASE}.{table}")
+    return KeeperRegistry(AnyServer(everyone), f"{SHARD_DATABASE}.{table}", timeout_ms)
 
 
 @asynccontextmanager
@@ -81,4 +83,5 @@ async def migrate(config: ClusterConfig) -> Migrated:
     Safe from many brokers at once. Raises `SchemaError` and `EngineError`.
     """
     async with opened(config, MIGRATION_TIMEOUT_MS) as servers:
-        return await migrate_cluster(servers, layout(config), registry_of(servers))
+        registry = registry_of(servers, timeout_ms=config.request_timeout_ms)
+        return await migrate_cluster(servers, layout(config), registry)

@@ -63,6 +63,7 @@ class Cluster:
             replicated = false
             distributed = false
             connect_timeout_ms = 30000  # servers that are away here refuse at once
+            request_timeout_ms = 60000
             [[cluster.shards]]
             name = "one"
             slots = "0-3"
@@ -308,7 +309,7 @@ def test_check_names_a_view_that_a_server_could_not_fill(standing: Cluster) -> N
 
 async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
     async with opened(cluster.config) as servers:
-        registry = registry_of(servers)
+        registry = registry_of(servers, timeout_ms=cluster.config.request_timeout_ms)
         row = await registry.get(SLOTS_KEY)
         assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
 

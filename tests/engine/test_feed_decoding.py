@@ -322,3 +322,21 @@ async def test_a_registry_that_fails_is_asked_again(
     schemas.add(1, record)
     assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 0)
     assert await with_schemas.errors() == []
+
+
+async def test_a_registry_that_was_away_may_not_know_its_schemas_yet(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    await with_schemas.make("id UInt64")
+    record = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}
+    offsets = await with_schemas.produce(avro(1, record, {"id": 1}))
+    schemas.answers["/api/schemas/ids/1"] = (503, {})
+    with pytest.raises(EngineError, match="answers 503"):
+        await with_schemas.write(offsets, feed=AVRO)
+    del schemas.answers["/api/schemas/ids/1"]
+    with pytest.raises(EngineError, match="/schemas/ids/1 is not there yet"):
+        await with_schemas.write(offsets, feed=AVRO)
+
+    schemas.add(1, record)
+    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 0)
+    assert await with_schemas.errors() == []

@@ -5,6 +5,7 @@ https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ _NOT_FOUND = 404
 _LIMIT_S = 10.0
 _RETRIES = 2
 _REFERENCES_MAX = 100
+_RETURNING_S = 30.0
+"""How long a registry that was away may answer that it does not know an id that it knows: one that
+keeps its schemas in a topic reads the topic again."""
 
 
 class RegistryUnavailable(Exception):
@@ -46,12 +50,16 @@ class SchemaRegistry:
             retries=urllib3.Retry(_RETRIES, backoff_factor=0.1),
         )
         self._schemas: dict[int, Schema] = {}
+        self._doubted_until = -1.0  # in time.monotonic()
 
     def schema(self, schema_id: int) -> Schema | None:
         """None if the registry does not know the id. Raises `RegistryUnavailable`."""
         if schema_id not in self._schemas:
-            answer = self._ask(f"/schemas/ids/{schema_id}")
+            path = f"/schemas/ids/{schema_id}"
+            answer = self._ask(path)
             if answer is None:
+                if time.monotonic() < self._doubted_until:
+                    raise RegistryUnavailable(f"{self._url}{path} is not there yet")
                 return None
             references: dict[str, str] = {}
             self._add_references(answer, references)
@@ -82,8 +90,10 @@ class SchemaRegistry:
                 return None
             answer = response.json()
         except (urllib3.exceptions.HTTPError, ValueError) as error:
+            self._doubted_until = time.monotonic() + _RETURNING_S
             raise RegistryUnavailable(f"{self._url}{path}: {error}") from error
         if response.status >= 300 or not isinstance(answer, dict):
+            self._doubted_until = time.monotonic() + _RETURNING_S
             raise RegistryUnavailable(f"{self._url}{path} answers {response.status}: {answer}")
         return answer
 

@@ -6,6 +6,7 @@ The commands speak SQL. The broker reads the definitions of feeds once a second,
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 import click
 from yarl import URL
 
-from broker.cli.options import json_option, print_json
+from broker.cli.kafka_client import admin_client, raise_for
+from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
 from broker.cli.sql import SqlServer, asked, to_url
 from common.console import console, new_table
 from common.options import environment_option, server_option
@@ -41,6 +43,8 @@ from storage.parameters import parameter_texts, quoted
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _SAMPLE_RECORDS = 1000
+_TOPIC_LIMIT_S = 10.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,12 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return text
 
 
+def _to_brokers(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> Bootstrap | None:
+    return None if text is None else to_bootstrap(context, parameter, text)
+
+
 _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 
 
@@ -220,6 +230,12 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 )
 @click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
+@click.option(
+    "--bootstrap",
+    metavar="HOST:PORT,...",
+    callback=_to_brokers,
+    help="Brokers that make a topic that is missing, with their defaults.",
+)
 @_with_server
 def create_table(
     name: str,
@@ -237,6 +253,7 @@ def create_table(
     like: str,
     add_columns: bool,
     yes: bool,
+    bootstrap: Bootstrap | None,
     http: URL,
     user: str | None,
     password: str | None,
@@ -252,10 +269,7 @@ def create_table(
         raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
-    for topic in topics:
-        known = f"SELECT 1 FROM {server.database}.topics WHERE name = {{t:String}}"
-        if not server.rows(known, t=topic):
-            raise click.ClickException(f"there is no topic {topic}")
+    _check_topics(server, topics, bootstrap)
     database, table = split_name(name)
     if not _is_router(name):
         filled = local_name(table) if server.is_of_cluster else table
@@ -300,6 +314,32 @@ def create_table(
         options=json.dumps({option: text for option, text in options.items() if text}),
     )  # fmt: skip
     click.echo(f"created {name}, filled from {', '.join(topics)}")
+
+
+def _check_topics(server: _Server, topics: Sequence[str], bootstrap: Bootstrap | None) -> None:
+    """Each topic is there afterwards. Raises `click.ClickException`."""
+    known = f"SELECT 1 FROM {server.database}.topics WHERE name = {{t:String}}"
+    missing = [topic for topic in topics if not server.rows(known, t=topic)]
+    if not missing:
+        return
+    if bootstrap is None:
+        raise click.ClickException(
+            f"there is no topic {missing[0]}: make it, or let --bootstrap name who makes it"
+        )
+    with admin_client(bootstrap) as admin:
+        made = admin.create_topics({topic: {} for topic in missing}, raise_errors=False)["topics"]
+        for outcome in made:
+            raise_for(
+                outcome["error_code"], outcome.get("error_message"), f"topic {outcome['name']}"
+            )
+    deadline = time.monotonic() + _TOPIC_LIMIT_S
+    while missing := [topic for topic in missing if not server.rows(known, t=topic)]:
+        if time.monotonic() > deadline:
+            raise click.ClickException(
+                f"{bootstrap} made topic {missing[0]}, which {server.sql.url} does not show: are"
+                " they of the same broker or cluster?"
+            )
+        time.sleep(_POLL_S)
 
 
 def _is_router(name: str) -> bool:

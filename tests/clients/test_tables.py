@@ -181,6 +181,23 @@ def test_where_a_feed_begins(tables: TypedTables) -> None:
         assert tables.sql(f"SELECT id FROM {table}") == [{"id": 2}]
 
 
+def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
+    tables: TypedTables, tmp_path: Path
+) -> None:
+    create = ("create", "made.t", "--topic", "made", "--topic", "too", "--columns", "id UInt8")
+    tables(*create, "--bootstrap", tables.broker.kafka)
+    tables.produce("made", '{"id": 7}')
+    tables.await_fed("made.t", 1)
+
+    assert tables.sql("SELECT id FROM made.t") == [{"id": 7}]
+    assert tables.sql("SELECT name FROM brokerhouse.topics WHERE name = 'too'") == [{"name": "too"}]
+    refused = tables.refused(
+        "create", "x.t", "--topic", "a/b", "--columns", "a String",
+        "--bootstrap", tables.broker.kafka,
+    )  # fmt: skip
+    assert "topic a/b" in refused
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

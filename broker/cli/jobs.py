@@ -16,6 +16,7 @@ JOBS = {
     "lag": "How far groups are behind, window by window, into lag_history; alerts; a plot.",
     "audit": "Offsets that are missing, doubled or out of order; commits that go back.",
     "feed": "Fills a typed table exactly once from any Kafka, in any ClickHouse.",
+    "iceberg": "Writes topics into Iceberg tables, each committed record once.",
     "compaction": "Keeps the latest record of each key, where cleanup.policy has compact.",
 }
 """Every job: the name of its module in spark_jobs/, and what it does."""

@@ -1,0 +1,16 @@
+"""The job `iceberg`: topics as Iceberg tables, each committed record once (docs/iceberg.md).
+
+    records           workers: one task of Spark each, members of one consumer group
+       |                 rows -> data files                         worker.py, rows.py, files.py
+       v                 files and source offsets, in one transaction
+    control topic     events in Avro                                control.py, events.py
+       |
+       v              coordinator: the worker that has partition 0 of the first topic
+    Iceberg tables       one commit for the files of all workers    coordinator.py, commits.py
+
+Built to the design of Iceberg's sink for Kafka Connect; docs/iceberg.md says what differs.
+"""
+
+from spark_jobs.iceberg.job import command
+
+__all__ = ["command"]

@@ -1,0 +1,349 @@
+"""The command `brokerhouse jobs run iceberg`, and the driver's part of the job.
+
+The driver starts the workers as tasks of Spark and lets Spark start those again that fail. All that
+must be known afterwards is in Kafka and in the tables, so the job can be ended at any moment.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from coordinator.feeds.definition import Format
+from coordinator.feeds.routing import ANY_TABLE, route_from_text
+from spark_jobs import job
+from spark_jobs.iceberg import tables
+from spark_jobs.iceberg.control import ANSWER_LIMIT_S, client_options, make_topic
+from spark_jobs.iceberg.settings import DEBEZIUM, Operation, Operations, SinkSettings, SinkTables
+from spark_jobs.iceberg.worker import SinkTask
+from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from spark_jobs.progress import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TASK_FAILURES = 1_000_000
+_POLL_S = 0.3
+_ONCE_INTERVAL_MS = 1000
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """Asks Kafka how far the job is. Raises KafkaException."""
+
+    settings: SinkSettings
+    admin: AdminClient
+
+    def source_ends(self) -> dict[tuple[str, int], int]:
+        topics = [name for name in self.settings.topics if name != self.settings.control_topic]
+        return self._ends(topics)
+
+    def control_ends(self) -> dict[tuple[str, int], int]:
+        return self._ends([self.settings.control_topic])
+
+    def stored(self, group: str) -> dict[tuple[str, int], int]:
+        asked = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        found = asked[group].result(ANSWER_LIMIT_S).topic_partitions
+        return {(one.topic, one.partition): one.offset for one in found}
+
+    def _ends(self, topics: list[str]) -> dict[tuple[str, int], int]:
+        known = self.admin.list_topics(timeout=ANSWER_LIMIT_S).topics
+        places = {
+            TopicPartition(topic, number): OffsetSpec.latest()
+            for topic in topics
+            for number in known[topic].partitions
+        }
+        asked = self.admin.list_offsets(places, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {
+            (place.topic, place.partition): answer.result(ANSWER_LIMIT_S).offset
+            for place, answer in asked.items()
+        }
+
+
+def _reached(stored: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]) -> bool:
+    return all(stored.get(place, 0) >= end for place, end in ends.items())
+
+
+def _run_workers(run: JobRun, spark: SparkSession, settings: SinkSettings, workers: int) -> None:
+    """Until Spark gives up. Raises JobFailure."""
+    numbers = spark.sparkContext.parallelize(range(workers), workers)
+    try:
+        numbers.mapPartitions(SinkTask(settings)).collect()
+    except Exception as error:
+        raise JobFailure(f"Spark ended the workers: {error}") from error
+
+
+def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
+    """Until the tables have all that the topics had. Returns how many records that are."""
+    progress = _Progress(settings, AdminClient(client_options(settings.kafka)))
+    begin, ends = progress.stored(settings.group), progress.source_ends()
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            numbers = spark.sparkContext.parallelize(range(workers), workers)
+            numbers.mapPartitions(SinkTask(settings)).collect()
+        except Exception as error:  # also the end that is asked for below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    for group, wanted in (
+        (settings.group, lambda: ends),
+        (settings.coordinator_group, progress.control_ends),
+    ):
+        end = wanted()
+        while not _reached(progress.stored(group), end):
+            if failed:
+                raise JobFailure(f"Spark ended the workers: {failed[0]}") from failed[0]
+            time.sleep(_POLL_S)
+    spark.sparkContext.cancelAllJobs()
+    thread.join()
+    return sum(max(end - max(begin.get(place, 0), 0), 0) for place, end in ends.items())
+
+
+# --- the command
+
+
+def _to_pairs(
+    context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if not all(found) or not all(found.values()):
+        raise click.BadParameter(f"write {parameter.make_metavar(context)}, not {pairs[-1]!r}")
+    return found
+
+
+def _to_tables(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    found = dict(text.partition("=")[::2] for text in texts)
+    for name in found:
+        namespace, _, table = name.rpartition(".")
+        if not namespace or not table:
+            raise click.BadParameter(f"write NAMESPACE.TABLE, not {name!r}")
+    return found
+
+
+def _to_partitions(
+    _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    try:
+        for text in texts:
+            tables.partition_field(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return texts
+
+
+def _to_words(
+    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, Operation]:
+    known = {one.value: one for one in Operation}
+    words = {**known, **DEBEZIUM}
+    for pair in pairs:
+        word, _, operation = pair.partition("=")
+        if not word or operation not in known:
+            raise click.BadParameter(f"write WORD=insert, update or delete, not {pair!r}")
+        words[word.lower()] = known[operation]
+    return words
+
+
+def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise click.BadParameter("letters, digits, and . _ - only")
+    return text
+
+
+@job.command("iceberg")
+@click.option("--bootstrap", metavar="HOST:PORT[,...]", required=True, help="Of Kafka.")
+@click.option(
+    "--catalog", metavar="DIRECTORY|NAME", required=True,
+    help="A directory for tables and a catalog in SQLite, or PyIceberg's name of a catalog.",
+)  # fmt: skip
+@click.option(
+    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=_to_pairs,
+    help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--table", "names", metavar="NAMESPACE.TABLE[=VALUE]", multiple=True, callback=_to_tables,
+    help="A table; with --route, for the records that name VALUE. May be repeated."
+    " NAMESPACE.* takes its name from the record.",
+)  # fmt: skip
+@click.option(
+    "--route", metavar="header=NAME|field=PATH|key=SEPARATOR",
+    help="Where a record says which table it is for.",
+)  # fmt: skip
+@click.option(
+    "--values", "kind", type=click.Choice([one.value for one in Format]), default="json",
+    show_default=True, help="The format of the records' values.",
+)  # fmt: skip
+@click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
+@click.option("--name", default="sink", show_default=True, callback=_to_name,
+              help="A run with the same name goes on where the last one ended.")  # fmt: skip
+@click.option("--control-topic", default="iceberg-control", show_default=True, callback=_to_name)
+@click.option("--create", is_flag=True, help="Make tables that are missing, by what records have.")
+@click.option("--evolve", is_flag=True, help="Add columns for new fields; widen int and float.")
+@click.option(
+    "--metadata", is_flag=True, help="New tables have columns _topic, _offset and others."
+)
+@click.option("--id-column", "id_columns", metavar="COLUMN", multiple=True,
+              help="A part of the key of rows that change others; may be repeated.")  # fmt: skip
+@click.option("--partition-by", metavar="COLUMN|TRANSFORM(COLUMN)", multiple=True,
+              callback=_to_partitions, help="Of new tables; may be repeated.")  # fmt: skip
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, callback=_to_pairs,
+              help="Of new tables; may be repeated.")  # fmt: skip
+@click.option("--upsert", is_flag=True, help="A row replaces the one with its key.")
+@click.option("--operation-field", metavar="FIELD", default="",
+              help="It says whether a row is an insert, an update or a delete.")  # fmt: skip
+@click.option("--operation", "words", metavar="WORD=OPERATION", multiple=True, callback=_to_words,
+              help="Another word for insert, update or delete; may be repeated.")  # fmt: skip
+@job.number("--interval-ms", 60_000, "Between two commits.", 100)
+@job.number("--timeout-ms", 30_000, "How long a commit waits for workers.", 100)
+@job.number("--session-timeout-ms", 45_000, "After which a worker that is silent has none.", 1000)
+@job.number("--transaction-timeout-ms", 60_000, "Of the workers' transactions.", 1000)
+@job.number("--workers", 0, "Tasks of Spark; 0: one for each core.")
+@click.option("--once", is_flag=True, help="End when the tables have all that was there.")
+@click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=_to_pairs,
+              help="Of librdkafka, as in security.protocol=SSL; may be repeated.")  # fmt: skip
+def command(run: JobRun, /, **given: Any) -> JobReport:
+    """Write the topics --topic into Iceberg tables, each committed record once.
+
+    Dead letters go to the database brokerhouse_feeds of --servers.
+    """
+    if run.topics == glob_pattern(()):
+        raise JobFailure("name the topics: --topic")
+    workers, once = given.pop("workers"), given.pop("once")
+    if once:
+        given["interval_ms"] = min(given["interval_ms"], _ONCE_INTERVAL_MS)
+    settings = _settings(run, **given)
+    if run.dry_run:
+        return _preview(settings)
+    if run.master is not None and re.fullmatch(r"local(\[[^],]+\])?", run.master):
+        cores = run.master[6:-1] or "1"
+        run.master = f"local[{cores},{_TASK_FAILURES}]"
+    spark = run.spark(spark__task__maxFailures=_TASK_FAILURES)
+    workers = workers or spark.sparkContext.defaultParallelism
+    run.progress.step(f"writing {', '.join(_sources(settings))} with {workers} workers")
+    if not once:
+        _run_workers(run, spark, settings, workers)
+        return JobReport((), (), "ended")
+    records = _run_once(spark, settings, workers)
+    return JobReport((), (), f"{settings.name}: {counted(records, 'offset')} are in the tables")
+
+
+def _settings(
+    run: JobRun, *, bootstrap: str, catalog: str, catalog_options: dict[str, str],
+    names: dict[str, str], route: str | None, kind: str, schema_registry: str, name: str,
+    control_topic: str, create: bool, evolve: bool, metadata: bool, id_columns: tuple[str, ...],
+    partition_by: tuple[str, ...], properties: Mapping[str, str], upsert: bool,
+    operation_field: str, words: Mapping[str, Operation], interval_ms: int, timeout_ms: int,
+    session_timeout_ms: int, transaction_timeout_ms: int, options: dict[str, str],
+) -> SinkSettings:  # fmt: skip
+    """Checked as a whole, with Kafka and the catalog. Raises JobFailure."""
+    dynamic = [one.rpartition(".")[0] for one in names if one.endswith(f".{ANY_TABLE}")]
+    fixed = {one: value for one, value in names.items() if not one.endswith(f".{ANY_TABLE}")}
+    if not names or len(dynamic) > 1:
+        raise JobFailure("name the tables: --table NAMESPACE.TABLE, or one NAMESPACE.*")
+    if route is None and (dynamic or any(fixed.values())):
+        raise JobFailure("NAMESPACE.* and NAMESPACE.TABLE=VALUE need --route")
+    if route is not None and not all(fixed.values()):
+        raise JobFailure("with --route, write --table NAMESPACE.TABLE=VALUE")
+    if upsert and operation_field:
+        raise JobFailure("--upsert and --operation-field exclude each other")
+    try:
+        by = None if route is None else route_from_text(route)
+    except ValueError as error:
+        raise JobFailure(str(error)) from error
+    if Format(kind) in (Format.CSV, Format.RAW, Format.MSGPACK) and (dynamic or len(fixed) != 1):
+        raise JobFailure(f"{kind} fills one table")
+    if not catalog_options:
+        path = Path(catalog)
+        if path.is_absolute() or "/" in catalog or path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            catalog_options = tables.local_catalog(str(path.resolve()))
+            catalog = tables.LOCAL_CATALOG
+    kafka = {"bootstrap.servers": bootstrap, **options}
+    sink = SinkTables(
+        fixed, dynamic[0] if dynamic else "", by, create, evolve, id_columns, partition_by,
+        properties, metadata,
+        Operations(operation_field, words) if upsert or operation_field else None,
+    )  # fmt: skip
+    settings = SinkSettings(
+        name, kafka, _topics(kafka, run.topics, control_topic), control_topic, catalog,
+        catalog_options, sink, Format(kind), schema_registry, run.servers, interval_ms, timeout_ms,
+        session_timeout_ms, transaction_timeout_ms,
+    )  # fmt: skip
+    _check_catalog(settings)
+    return settings
+
+
+def _check_catalog(settings: SinkSettings) -> None:
+    """Raises JobFailure."""
+    sink = settings.tables
+    try:
+        catalog = tables.open_catalog(settings)
+        found = {name: tables.existing(catalog, name) for name in sink.names}
+    except Exception as error:  # catalogs do not agree on an error
+        raise JobFailure(f"the catalog {settings.catalog} cannot be used: {error}") from error
+    for name, table in found.items():
+        if table is None and not sink.create:
+            raise JobFailure(f"there is no table {name}: make it, or give --create")
+        if table is None or sink.operations is None:
+            continue
+        if table.metadata.format_version < tables.FORMAT_VERSION:
+            raise JobFailure(f"{name} is of format version 1, which knows no changes of rows")
+        if not table.schema().identifier_field_ids and not sink.id_columns:
+            raise JobFailure(f"{name} has no identifier fields: give --id-column")
+
+
+def _topics(kafka: Mapping[str, str], pattern: str, control_topic: str) -> dict[str, str]:
+    """The ids of the topics that match, and last the control topic, which is made if missing."""
+    try:
+        make_topic(kafka, control_topic)
+        admin = AdminClient(client_options(kafka))
+        known = admin.list_topics(timeout=ANSWER_LIMIT_S).topics
+        wanted = sorted(
+            topic for topic in known if topic != control_topic and re.match(pattern, topic)
+        )
+        if not wanted:
+            raise JobFailure("no topic matches --topic")
+        described = admin.describe_topics(TopicCollection([*wanted, control_topic]))
+        ids = {topic: str(answer.result().topic_id) for topic, answer in described.items()}
+    except KafkaException as error:
+        raise JobFailure(f"{kafka['bootstrap.servers']}: {error.args[0].str()}") from error
+    return {topic: ids[topic] for topic in [*wanted, control_topic]}
+
+
+def _sources(settings: SinkSettings) -> list[str]:
+    return [name for name in settings.topics if name != settings.control_topic]
+
+
+def _preview(settings: SinkSettings) -> JobReport:
+    """What a run would write."""
+    progress = _Progress(settings, AdminClient(client_options(settings.kafka)))
+    ends, stored = progress.source_ends(), progress.stored(settings.group)
+    rows = [(*place, max(stored.get(place, 0), 0), end) for place, end in sorted(ends.items())]
+    offsets = sum(max(end - first, 0) for _, _, first, end in rows)
+    summary = f"{settings.name}: would write {counted(offsets, 'offset')}; nothing was written"
+    return JobReport(("topic", "partition", "next_offset", "end_offset"), rows, summary)
+
+
+if __name__ == "__main__":
+    command()

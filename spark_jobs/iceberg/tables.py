@@ -1,0 +1,279 @@
+"""Iceberg tables through PyIceberg: made, changed and committed to.
+
+PyIceberg appends data files by itself. What it has no public way for is here: a commit with
+equality deletes and with several snapshots, data files that travel between processes, and a commit
+that is not repeated blindly when somebody else was faster.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.resolver import construct_writer, resolve_reader
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriter,
+    ManifestWriterV2,
+    data_file_with_partition,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _MergeAppendFiles
+from pyiceberg.transforms import parse_transform
+
+from spark_jobs.iceberg.events import WrittenFile
+from spark_jobs.iceberg.rows import Row, inferred, widened
+from spark_jobs.job import JobFailure
+
+if TYPE_CHECKING:
+    from spark_jobs.iceberg.settings import SinkSettings, SinkTables
+
+LOCAL_CATALOG = "local"
+"""What the catalog of a directory is called: other programs must use the same name."""
+FORMAT_VERSION: Literal[2] = 2
+_CHANGE_ATTEMPTS = 10
+_PARTITION = re.compile(r"(?:(?P<transform>\w+)\()?(?P<column>[^(),\s]+)(?:,\s*(?P<width>\d+))?\)?")
+METADATA_TYPES = {
+    "_topic": pa.string(),
+    "_partition": pa.int32(),
+    "_offset": pa.int64(),
+    "_timestamp": pa.timestamp("us", "UTC"),
+    "_key": pa.binary(),
+    "_headers": pa.map_(pa.string(), pa.binary()),
+}
+
+
+def open_catalog(settings: SinkSettings) -> Catalog:
+    """Raises anything: catalogs do not agree on an error."""
+    return load_catalog(settings.catalog, **settings.catalog_options)
+
+
+def local_catalog(directory: str) -> dict[str, str]:
+    """A catalog that needs nothing but a directory: SQLite, and data files beside it."""
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{directory}/catalog.db",
+        "warehouse": f"file://{directory}",
+    }
+
+
+def existing(catalog: Catalog, name: str) -> Table | None:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
+# --- tables by what rows have
+
+
+def made(catalog: Catalog, name: str, rows: Sequence[Row], tables: SinkTables) -> Table | None:
+    """A new table for rows like these; None as long as they have no values."""
+    columns = inferred(rows)
+    if not columns.names:
+        return None
+    if tables.metadata_columns:
+        known = {field.name: field.type for field in columns}
+        columns = pa.schema({**known, **METADATA_TYPES}.items())
+    if missing := [one for one in tables.id_columns if one not in columns.names]:
+        raise JobFailure(f"{name} cannot be made: its records have no field {missing[0]}")
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    properties = {"format-version": str(FORMAT_VERSION), **tables.properties}
+    try:
+        if not tables.id_columns and not tables.partition_by:
+            return catalog.create_table(name, columns, properties=properties)
+        with catalog.create_table_transaction(name, columns, properties=properties) as new:
+            if tables.partition_by:
+                with new.update_spec() as spec:
+                    for text in tables.partition_by:
+                        spec.add_field(*partition_field(text))
+            if tables.id_columns:
+                with new.update_schema(allow_incompatible_changes=True) as change:
+                    for column in tables.id_columns:
+                        change.update_column(column, required=True)
+                    change.set_identifier_fields(*tables.id_columns)
+    except (TableAlreadyExistsError, NamespaceAlreadyExistsError, CommitFailedException):
+        pass  # another worker was faster
+    return catalog.load_table(name)
+
+
+def partition_field(text: str) -> tuple[str, Any]:
+    """`column`, `day(column)` or `bucket(column, 16)`. Raises ValueError with a sentence."""
+    match = _PARTITION.fullmatch(text.strip())
+    if match is None or text.count("(") != text.count(")"):
+        raise ValueError(f"write COLUMN, day(COLUMN) or bucket(COLUMN, 16), not {text!r}")
+    transform = match["transform"] or "identity"
+    if match["width"]:
+        transform = f"{transform}[{match['width']}]"
+    try:
+        return match["column"], parse_transform(transform)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from error
+
+
+def changed(table: Table, rows: Sequence[Row], unknown: set[str]) -> Table:
+    """The table with columns for fields that have none, and with wider ones where rows need it."""
+    new = inferred(rows, unknown)
+    for _ in range(_CHANGE_ATTEMPTS):
+        wider = widened(table.schema(), rows)
+        missing = [field for field in new if field.name not in table.schema().column_names]
+        if not wider and not missing:
+            return table
+        try:
+            with table.update_schema() as change:
+                for name, kind in wider.items():
+                    change.update_column(name, kind)
+                if missing:
+                    change.union_by_name(pa.schema(missing))
+        except CommitFailedException:
+            pass  # another worker was faster; what is left is seen by looking again
+        table.refresh()
+    raise CommitFailedException(f"the schema of {'.'.join(table.name())} changes all the time")
+
+
+# --- data files between processes
+
+
+def file_as_bytes(file: DataFile, metadata: TableMetadata) -> WrittenFile:
+    """`file`, of the table's partition spec, as Iceberg's manifests have it."""
+    out = io.BytesIO()
+    spec_id = metadata.default_spec_id
+    construct_writer(_file_schema(metadata, spec_id)).write(BinaryEncoder(out), file)
+    return WrittenFile(spec_id, out.getvalue())
+
+
+def file_from_bytes(written: WrittenFile, metadata: TableMetadata) -> DataFile:
+    schema = _file_schema(metadata, written.spec_id)
+    enums: dict[int, Callable[..., Enum]] = {101: FileFormat, 134: DataFileContent}
+    reader = resolve_reader(schema, schema, read_types={-1: DataFile}, read_enums=enums)
+    file: DataFile = reader.read(new_decoder(written.data_file))
+    file.spec_id = written.spec_id
+    return file
+
+
+def _file_schema(metadata: TableMetadata, spec_id: int) -> Schema:
+    spec = metadata.specs()[spec_id]
+    partition = spec.partition_type(metadata.schema())
+    return Schema(*data_file_with_partition(partition, FORMAT_VERSION).fields)
+
+
+# --- commits
+
+
+class _DeleteManifest(ManifestWriterV2):
+    """A manifest of delete files. https://iceberg.apache.org/spec/#manifests"""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _RowDelta(_MergeAppendFiles):
+    """A snapshot that adds data files and equality delete files, of any partition spec.
+
+    It is not repeated on top of another commit: that one may have added the same files.
+    """
+
+    def _refresh_for_retry(self) -> None:
+        raise CommitFailedException("the table has changed")
+
+    def _manifests(self) -> list[ManifestFile]:
+        by_kind: dict[tuple[bool, int], list[DataFile]] = {}
+        for file in self._added_data_files:
+            is_data = file.content == DataFileContent.DATA
+            by_kind.setdefault((is_data, file.spec_id), []).append(file)
+        added = [
+            self._manifest(is_data, spec_id, files) for (is_data, spec_id), files in by_kind.items()
+        ]
+        return self._process_manifests(added + self._existing_manifests())
+
+    def _manifest(self, is_data: bool, spec_id: int, files: Sequence[DataFile]) -> ManifestFile:
+        writer: ManifestWriter
+        if is_data:
+            writer = self.new_manifest_writer(self.spec(spec_id))
+        else:
+            writer = _DeleteManifest(
+                self.spec(spec_id), self.schema(), self.new_manifest_output(), self._snapshot_id,
+                self._compression,
+            )  # fmt: skip
+        with writer:
+            for file in files:
+                writer.add(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=None,
+                        file_sequence_number=None,
+                        data_file=file,
+                    )
+                )
+        return writer.to_manifest_file()
+
+
+def commit(
+    table: Table, snapshots: Iterable[Sequence[WrittenFile]], properties: Mapping[str, str]
+) -> int:
+    """Add snapshots, all or none. `properties`: of each snapshot. Returns the id of the last.
+
+    Raises CommitFailedException if the table has changed since it was loaded: then nothing has
+    happened. After any other error it is unknown whether it has.
+    """
+    metadata = table.metadata
+    with table.transaction() as transaction:
+        for files in snapshots:
+            found = [file_from_bytes(one, metadata) for one in files]
+            deletes = any(file.content != DataFileContent.DATA for file in found)
+            delta = _RowDelta(
+                Operation.OVERWRITE if deletes else Operation.APPEND,
+                transaction, table.io, snapshot_properties=dict(properties),
+            )  # fmt: skip
+            for file in found:
+                delta.append_data_file(file)
+            delta.commit()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return snapshot.snapshot_id
+
+
+def in_history(table: Table, name: str) -> str | None:
+    """The newest value of a property of snapshots, on the branch that readers see."""
+    metadata = table.metadata
+    snapshot = metadata.current_snapshot()
+    while snapshot is not None:
+        if snapshot.summary is not None and (value := snapshot.summary.get(name)) is not None:
+            return str(value)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+    return None
+
+
+def stored_offsets(table: Table, name: str) -> dict[int, int]:
+    """Up to where the table has the control topic, by partition."""
+    text = in_history(table, name)
+    return {} if text is None else {int(key): one for key, one in json.loads(text).items()}

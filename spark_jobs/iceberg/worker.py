@@ -1,0 +1,312 @@
+"""A worker: reads its partitions, writes data files, and tells of them when a commit begins.
+
+The files' names and the offsets behind them are sent in one transaction, with the generation of
+the consumer group (KIP-447): what a worker sends that was paused and has lost its partitions is
+aborted, and its files are orphans. A worker that fails begins again at its partitions' offsets.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from pyiceberg.catalog import Catalog
+
+from spark_jobs import feed_state
+from spark_jobs.iceberg import tables
+from spark_jobs.iceberg.control import ANSWER_LIMIT_S, ControlReader, client_options
+from spark_jobs.iceberg.coordinator import Coordinator
+from spark_jobs.iceberg.events import (
+    Assignment,
+    BeginCommit,
+    DataComplete,
+    DataFiles,
+    encoded,
+)
+from spark_jobs.iceberg.files import TableWriter
+from spark_jobs.iceberg.rows import Row
+from spark_jobs.iceberg.settings import SinkSettings
+from spark_jobs.iceberg.values import NoRows, ValueReader, metadata_of, named_table
+
+_BATCH = 10_000
+_POLL_S = 0.1
+_CHANGES_MAX = 1_000_000
+"""Of changed rows in memory; a worker that has so many waits for the commit."""
+_FIRST_DELAY_S, _DELAY_MAX_S = 0.2, 10.0
+
+Partition = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read of a partition since the last commit. `latest`: timestamp, in ms."""
+
+    next_offset: int | None = None
+    latest: int | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows for one table, and the records that they are of."""
+
+    rows: list[Row] = field(default_factory=list)
+    records: list[Message] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTask:
+    """What Spark runs, with the number of the worker. It returns only if it fails."""
+
+    settings: SinkSettings
+
+    def __call__(self, numbers: Iterable[int]) -> Iterator[int]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        attempt = context.attemptNumber() if context is not None else 0
+        if attempt:
+            time.sleep(min(_FIRST_DELAY_S * 2 ** min(attempt, 10), _DELAY_MAX_S))
+        [number] = numbers
+        worker = Worker(self.settings, number)
+        try:
+            while True:
+                worker.step()
+        except Exception as error:
+            # Spark starts it again, and says so nowhere.
+            print(f"worker {number} failed, and begins again: {error!r}", file=sys.stderr)
+            raise
+        finally:
+            worker.close()
+        yield number
+
+
+class Worker:
+    def __init__(self, settings: SinkSettings, number: int) -> None:
+        """`number`: no other living worker has it. Raises KafkaException."""
+        self._settings = settings
+        self._catalog: Catalog = tables.open_catalog(settings)
+        self._values = ValueReader(settings.format, settings.schema_registry)
+        self._id = uuid.uuid4().hex
+        self._read: dict[Partition, _Read] = {}
+        self._writers: dict[str, TableWriter] = {}
+        self._coordinator: Coordinator | None = None
+        self._paused = False
+        self._rebalanced = False
+        self._dead_letters: list[Mapping[str, Any]] = []
+        self._producer = Producer(
+            client_options(
+                settings.kafka, transactional_id=f"{settings.group}-{number}",
+                transaction_timeout_ms=settings.transaction_timeout_ms,
+            )
+        )  # fmt: skip
+        self._producer.init_transactions(ANSWER_LIMIT_S)
+        self._control = ControlReader(
+            settings.kafka, settings.control_topic, settings.group, f"{settings.group}-{self._id}"
+        )
+        self._control.begin_at_end()
+        self._topics = [name for name in settings.topics if name != settings.control_topic]
+        self._consumer = Consumer(
+            client_options(
+                settings.kafka, group_id=settings.group, enable_auto_commit=False,
+                # Started again, it has its partitions at once, and the one before is fenced.
+                group_instance_id=f"{settings.group}-{number}",
+                isolation_level="read_committed", auto_offset_reset="earliest",
+                enable_partition_eof=True,
+                session_timeout_ms=settings.session_timeout_ms,
+                partition_assignment_strategy="range",
+            )
+        )  # fmt: skip
+        self._consumer.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    def step(self) -> None:
+        """Read for a moment, and answer what the coordinator asks. Raises what clients raise."""
+        self._hold_back()
+        messages = self._consumer.consume(_BATCH, _POLL_S)
+        if self._rebalanced:
+            # Some of these may be from before, and are read again from the stored offsets.
+            self._rebalanced = False
+            self._consumer.assign(
+                self._consumer.committed(self._consumer.assignment(), ANSWER_LIMIT_S)
+            )
+            messages = []
+        self._take(messages)
+        for _, event in self._control.events():
+            if isinstance(event, BeginCommit):
+                self._answer(event.commit_id)
+        if self._coordinator is not None:
+            self._coordinator.step()
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._control.close()
+        self._stop_coordinating()
+
+    # --- partitions
+
+    def _assigned(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+        """Begin at the stored offsets, with nothing in memory."""
+        self._forget()
+        self._rebalanced = True
+        self._read = {(place.topic, place.partition): _Read() for place in places}
+        self._stop_coordinating()
+        if (self._topics[0], 0) in self._read:
+            self._coordinator = Coordinator(self._settings, self._catalog, self._partitions())
+
+    def _revoked(self, _consumer: Consumer, _places: Sequence[TopicPartition]) -> None:
+        self._forget()
+        self._read = {}
+        self._stop_coordinating()
+
+    def _forget(self) -> None:
+        """What was written since the last commit is written again by whoever has the partitions."""
+        self._writers = {}
+        self._dead_letters = []
+        self._paused = False
+
+    def _stop_coordinating(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    def _partitions(self) -> int:
+        found = self._consumer.list_topics(timeout=ANSWER_LIMIT_S).topics
+        return sum(len(found[topic].partitions) for topic in self._topics)
+
+    def _hold_back(self) -> None:
+        """Stop reading while too many changes are in memory."""
+        full = sum(one.buffered_rows for one in self._writers.values()) > _CHANGES_MAX
+        if full != self._paused:
+            places = self._consumer.assignment()
+            (self._consumer.pause if full else self._consumer.resume)(places)
+            self._paused = full
+
+    # --- records
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        batches: dict[str, _Batch] = {}
+        for message in messages:
+            if (error := message.error()) is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    # It counts what no reader sees, such as markers of transactions.
+                    self._of(message).next_offset = message.offset()
+                elif error.fatal() or not error.retriable():
+                    raise KafkaException(error)
+                continue
+            self._note(message)
+            if message.value() is not None:
+                self._sort(message, batches)
+        for name, batch in batches.items():
+            for number, reason in self._writer(name).add(batch.rows).items():
+                self._reject(name, batch.records[number], reason)
+
+    def _note(self, message: Message) -> None:
+        read = self._of(message)
+        read.next_offset = (message.offset() or 0) + 1
+        kind, timestamp = message.timestamp()
+        if kind:
+            read.latest = timestamp if read.latest is None else max(read.latest, timestamp)
+
+    def _of(self, message: Message) -> _Read:
+        return self._read[message.topic() or "", message.partition() or 0]
+
+    def _sort(self, message: Message, batches: dict[str, _Batch]) -> None:
+        """Put the rows of a record where they belong."""
+        sink = self._settings.tables
+        columns: list[str] = []
+        if self._values.needs_columns:
+            found = self._writer(next(iter(sink.names))).columns
+            if found is None:
+                raise RuntimeError(f"{self._settings.format.value} needs a table that exists")
+            columns = found
+        try:
+            rows = self._values.rows(message.value() or b"", columns)
+        except NoRows as error:
+            self._reject(self._settings.name, message, str(error))
+            return
+        for row in rows:
+            for name in self._tables_of(message, row):
+                batch = batches.setdefault(name, _Batch())
+                wants = self._writer(name).wants_metadata
+                batch.rows.append({**row, **metadata_of(message)} if wants else row)
+                batch.records.append(message)
+
+    def _tables_of(self, message: Message, row: Row) -> Iterator[str]:
+        sink = self._settings.tables
+        if sink.route is None:
+            yield from sink.names
+            return
+        value = named_table(message, row, sink.route)
+        if value is None:
+            return
+        if sink.database:
+            yield f"{sink.database}.{value}"
+        yield from (name for name, wanted in sink.names.items() if wanted == value)
+
+    def _writer(self, name: str) -> TableWriter:
+        if name not in self._writers:
+            self._writers[name] = TableWriter(self._catalog, name, self._settings.tables)
+        return self._writers[name]
+
+    # --- commits
+
+    def _answer(self, commit_id: str) -> None:
+        """Send the files and the offsets behind them."""
+        if not self._read:
+            return
+        events: list[DataFiles | DataComplete] = []
+        for name, writer in self._writers.items():
+            if files := writer.finish():
+                events.append(DataFiles(commit_id, self._id, name, files))
+            writer.refresh()
+        assignments = [Assignment(*place, read.latest) for place, read in self._read.items()]
+        events.append(DataComplete(commit_id, self._id, tuple(assignments)))
+        self._store_dead_letters()
+        self._producer.begin_transaction()
+        for event in events:
+            value = encoded(self._settings.group, event)
+            self._producer.produce(self._settings.control_topic, value, self._id)
+        offsets = [
+            TopicPartition(*place, read.next_offset)
+            for place, read in self._read.items()
+            if read.next_offset is not None
+        ]
+        group = self._consumer.consumer_group_metadata()
+        self._producer.send_offsets_to_transaction(offsets, group, ANSWER_LIMIT_S)
+        self._producer.commit_transaction(ANSWER_LIMIT_S)
+        self._read = {place: _Read() for place in self._read}
+
+    # --- dead letters
+
+    def _reject(self, name: str, message: Message, reason: str) -> None:
+        topic = message.topic() or ""
+        self._dead_letters.append(
+            {
+                "feed": name,
+                "feed_id": str(self._settings.feed_id),
+                "topic": topic,
+                "topic_id": self._settings.topics[topic],
+                "partition": message.partition(),
+                "offset": message.offset(),
+                "error": reason,
+                "replayed": False,
+            }
+        )
+
+    def _store_dead_letters(self) -> None:
+        """Before the offsets: one that is stored twice is one, by its offset."""
+        if not self._dead_letters:
+            return
+        found, self._dead_letters = self._dead_letters, []
+        moments = pa.array([datetime.now(UTC)] * len(found), pa.timestamp("ms", "UTC"))
+        rows = pa.Table.from_pylist(found).append_column("time", moments)
+        servers, _ = feed_state.open_registry(self._settings.servers)
+        servers.insert("dead_letter_versions", rows, None)

@@ -34,6 +34,8 @@ class SqlEngine(Protocol):
 
 class Result(Protocol):
     def bytes(self) -> bytes: ...
+    def rows_read(self) -> int: ...
+    def bytes_read(self) -> int: ...
     def storage_rows_read(self) -> int: ...
     def storage_bytes_read(self) -> int: ...
     def rows_written(self) -> int: ...
@@ -83,6 +85,8 @@ class Summary:
     read_bytes: int
     written_rows: int
     written_bytes: int
+    result_rows: int
+    result_bytes: int
 
     @classmethod
     def of(cls, result: Result) -> Summary:
@@ -91,6 +95,8 @@ class Summary:
             read_bytes=result.storage_bytes_read(),
             written_rows=result.rows_written(),
             written_bytes=result.bytes_written(),
+            result_rows=result.rows_read(),
+            result_bytes=result.bytes_read(),
         )
 
     def as_header(self, elapsed_ns: int) -> str:
@@ -101,6 +107,8 @@ class Summary:
                 "read_bytes": str(self.read_bytes),
                 "written_rows": str(self.written_rows),
                 "written_bytes": str(self.written_bytes),
+                "result_rows": str(self.result_rows),
+                "result_bytes": str(self.result_bytes),
                 "elapsed_ns": str(elapsed_ns),
             },
             separators=(",", ":"),

@@ -33,7 +33,7 @@ from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import EngineError, StorageFault
 from storage.journal_statements import changes_tables
 
-NOTHING_COUNTED = Summary(0, 0, 0, 0)
+NOTHING_COUNTED = Summary(0, 0, 0, 0, 0, 0)
 STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of this order
 QUEUE = SqlQueue(max_waiting=25 * STATEMENTS_AT_ONCE, wait_ms=10_000)
 

@@ -70,6 +70,18 @@ def test_head_gives_the_headers_of_a_query(server: BrokerProcess) -> None:
     assert ask(server, method="HEAD", query="SELECT nosuch").code == 47
 
 
+def test_the_summary_counts_the_rows_of_the_result(server: BrokerProcess) -> None:
+    """ClickHouse's Kafka Connect sink takes its state for missing where `result_rows` is 0."""
+    sql = "SELECT number FROM numbers(1000) WHERE number % 100 = 0"
+    for wait in ("0", "1"):
+        answer = ask(server, sql, default_format="RowBinary", wait_end_of_query=wait)
+        summary = json.loads(answer.headers["x-clickhouse-summary"])
+        assert (summary["read_rows"], summary["result_rows"]) == ("1000", "10")
+        assert summary["result_bytes"] == "80"
+    nothing = ask(server, "SELECT 1 WHERE 0").headers["x-clickhouse-summary"]
+    assert json.loads(nothing)["result_rows"] == "0"
+
+
 def test_head_of_a_long_answer_ends_the_query(server: BrokerProcess) -> None:
     sql = "SELECT number AS head_of_long FROM system.numbers"
     assert ask(server, method="HEAD", query=sql).status == 200

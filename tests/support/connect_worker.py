@@ -7,7 +7,7 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,12 @@ class ConnectWorker(JavaApp):
         until(lambda: self._accepts("PUT", path, config), f"{connector} is configured")
 
     @contextmanager
-    def attended(self, connector: str) -> Iterator[list[str]]:
+    def attended(
+        self, connector: str, repair: Callable[[str], object] = lambda _: None
+    ) -> Iterator[list[str]]:
         """Restarts what fails, as an operator does: Connect leaves a failed task as it is.
 
-        The list has the stack traces of the failures.
+        The list has the stack traces of the failures. `repair` gets each before its restart.
         """
         failures: list[str] = []
         stopped = threading.Event()
@@ -93,6 +95,8 @@ class ConnectWorker(JavaApp):
                 try:
                     failed = self._failures(connector)
                     if failed:
+                        for trace in failed:
+                            repair(trace)
                         self._ask("POST", f"/connectors/{connector}/restart?{_ONLY_FAILED}")
                         failures.extend(failed)
                 except (OSError, http.client.HTTPException):

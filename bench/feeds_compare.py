@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--connector-settings",
         default="async_insert=0,insert_deduplicate=1",
+        # async_insert=0 is also what the connector sets itself, since 1.1.0.
         help="the connector's clickhouseSettings (default: %(default)s)",
     )
     parser.add_argument("--consume", nargs=2, help=argparse.SUPPRESS)
@@ -213,12 +214,12 @@ def _connector(directory: Path, options: argparse.Namespace) -> Iterator[Contend
                 "offset.flush.interval.ms": "1000",
             },
         )  # fmt: skip
-        stopped = 0
+        # A failure may be seen twice before the task is restarted; its trace has the offsets.
+        wrong: set[str] = set()
 
         def delete_wrong_state(trace: str) -> None:
-            nonlocal stopped
-            if _WRONG_STATE in trace:
-                stopped += 1
+            if _WRONG_STATE in trace and trace not in wrong:
+                wrong.add(trace)
                 engine.sql("TRUNCATE TABLE connect_state")
 
         with worker:
@@ -249,7 +250,7 @@ def _connector(directory: Path, options: argparse.Namespace) -> Iterator[Contend
             with worker.attended("clickhouse", delete_wrong_state) as failures:
                 yield one
         others = [trace for trace in failures if _WRONG_STATE not in trace]
-        one.notes.append(f"The connector's state did not fit, and was deleted, {stopped} times.")
+        one.notes.append(f"The connector's state did not fit, and was deleted, {len(wrong)} times.")
         one.notes.append(f"It failed {len(others)} times otherwise.")
         one.notes.extend(others[:1])
 

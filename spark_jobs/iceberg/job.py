@@ -104,15 +104,15 @@ def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    for group, wanted in (
-        (settings.group, lambda: ends),
-        (settings.coordinator_group, progress.control_ends),
-    ):
-        end = wanted()
-        while not _reached(progress.stored(group), end):
+
+    def await_stored(group: str, wanted: Mapping[tuple[str, int], int]) -> None:
+        while not _reached(progress.stored(group), wanted):
             if failed:
                 raise JobFailure(f"Spark ended the workers: {failed[0]}") from failed[0]
             time.sleep(_POLL_S)
+
+    await_stored(settings.group, ends)
+    await_stored(settings.coordinator_group, progress.control_ends())
     spark.sparkContext.cancelAllJobs()
     thread.join()
     return sum(max(end - max(begin.get(place, 0), 0), 0) for place, end in ends.items())
@@ -324,11 +324,16 @@ def _topics(kafka: Mapping[str, str], pattern: str, control_topic: str) -> dict[
         )
         if not wanted:
             raise JobFailure("no topic matches --topic")
-        described = admin.describe_topics(TopicCollection([*wanted, control_topic]))
-        ids = {topic: str(answer.result().topic_id) for topic, answer in described.items()}
+        return described(kafka, [*wanted, control_topic])
     except KafkaException as error:
         raise JobFailure(f"{kafka['bootstrap.servers']}: {error.args[0].str()}") from error
-    return {topic: ids[topic] for topic in [*wanted, control_topic]}
+
+
+def described(kafka: Mapping[str, str], names: list[str]) -> dict[str, str]:
+    """The ids of topics. Raises KafkaException."""
+    asked = TopicCollection(names)
+    found = AdminClient(client_options(kafka)).describe_topics(asked)
+    return {topic: str(found[topic].result(ANSWER_LIMIT_S).topic_id) for topic in names}
 
 
 def _sources(settings: SinkSettings) -> list[str]:

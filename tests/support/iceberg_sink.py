@@ -1,0 +1,189 @@
+"""The job `iceberg` without Spark: its workers in this process, or in others to be killed."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import confluent_kafka
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from coordinator.feeds.definition import Format
+from coordinator.feeds.routing import Route
+from spark_jobs.iceberg import tables
+from spark_jobs.iceberg.control import make_topic
+from spark_jobs.iceberg.job import described
+from spark_jobs.iceberg.settings import Operations, SinkSettings, SinkTables
+from spark_jobs.iceberg.worker import Worker
+from spark_jobs.sql_client import SqlServers
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import PASSWORD, USER
+
+LIMIT_S = 60.0
+
+
+class IcebergSink:
+    """A sink of one topic, with its own catalog, names and control topic."""
+
+    def __init__(
+        self, broker: BrokerProcess, directory: Path, topics: Mapping[str, int], **more: Any
+    ) -> None:
+        """`topics`: with their numbers of partitions. `more`: of the settings and of the tables."""
+        name = f"test-{uuid4().hex[:8]}"
+        kafka = {"bootstrap.servers": broker.kafka}
+        control = f"control-{name}"
+        make_topic(kafka, control)
+        self.broker = broker
+        self.warehouse = directory / name
+        self.warehouse.mkdir()
+        of_tables = {
+            "names": {"db.t": ""}, "database": "", "route": None, "create": True, "evolve": False,
+            "id_columns": (), "partition_by": (), "properties": {}, "metadata_columns": False,
+            "operations": None,
+        }  # fmt: skip
+        sink = SinkTables(**{name: more.pop(name, value) for name, value in of_tables.items()})
+        self.settings = replace(
+            SinkSettings(
+                name, kafka, described(kafka, [*topics, control]), control, tables.LOCAL_CATALOG,
+                tables.local_catalog(str(self.warehouse)), sink, Format.JSON, "",
+                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 6000, 10_000,
+            ),
+            **more,
+        )  # fmt: skip
+        self.partitions = sum(topics.values())
+        self.workers: list[Worker] = []
+
+    # --- what is there
+
+    @property
+    def catalog(self) -> Catalog:
+        return tables.open_catalog(self.settings)
+
+    def table(self, name: str = "db.t") -> Table | None:
+        return tables.existing(self.catalog, name)
+
+    def rows(self, name: str = "db.t") -> list[dict[str, Any]]:
+        """By PyIceberg, which knows no equality deletes."""
+        table = self.table(name)
+        found: list[dict[str, Any]] = [] if table is None else table.scan().to_arrow().to_pylist()
+        return found
+
+    def ids(self, name: str = "db.t") -> list[int]:
+        return sorted(row["id"] for row in self.rows(name))
+
+    def summaries(self, name: str = "db.t") -> list[Mapping[str, str]]:
+        """Of all snapshots, from the oldest."""
+        table = self.table(name)
+        if table is None:
+            return []
+        found = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)
+        return [one.summary.additional_properties for one in found if one.summary is not None]
+
+    # --- workers in this process
+
+    def start(self, number: int = 0) -> Worker:
+        worker = Worker(self.settings, number)
+        self.workers.append(worker)
+        return worker
+
+    def stop(self, *workers: Worker) -> None:
+        for worker in workers or tuple(self.workers):
+            self.workers.remove(worker)
+            worker.close()
+
+    def run_until(self, done: Callable[[], bool], what: str) -> None:
+        """All workers take turns."""
+        deadline = time.monotonic() + LIMIT_S
+        while not done():
+            assert time.monotonic() < deadline, what
+            for worker in self.workers:
+                worker.step()
+
+    def run_until_rows(self, count: int, name: str = "db.t") -> None:
+        self.run_until(lambda: self._has(count, name), f"{count} rows in {name}")
+
+    def _has(self, count: int, name: str) -> bool:
+        table = self.table(name)
+        snapshot = None if table is None else table.current_snapshot()
+        if snapshot is None or snapshot.summary is None:
+            return count == 0
+        return int(snapshot.summary["total-records"] or 0) >= count
+
+
+@contextmanager
+def iceberg_sink(
+    broker: BrokerProcess, directory: Path, topics: Mapping[str, int], **more: Any
+) -> Iterator[IcebergSink]:
+    sink = IcebergSink(broker, directory, topics, **more)
+    try:
+        yield sink
+    finally:
+        sink.stop()
+
+
+class WorkerProcess:
+    """A worker in a process of its own; it is started again after a failure, as Spark does."""
+
+    def __init__(self, settings: SinkSettings, number: int, log: Path) -> None:
+        self._log = log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.iceberg_sink", str(number)],
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps(settings))
+        self._process.stdin.close()
+
+    def send(self, signal: int) -> None:
+        self._process.send_signal(signal)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def produce(
+    broker: BrokerProcess, topic: str, values: Iterator[Any] | list[Any], **more: Any
+) -> None:
+    """`more`: of each record: partition, key, headers, timestamp."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.kafka})
+    for value in values:
+        producer.produce(topic, value, **more)
+    assert producer.flush(LIMIT_S) == 0
+
+
+def operations(field: str = "") -> Operations:
+    from spark_jobs.iceberg.settings import DEBEZIUM, Operation
+
+    return Operations(field, {**DEBEZIUM, **{one.value: one for one in Operation}})
+
+
+def route(by: Any, name: str) -> Route:
+    return Route(by, name)
+
+
+def main() -> None:
+    settings = pickle.load(sys.stdin.buffer)
+    number = int(sys.argv[1])
+    while True:
+        try:
+            worker = Worker(settings, number)
+            while True:
+                worker.step()
+        except Exception as error:
+            print(f"worker {number} failed: {error!r}", flush=True)
+            time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ must be known afterwards is in Kafka and in the tables, so the job can be ended 
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import click
 from confluent_kafka import (
@@ -332,8 +334,14 @@ def _topics(kafka: Mapping[str, str], pattern: str, control_topic: str) -> dict[
 def described(kafka: Mapping[str, str], names: list[str]) -> dict[str, str]:
     """The ids of topics. Raises KafkaException."""
     asked = TopicCollection(names)
-    found = AdminClient(client_options(kafka)).describe_topics(asked)
-    return {topic: str(found[topic].result(ANSWER_LIMIT_S).topic_id) for topic in names}
+    admin = AdminClient(client_options(kafka))
+    found = admin.describe_topics(asked)
+    return {topic: _uuid(found[topic].result(ANSWER_LIMIT_S).topic_id) for topic in names}
+
+
+def _uuid(topic_id: Any) -> str:
+    """Clients write the id in base64; SQL does not."""
+    return str(UUID(bytes=base64.urlsafe_b64decode(f"{topic_id}==")))
 
 
 def _sources(settings: SinkSettings) -> list[str]:

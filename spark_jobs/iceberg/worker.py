@@ -99,6 +99,8 @@ class Worker:
         self._coordinator: Coordinator | None = None
         self._paused = False
         self._rebalanced = False
+        self._generation: Any = None
+        """Of the group, when this worker got its partitions."""
         self._dead_letters: list[Mapping[str, Any]] = []
         self._producer = Producer(
             client_options(
@@ -141,9 +143,19 @@ class Worker:
         self._take(messages)
         for _, event in self._control.events():
             if isinstance(event, BeginCommit):
-                self._answer(event.commit_id)
+                self.answer(event.commit_id)
         if self._coordinator is not None:
             self._coordinator.step()
+
+    @property
+    def positions(self) -> dict[Partition, int | None]:
+        """Of each of its partitions; None if nothing was read since the last commit."""
+        return {place: read.next_offset for place, read in self._read.items()}
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the coordinator, too."""
+        return self._coordinator is not None
 
     def close(self) -> None:
         self._consumer.close()
@@ -152,10 +164,11 @@ class Worker:
 
     # --- partitions
 
-    def _assigned(self, _consumer: Consumer, places: Sequence[TopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:
         """Begin at the stored offsets, with nothing in memory."""
         self._forget()
         self._rebalanced = True
+        self._generation = consumer.consumer_group_metadata()
         self._read = {(place.topic, place.partition): _Read() for place in places}
         self._stop_coordinating()
         if (self._topics[0], 0) in self._read:
@@ -258,7 +271,7 @@ class Worker:
 
     # --- commits
 
-    def _answer(self, commit_id: str) -> None:
+    def answer(self, commit_id: str) -> None:
         """Send the files and the offsets behind them."""
         if not self._read:
             return
@@ -279,10 +292,12 @@ class Worker:
             for place, read in self._read.items()
             if read.next_offset is not None
         ]
-        group = self._consumer.consumer_group_metadata()
-        self._producer.send_offsets_to_transaction(offsets, group, ANSWER_LIMIT_S)
-        self._producer.commit_transaction(ANSWER_LIMIT_S)
+        self._producer.send_offsets_to_transaction(offsets, self._generation, ANSWER_LIMIT_S)
+        self.commit_transaction()
         self._read = {place: _Read() for place in self._read}
+
+    def commit_transaction(self) -> None:
+        self._producer.commit_transaction(ANSWER_LIMIT_S)
 
     # --- dead letters
 

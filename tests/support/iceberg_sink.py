@@ -14,13 +14,16 @@ from typing import Any
 from uuid import uuid4
 
 import confluent_kafka
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka.admin import AdminClient
 from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from coordinator.feeds.definition import Format
 from coordinator.feeds.routing import Route
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control import make_topic
+from spark_jobs.iceberg.control import client_options, make_topic
 from spark_jobs.iceberg.job import described
 from spark_jobs.iceberg.settings import Operations, SinkSettings, SinkTables
 from spark_jobs.iceberg.worker import Worker
@@ -39,7 +42,7 @@ class IcebergSink:
     ) -> None:
         """`topics`: with their numbers of partitions. `more`: of the settings and of the tables."""
         name = f"test-{uuid4().hex[:8]}"
-        kafka = {"bootstrap.servers": broker.kafka}
+        kafka = {"bootstrap.servers": broker.kafka, "heartbeat.interval.ms": "300"}
         control = f"control-{name}"
         make_topic(kafka, control)
         self.broker = broker
@@ -55,7 +58,7 @@ class IcebergSink:
             SinkSettings(
                 name, kafka, described(kafka, [*topics, control]), control, tables.LOCAL_CATALOG,
                 tables.local_catalog(str(self.warehouse)), sink, Format.JSON, "",
-                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 6000, 10_000,
+                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 2000, 10_000,
             ),
             **more,
         )  # fmt: skip
@@ -88,6 +91,40 @@ class IcebergSink:
         found = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)
         return [one.summary.additional_properties for one in found if one.summary is not None]
 
+    def source_offsets(self) -> dict[int, int]:
+        """Of the group, by partition of the first topic."""
+        return self._stored(self.settings.group)
+
+    def control_offsets(self) -> dict[int, int]:
+        """Of the coordinator's group."""
+        return self._stored(self.settings.coordinator_group)
+
+    def _stored(self, group: str) -> dict[int, int]:
+        admin = AdminClient(client_options(self.settings.kafka))
+        asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        try:
+            found = asked[group].result(LIMIT_S).topic_partitions
+        except KafkaException:
+            return {}
+        return {one.partition: one.offset for one in found if one.offset >= 0}
+
+    def create(
+        self, name: str, schema: Schema, properties: Mapping[str, str] | None = None
+    ) -> Table:
+        self.catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        return self.catalog.create_table(name, schema, properties=dict(properties or {}))
+
+    def change(self, **more: Any) -> None:
+        """Settings of the workers that start from now on."""
+        self.settings = replace(self.settings, **more)
+
+    def make_control_topic_again(self) -> None:
+        admin = AdminClient(client_options(self.settings.kafka))
+        name = self.settings.control_topic
+        admin.delete_topics([name])[name].result(LIMIT_S)
+        make_topic(self.settings.kafka, name)
+        self.change(topics=described(self.settings.kafka, list(self.settings.topics)))
+
     # --- workers in this process
 
     def start(self, number: int = 0) -> Worker:
@@ -105,8 +142,11 @@ class IcebergSink:
         deadline = time.monotonic() + LIMIT_S
         while not done():
             assert time.monotonic() < deadline, what
-            for worker in self.workers:
-                worker.step()
+            self.step()
+
+    def step(self) -> None:
+        for worker in self.workers:
+            worker.step()
 
     def run_until_rows(self, count: int, name: str = "db.t") -> None:
         self.run_until(lambda: self._has(count, name), f"{count} rows in {name}")

@@ -1,0 +1,673 @@
+"""What the job `iceberg` does, feature by feature of the design that it is built to.
+
+Workers run in this process and take turns, so that a test says who does what when. Those that are
+killed are in test_iceberg_kills.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Consumer, KafkaException
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
+
+from coordinator.feeds.definition import Format
+from coordinator.feeds.routing import RouteBy
+from spark_jobs.iceberg import tables
+from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
+from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.iceberg_sink import IcebergSink, operations, produce, route
+from tests.support.schemas import Schemas
+from tests.support.typed_tables import SETTINGS, TypedTables
+
+Make = Callable[..., IcebergSink]
+NEVER_MS = 3_600_000
+COMMIT = "spark_jobs.iceberg.tables.commit"
+
+
+@pytest.fixture(scope="module")
+def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {
+        **SETTINGS,
+        "group_initial_rebalance_delay_ms": "0",
+        "group_min_session_timeout_ms": "500",
+    }
+    broker = BrokerProcess(tmp_path_factory.mktemp("iceberg") / "data", settings)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def make(sink_broker: BrokerProcess, tmp_path: Path, topic: str) -> Iterator[Make]:
+    """A sink of the test's own topic, with so many partitions."""
+    made: list[IcebergSink] = []
+
+    def make_sink(partitions: int = 1, **more: Any) -> IcebergSink:
+        create_topic(sink_broker.kafka, topic, partitions)
+        made.append(IcebergSink(sink_broker, tmp_path, {topic: partitions}, **more))
+        return made[-1]
+
+    yield make_sink
+    for sink in made:
+        sink.stop()
+
+
+def as_json(*ids: int, **more: Any) -> list[str]:
+    return [json.dumps({"id": one, **more}) for one in ids]
+
+
+def put(sink: IcebergSink, *values: Any, **more: Any) -> None:
+    produce(sink.broker, next(iter(sink.settings.topics)), list(values), **more)
+
+
+def has_id(sink: IcebergSink, number: int) -> bool:
+    return number in sink.ids()
+
+
+def control_events(sink: IcebergSink) -> list[Any]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": sink.broker.kafka,
+            "group.id": "looking",
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.subscribe([sink.settings.control_topic])
+    found: list[Any] = []
+    while messages := consumer.consume(1000, 3.0 if not found else 0.5):
+        found += [decoded(one.value() or b"")[1] for one in messages if one.error() is None]
+    consumer.close()
+    return found
+
+
+# --- commit coordinator
+
+
+def test_leader_is_the_worker_with_partition_0_of_the_first_topic_and_another_takes_over(
+    make: Make,
+) -> None:
+    sink = make(2)
+    first, second = sink.start(0), sink.start(1)
+    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
+    assert sorted([first.leads, second.leads]) == [False, True]
+    leader, other = (first, second) if first.leads else (second, first)
+    for partition in (0, 1):
+        put(sink, *as_json(partition), partition=partition)
+    sink.run_until_rows(2)
+
+    sink.stop(leader)
+    put(sink, *as_json(2), partition=0)
+    sink.run_until(lambda: other.leads, "the other one leads")
+    sink.run_until_rows(3)
+    assert sink.ids() == [0, 1, 2]
+
+
+def test_control_topic_has_avro_events_of_each_commit(make: Make) -> None:
+    sink = make()
+    put(sink, *as_json(1))
+    sink.start()
+    sink.run_until_rows(1)
+    sink.run_until(lambda: sink.control_offsets() != {}, "the coordinator's offsets")
+    sink.stop()
+    events = control_events(sink)
+    kinds = [type(one).__name__ for one in events]
+    assert "DataFiles" in kinds
+    assert "TableCommitted" in kinds
+    assert isinstance(events[0], BeginCommit)
+    [answer, *_] = [one for one in events if isinstance(one, DataComplete)]
+    assert answer.commit_id == events[0].commit_id
+    assert any(isinstance(one, CommitComplete) for one in events)
+
+
+def test_events_that_were_sent_before_the_coordinator_started_are_received(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(2)
+    first, second = sink.start(0), sink.start(1)
+    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
+    put(sink, *as_json(1), partition=1 if first.leads else 0)
+    leader, other = (first, second) if first.leads else (second, first)
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, failing(Died()))
+        put(sink, *as_json(2), partition=1)
+        with pytest.raises(Died):
+            sink.run_until(lambda: False, "the coordinator dies")
+    assert sink.ids() == []
+    sink.stop(leader)
+    sink.run_until(lambda: other.leads, "the other one leads")
+    sink.run_until(lambda: 2 in sink.ids(), "what was sent to the one before it")
+
+
+def test_workers_ignore_events_from_before_their_start(make: Make) -> None:
+    sink = make()
+    old = encoded(sink.settings.group, BeginCommit("old"))
+    produce(sink.broker, sink.settings.control_topic, [old])
+    worker = sink.start()
+    put(sink, *as_json(1))
+    sink.run_until_rows(1)
+    sink.stop(worker)
+    answers = [one.commit_id for one in control_events(sink) if isinstance(one, DataComplete)]
+    assert answers
+    assert "old" not in answers
+
+
+# --- message processing
+
+
+def test_data_files_follow_the_tables_properties(make: Make) -> None:
+    sink = make(properties={"write.parquet.compression-codec": "gzip"})
+    put(sink, *as_json(1, 2))
+    sink.start()
+    sink.run_until_rows(2)
+    [path] = sink.warehouse.glob("db/t/data/*.parquet")
+    assert pq.read_metadata(path).row_group(0).column(0).compression == "GZIP"
+
+
+def test_partition_fan_out_by_transforms(make: Make) -> None:
+    sink = make(partition_by=("truncate(word, 1)", "bucket(id, 4)"))
+    put(
+        sink, *(json.dumps({"id": n, "word": word}) for n, word in enumerate(["ab", "ac", "b"] * 8))
+    )
+    sink.start()
+    sink.run_until_rows(24)
+    table = sink.table()
+    assert table is not None
+    assert [str(field.transform) for field in table.spec().fields] == ["truncate[1]", "bucket[4]"]
+    found = table.scan(row_filter="word = 'b'").to_arrow().column("id").to_pylist()
+    assert sorted(found) == list(range(2, 24, 3))
+    assert len({path.parent for path in sink.warehouse.glob("db/t/data/**/*.parquet")}) > 4
+
+
+def test_the_tables_schema_is_the_truth_and_values_are_fitted_to_it(make: Make) -> None:
+    sink = make(create=False)
+    schema = Schema(
+        NestedField(1, "id", LongType()),
+        NestedField(2, "text", StringType()),
+        NestedField(3, "nested", StructType(NestedField(4, "n", IntegerType()))),
+    )
+    sink.create("db.t", schema)
+    put(sink, '{"id": "7", "text": 8, "nested": {"n": 9.0, "other": 1}, "unknown": 1}')
+    sink.start()
+    sink.run_until_rows(1)
+    assert sink.rows() == [{"id": 7, "text": "8", "nested": {"n": 9}}]
+
+
+def test_field_name_mapping(make: Make) -> None:
+    sink = make(create=False)
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "total", LongType()))
+    mapping = '[{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["amount", "total"]}]'
+    sink.create("db.t", schema, {"schema.name-mapping.default": mapping})
+    put(sink, '{"id": 1, "amount": 5}', '{"id": 2, "total": 6}')
+    sink.start()
+    sink.run_until_rows(2)
+    assert sorted(row["total"] for row in sink.rows()) == [5, 6]
+
+
+def test_control_topic_is_read_while_no_records_come(make: Make) -> None:
+    sink = make()
+    sink.start()
+    sink.run_until(lambda: sink.control_offsets() != {}, "a commit of nothing")
+    assert sink.table() is None
+
+
+# --- commits
+
+
+def test_snapshot_properties(make: Make) -> None:
+    sink = make(2)
+    for partition, timestamp in ((0, 5_000), (0, 9_000), (1, 7_000)):
+        put(sink, *as_json(timestamp), partition=partition, timestamp=timestamp)
+    sink.start()
+    sink.run_until_rows(3)
+    summary = sink.summaries()[-1]
+    assert len(summary[COMMIT_ID]) == 32
+    [[partition, offset]] = json.loads(summary[offsets_property(sink.settings)]).items()
+    assert partition == "0"
+    assert offset > 0
+    if len(sink.summaries()) == 1:
+        assert summary[VALID_THROUGH] == "7000"
+
+
+def test_valid_through_is_not_set_if_a_partition_had_no_records(make: Make) -> None:
+    sink = make(2)
+    put(sink, *as_json(1), partition=0, timestamp=5_000)
+    sink.start()
+    sink.run_until_rows(1)
+    assert VALID_THROUGH not in sink.summaries()[-1]
+
+
+def test_source_offsets_and_data_files_are_in_one_transaction(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make()
+    put(sink, *as_json(1))
+    worker = sink.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "commit_transaction", failing(Died()))
+        with pytest.raises(Died):
+            sink.run_until(lambda: False, "the worker dies")
+    sink.stop(worker)
+    assert sink.source_offsets() == {}
+    assert not any(type(one).__name__ == "DataFiles" for one in control_events(sink))
+    sink.start()
+    sink.run_until_rows(1)
+    assert sink.ids() == [1]
+    assert sink.source_offsets() == {0: 1}
+
+
+# --- multi-table fan-out
+
+
+@pytest.mark.parametrize("by", RouteBy)
+def test_multi_table_fan_out(make: Make, by: RouteBy) -> None:
+    name = {RouteBy.HEADER: "kind", RouteBy.FIELD: "a.kind", RouteBy.KEY: ":"}[by]
+    sink = make(names={}, database="db", route=route(by, name))
+    for number, kind in enumerate(["one", "two", "one"]):
+        value = json.dumps({"id": number, "a": {"kind": kind}})
+        put(sink, value, key=f"{kind}:7", headers=[("kind", kind.encode())])
+    put(sink, '{"id": 9}')
+    sink.start()
+    sink.run_until_rows(2, "db.one")
+    sink.run_until_rows(1, "db.two")
+    assert (sink.ids("db.one"), sink.ids("db.two")) == ([0, 2], [1])
+
+
+def test_without_a_route_all_records_go_to_all_tables(make: Make) -> None:
+    sink = make(names={"db.one": "", "db.two": ""})
+    put(sink, *as_json(1, 2))
+    sink.start()
+    sink.run_until_rows(2, "db.one")
+    sink.run_until_rows(2, "db.two")
+    assert sink.ids("db.one") == sink.ids("db.two") == [1, 2]
+
+
+def test_a_partial_commit_over_several_tables_is_completed_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make(names={"db.one": "", "db.two": ""})
+    put(sink, *as_json(1, 2))
+    worker = sink.start()
+    real = tables.commit
+
+    def commit(table: Any, *more: Any) -> int:
+        if table.name()[-1] == "two":
+            raise Died
+        return real(table, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, commit)
+        with pytest.raises(Died):
+            sink.run_until(lambda: False, "the coordinator dies between the tables")
+    assert (sink.ids("db.one"), sink.ids("db.two")) == ([1, 2], [])
+    sink.stop(worker)
+    put(sink, *as_json(3))
+    sink.start()
+    sink.run_until_rows(3, "db.one")
+    sink.run_until_rows(3, "db.two")
+    assert sink.ids("db.one") == sink.ids("db.two") == [1, 2, 3]
+
+
+# --- row mutations
+
+
+def changed_rows(sink: IcebergSink) -> list[dict[str, Any]]:
+    """By ClickHouse, which applies equality deletes."""
+    found = TypedTables(sink.broker).sql(
+        f"SELECT id, v FROM icebergLocal('{sink.warehouse}/db/t') ORDER BY id"
+    )
+    return list(found)
+
+
+def test_insert_update_and_delete_by_an_operation_field(make: Make) -> None:
+    sink = make(id_columns=("id",), operations=operations("op"))
+    sink.start()
+    put(sink, *(json.dumps({"op": "c", "id": n, "v": "new"}) for n in range(4)))
+    sink.run_until_rows(4)
+    put(sink, '{"op": "u", "id": 1, "v": "changed"}', '{"op": "DELETE", "id": 2}')
+    put(sink, '{"op": "c", "id": 5, "v": "a"}', '{"op": "u", "id": 5, "v": "b"}')
+    put(sink, '{"op": "c", "id": 6, "v": "a"}', '{"op": "d", "id": 6}')
+    put(sink, '{"op": "what", "id": 3}')
+    sink.run_until(lambda: sink.source_offsets() == {0: 11}, "all is sent")
+    sink.run_until(lambda: len(changed_rows(sink)) == 4, "changes")
+    assert changed_rows(sink) == [
+        {"id": 0, "v": "new"}, {"id": 1, "v": "changed"}, {"id": 3, "v": "new"}, {"id": 5, "v": "b"}
+    ]  # fmt: skip
+    assert [row["error"] for row in dead_letters(sink)] == ["op: what is no operation"]
+
+
+def test_upsert_mode(make: Make) -> None:
+    sink = make(id_columns=("id",), operations=operations(), partition_by=("bucket(id, 2)",))
+    sink.start()
+    for value in "abc":
+        put(sink, *(json.dumps({"id": n, "v": value}) for n in range(6)))
+
+        def is_there(wanted: str = value) -> bool:
+            found = changed_rows(sink) if sink.table() is not None else []
+            return [row["v"] for row in found] == [wanted] * 6
+
+        sink.run_until(is_there, f"all rows are {value}")
+
+
+def test_a_change_of_a_partition_that_moved_is_not_doubled(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of two workers with the same partition wait for the same commit."""
+    sink = make(id_columns=("id",), operations=operations())
+    worker = sink.start()
+    put(sink, '{"id": 1, "v": "a"}')
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, failing(OSError("storage is away")))
+        sink.run_until(lambda: sink.source_offsets() == {0: 1}, "files are sent")
+        sink.stop(worker)
+        put(sink, '{"id": 1, "v": "b"}')
+        sink.start()
+        sink.run_until(lambda: sink.source_offsets() == {0: 2}, "files are sent")
+    sink.run_until(lambda: len(sink.summaries()) >= 2, "snapshots")
+    assert changed_rows(sink) == [{"id": 1, "v": "b"}]
+
+
+# --- automatic table creation and schema evolution
+
+
+def test_automatic_table_creation(make: Make) -> None:
+    sink = make(metadata_columns=True)
+    value = '{"i": 1, "f": 1.5, "s": "x", "b": true, "l": [1, 2], "o": {"a": {"b": 1}}, "n": null}'
+    put(sink, value, key=b"k", headers=[("h", b"v")], timestamp=5000)
+    sink.start()
+    sink.run_until_rows(1)
+    table = sink.table()
+    assert table is not None
+    types = {field.name: str(field.field_type) for field in table.schema().fields}
+    assert [types[name] for name in "ifsbl"] == [
+        "long",
+        "double",
+        "string",
+        "boolean",
+        "list<long>",
+    ]
+    assert "n" not in types
+    [row] = sink.rows()
+    assert row["o"] == {"a": {"b": 1}}
+    assert (row["_partition"], row["_offset"], row["_key"]) == (0, 0, b"k")
+    assert row["_timestamp"].timestamp() == 5
+    assert row["_headers"] == [("h", b"v")]
+
+
+def test_schema_evolution_adds_columns_and_widens(make: Make) -> None:
+    sink = make(evolve=True)
+    sink.create("db.t", Schema(NestedField(1, "id", IntegerType())))
+    sink.start()
+    put(sink, *as_json(1))
+    sink.run_until_rows(1)
+    put(sink, *as_json(2, more={"a": 1}), *as_json(2**40))
+    sink.run_until_rows(3)
+    assert sorted(sink.rows(), key=lambda row: row["id"]) == [
+        {"id": 1, "more": None}, {"id": 2, "more": {"a": 1}}, {"id": 2**40, "more": None}
+    ]  # fmt: skip
+
+
+def test_without_evolution_unknown_fields_are_left_out(make: Make) -> None:
+    sink = make()
+    sink.create("db.t", Schema(NestedField(1, "id", IntegerType())))
+    put(sink, *as_json(2, more=1), *as_json(2**40))
+    sink.start()
+    sink.run_until_rows(1)
+    assert sink.rows() == [{"id": 2}]
+    assert [row["error"] for row in dead_letters(sink)] == [f"id: {2**40} does not fit int"]
+
+
+# --- delivery semantics
+
+
+class Died(BaseException):
+    """In place of a kill, at a place that a kill would hardly find."""
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_zombie_worker_is_fenced(make: Make) -> None:
+    """The design leaves this open; the generation of the group closes it."""
+    sink = make(interval_ms=NEVER_MS)
+    limits = {"session.timeout.ms": "2000", "max.poll.interval.ms": "3000"}
+    sink.change(kafka={**sink.settings.kafka, **limits})
+    zombie = sink.start(0)
+    put(sink, *as_json(1, 2))
+    sink.run_until(lambda: 2 in zombie.positions.values(), "the zombie has rows in memory")
+    sink.workers.remove(zombie)
+
+    sink.change(interval_ms=200)
+    sink.start(1)
+    sink.run_until_rows(2)
+    with pytest.raises(KafkaException):
+        zombie.answer("late")
+    zombie.close()
+    put(sink, *as_json(3))
+    sink.run_until_rows(3)
+    assert sink.ids() == [1, 2, 3]
+
+
+def test_zombie_coordinator_adds_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has read the table, and another one commits the same files before it does."""
+    sink = make()
+    put(sink, *as_json(1))
+    sink.start()
+    real = tables.commit
+    others: list[int] = []
+
+    def commit(table: Any, *more: Any) -> int:
+        if not others:
+            others.append(1)
+            real(sink.catalog.load_table("db.t"), *more)
+        return real(table, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, commit)
+        sink.run_until_rows(1)
+        sink.run_until(lambda: sink.control_offsets() != {}, "the commit is complete")
+    put(sink, *as_json(2))
+    sink.run_until_rows(2)
+    assert sink.ids() == [1, 2]
+
+
+# --- recovery
+
+
+def test_worker_fails_during_processing(make: Make) -> None:
+    sink = make(interval_ms=NEVER_MS)
+    worker = sink.start()
+    put(sink, *as_json(1, 2))
+    sink.run_until(lambda: 2 in worker.positions.values(), "rows are in memory")
+    sink.stop(worker)
+    sink.change(interval_ms=200)
+    sink.start()
+    sink.run_until_rows(2)
+    assert sink.ids() == [1, 2]
+
+
+def test_worker_fails_to_receive_begin_commit_and_its_files_are_in_the_next(make: Make) -> None:
+    sink = make(2, timeout_ms=1000)
+    first, second = sink.start(0), sink.start(1)
+    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
+    other = second if first.leads else first
+    for partition in (0, 1):
+        put(sink, *as_json(partition), partition=partition)
+    sink.workers.remove(other)
+    sink.run_until_rows(1)
+    assert sink.ids() == [0]
+    sink.workers.append(other)
+    sink.run_until_rows(2)
+    assert sink.ids() == [0, 1]
+
+
+def test_coordinator_fails_while_it_waits_for_workers(make: Make) -> None:
+    sink = make(2)
+    first, second = sink.start(0), sink.start(1)
+    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
+    leader, other = (first, second) if first.leads else (second, first)
+    put(sink, *as_json(1), partition=1)
+    sink.run_until(lambda: 1 in other.positions.values(), "a row")
+    leader.step()
+    other.step()  # it may have answered; its leader has not read that
+    sink.stop(leader)
+    sink.run_until_rows(1)
+    assert sink.ids() == [1]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_coordinator_fails_around_the_iceberg_commit(
+    make: Make, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    sink = make()
+    put(sink, *as_json(1))
+    worker = sink.start()
+    real = tables.commit
+
+    def commit(*more: Any) -> int:
+        if moment == "after":
+            real(*more)
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, commit)
+        with pytest.raises(Died):
+            sink.run_until(lambda: False, "the coordinator dies")
+    assert len(sink.ids()) == (moment == "after")
+    sink.stop(worker)
+    put(sink, *as_json(2))
+    sink.start()
+    sink.run_until_rows(2)
+    assert sink.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("error", [OSError("storage is away"), CommitFailedException("again")])
+def test_coordinator_fails_to_commit_to_iceberg_and_the_next_commit_has_all(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    sink = make()
+    put(sink, *as_json(1))
+    sink.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(COMMIT, failing(error))
+        sink.run_until(lambda: sink.source_offsets() == {0: 1}, "files are sent")
+        for _ in range(10):
+            sink.step()
+    assert sink.ids() == []
+    put(sink, *as_json(2))
+    sink.run_until_rows(2)
+    assert sink.ids() == [1, 2]
+
+
+def test_table_rolled_back_to_an_older_snapshot(make: Make) -> None:
+    """What was committed since is not committed again by itself; what comes is."""
+    sink = make()
+    sink.start()
+    for number in (1, 2):
+        put(sink, *as_json(number))
+        sink.run_until_rows(number)
+    sink.run_until(lambda: sink.control_offsets()[0] >= 6 * number, "the offsets are stored")
+    table = sink.table()
+    assert table is not None
+    first = min(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)
+    table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    put(sink, *as_json(3))
+    sink.run_until(lambda: 3 in sink.ids(), "the next record")
+    assert sink.ids() == [1, 3]
+
+
+def test_table_that_others_write_to_as_well(make: Make) -> None:
+    sink = make()
+    sink.start()
+    for number in range(3):
+        put(sink, *as_json(number))
+        sink.run_until(partial(has_id, sink, number), "a record")
+        table = sink.table()
+        assert table is not None
+        table.append(pa.table({"id": [100 + number]}))
+    assert sink.ids() == [0, 1, 2, 100, 101, 102]
+
+
+def test_control_topic_that_was_made_again(make: Make) -> None:
+    """Its offsets begin again with 0; nothing is taken for what the table has."""
+    sink = make()
+    put(sink, *as_json(1))
+    worker = sink.start()
+    sink.run_until_rows(1)
+    sink.stop(worker)
+    sink.make_control_topic_again()
+    put(sink, *as_json(2))
+    sink.start()
+    sink.run_until_rows(2)
+    assert sink.ids() == [1, 2]
+
+
+# --- error handling, formats
+
+
+def dead_letters(sink: IcebergSink) -> list[dict[str, Any]]:
+    [topic, *_] = sink.settings.topics
+    return TypedTables(sink.broker).sql(
+        "SELECT feed, partition, offset, error FROM brokerhouse_feeds.dead_letters"
+        f" WHERE topic = '{topic}' ORDER BY offset"
+    )
+
+
+def test_errors_go_to_the_dead_letters(make: Make) -> None:
+    sink = make()
+    put(sink, *as_json(0), "no json", "[1]", None, *as_json(4), '{"id": "x"}', b"\xff")
+    sink.start()
+    sink.run_until_rows(2)
+    assert sink.ids() == [0, 4]
+    found = dead_letters(sink)
+    assert [row["offset"] for row in found] == [1, 2, 5, 6]
+    assert found[1]["error"] == "neither an object nor an array of objects"
+    assert found[2]["error"] == "id: x does not fit long"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Format.CSV, b'1,"a, b"\n2,\\N\n'),
+        (Format.MSGPACK, msgpack.packb([{"id": 1, "v": "a, b"}, {"id": 2}])),
+        (Format.MSGPACK, msgpack.packb([1, "a, b"])),
+        (Format.JSON, b'[{"id": 1, "v": "a, b"}, {"id": 2}]'),
+    ],
+)
+def test_messages_of_other_formats(make: Make, kind: Format, value: bytes) -> None:
+    sink = make(format=kind)
+    sink.create("db.t", Schema(NestedField(1, "id", LongType()), NestedField(2, "v", StringType())))
+    put(sink, value)
+    sink.start()
+    sink.run_until_rows(1)
+    assert sink.rows() == [{"id": 1, "v": "a, b"}, {"id": 2, "v": None}][: len(sink.rows())]
+
+
+def test_messages_of_a_schema_registry(make: Make) -> None:
+    schemas = Schemas()
+    schemas.add(3, {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]})
+    sink = make(format=Format.AVRO, schema_registry=schemas.url)
+    put(sink, b"\0\0\0\0\x03\x0e", b"\0\0\0\0\x09\x0e")
+    sink.start()
+    sink.run_until_rows(1)
+    schemas.close()
+    assert sink.ids() == [7]
+    assert [row["error"] for row in dead_letters(sink)] == ["the schema registry has no schema 9"]

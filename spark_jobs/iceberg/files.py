@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 
@@ -25,6 +25,11 @@ from spark_jobs.iceberg.settings import Operation, Operations, SinkTables
 
 _FILE_BYTES = 128 << 20
 """Of Arrow, at most, before a file is written, so that memory is bounded."""
+_CONTENT, _EQUALITY_IDS = (
+    [field.field_id for field in DATA_FILE_TYPE[tables.FORMAT_VERSION].fields].index(field_id)
+    for field_id in (134, 135)
+)
+"""Places in a DataFile of the fields with these ids (https://iceberg.apache.org/spec/#manifests)."""
 
 
 class TableWriter:
@@ -193,8 +198,7 @@ class TableWriter:
         for file in _dataframe_to_data_files(
             of_narrow, _labelled(keys, narrow), table.io, *self._names
         ):
-            file.content = DataFileContent.EQUALITY_DELETES  # type: ignore[misc]
-            file.equality_ids = ids  # type: ignore[misc]
+            file[_CONTENT], file[_EQUALITY_IDS] = DataFileContent.EQUALITY_DELETES, ids
             yield tables.file_as_bytes(file, metadata)
 
     # --- files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from spark_jobs.sql_client import SqlServers
@@ -58,3 +59,19 @@ def answers(
 
     numbers = spark.range(0, len(queries), 1, max(len(queries), 1))
     return numbers.mapInArrow(ask, schema)
+
+
+def answers_of_shards(
+    spark: SparkSession,
+    shards: Sequence[SqlServers],
+    queries: Sequence[Sequence[Query]],
+    schema: str,
+    read: Accumulator[int] | None = None,
+    rows_of: Callable[[pa.Table], int] = rows_of_answer,
+) -> DataFrame:
+    """As `answers`: for each shard, its own queries."""
+    frames = [
+        answers(spark, servers, asked, schema, read, rows_of)
+        for servers, asked in zip(shards, queries, strict=True)
+    ]
+    return reduce(lambda one, other: one.unionByName(other), frames)

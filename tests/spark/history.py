@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 import click
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.engine_process import EngineProcess
@@ -145,6 +146,9 @@ def run_job(command: click.Command, url: str, *arguments: str, user: str | None 
     """One run of a job in this process, on the test's Spark session. Raises what the job raises."""
     credentials = [] if user is None else ["--user", user, "--password", PASSWORD]
     result = CliRunner().invoke(command, ["--servers", url, *credentials, *arguments])
+    # What a job keeps in memory ends with its process; here the same query would be found there.
+    if (spark := SparkSession.getActiveSession()) is not None:
+        spark.catalog.clearCache()
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
+from coordinator.feeds.blocks import Offsets, token
+from coordinator.feeds.tables import preparing
 from spark_jobs import audit, lag
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations, shard_migrations
 from tests.spark.history import MINUTE, History, run_job
@@ -49,8 +52,34 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHistory
     made.counted_until(made.base)
     made.block("orders", topic_id, 0, 9, made.base - 2 * MINUTE)
     made.commits("g", "orders", topic_id, [(made.base - 2 * MINUTE + 5, 4)])
+    feed(made, topic_id)
     yield made
     made.engine.stop()
+
+
+def feed(made: ClusterHistory, topic_id: UUID) -> None:
+    """A feed with one block, which has one row, in the tables that brokers would have made."""
+    feed_id = UUID(int=5)
+    target = "shop.orders_local"
+    insert = f"INSERT INTO {SHARD_DATABASE}"
+    of_block = f"'shop.orders', '{feed_id}', 'orders', '{topic_id}', 0"
+    for statement in (
+        "CREATE DATABASE shop",
+        f"CREATE TABLE {target} (id UInt64) ENGINE = MergeTree ORDER BY id",
+        *preparing(target, replicated=False),
+        f"CREATE TABLE shop.orders AS {target}"
+        " ENGINE = Distributed('test', 'shop', 'orders_local')",
+        f"INSERT INTO {target} SETTINGS insert_deduplication_token ="
+        f" '{token(str(feed_id), str(topic_id), 0, Offsets(0, 10), 0)}' VALUES (1)",
+        f"{insert}.table_feed_versions (name, version, feed_id, database, table,"
+        f" topics, status) SELECT 'shop.orders', 1, '{feed_id}', 'shop', 'orders', ['orders'],"
+        " 'running'",
+        f"{insert}.table_feed_blocks (feed, feed_id, topic, topic_id, partition,"
+        " version, phase, first_offset, end_offset, rows, total_rows, time)"
+        f" SELECT {of_block}, 1, 'before', 0, 10, 0, 0, now64(3)"
+        f" UNION ALL SELECT {of_block}, 2, 'after', 0, 10, 1, 1, now64(3)",
+    ):
+        made.engine.sql(statement)
 
 
 def test_lag_is_written_to_one_shard_once(cluster: ClusterHistory) -> None:
@@ -66,7 +95,12 @@ def test_lag_is_written_to_one_shard_once(cluster: ClusterHistory) -> None:
 
 
 def test_audit_reads_the_rows_of_all_shards(cluster: ClusterHistory) -> None:
+    """Of a feed, too: its table is read as the one of all shards, and its history once."""
     ended = run_job(audit.command, cluster.engine.http, "--format", "json", user=None)
-    assert [(row["kind"], row["first"], row["last"]) for row in ended.told["rows"]] == [
-        ("duplicate", 0, 9)
+    assert [
+        (row["of"], row["kind"], row["first"], row["last"], row["detail"])
+        for row in ended.told["rows"]
+    ] == [
+        ("feed", "duplicate", 0, 9, "2 rows in the table, and 1 when it was completed"),
+        ("log", "duplicate", 0, 9, "2 times in one block"),
     ]

@@ -9,11 +9,13 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
-from tests.support.command_line import output, run
+from tests.support.command_line import complaint, output, run
 from tests.support.sql_rows import SqlError
 from tests.support.waiting import until
 
 _LIMIT_S = 60.0
+_ASK_EVERY_S = 0.1
+"""Each question is a query of every engine, which shares its cores with all others."""
 
 
 class ClusterTables:
@@ -22,13 +24,21 @@ class ClusterTables:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {
+            "BROKERHOUSE_HTTP": self._cluster.engines[0].urls[0],
+            "BROKERHOUSE_SQL_USER": SQL_USER,
+            "BROKERHOUSE_SQL_PASSWORD": SQL_PASSWORD,
+        }
+
     def __call__(self, *arguments: str) -> str:
         """What a command prints; it must succeed."""
-        return output(
-            "tables", *arguments, how=run,
-            BROKERHOUSE_HTTP=self._cluster.engines[0].urls[0],
-            BROKERHOUSE_SQL_USER=SQL_USER, BROKERHOUSE_SQL_PASSWORD=SQL_PASSWORD,
-        )  # fmt: skip
+        return output("tables", *arguments, how=run, **self._variables)
+
+    def refused(self, *arguments: str) -> str:
+        """The sentence of a command that fails."""
+        return complaint(1, "tables", *arguments, how=run, **self._variables)
 
     def sql(self, statement: str) -> list[dict[str, Any]]:
         """The rows of every shard, one shard after the other."""
@@ -58,7 +68,7 @@ class ClusterTables:
 
     def await_rows(self, table: str, count: int) -> None:
         """Wait until the shards have at least so many rows."""
-        until(lambda: self.count(table) >= count, f"{table} has {count} rows")
+        until(lambda: self.count(table) >= count, f"{table} has {count} rows", every_s=_ASK_EVERY_S)
 
     def fed(self, feed: str) -> int:
         """How many records are in the table, or dead letters. -1 while a shard does not answer."""
@@ -78,7 +88,7 @@ class ClusterTables:
 
     def await_fed(self, feed: str, count: int) -> None:
         """Wait until so many records are in the table, or dead letters."""
-        until(lambda: self.fed(feed) == count, f"{count} records are fed")
+        until(lambda: self.fed(feed) == count, f"{count} records are fed", every_s=_ASK_EVERY_S)
 
     def repeated(self, feed: str) -> int:
         """How many blocks more than one feeder has begun."""
@@ -106,5 +116,5 @@ class ClusterTables:
 
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "of nobody"})
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        until(is_done, f"group feed-{feed} is at the end of {topic}")
+        until(is_done, f"group feed-{feed} is at the end of {topic}", every_s=_ASK_EVERY_S)
         consumer.close()

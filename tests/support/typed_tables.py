@@ -11,6 +11,8 @@ from tests.support.command_line import complaint, output, run
 from tests.support.sql_client import PASSWORD, USER
 from tests.support.waiting import LIMIT_S, until
 
+_ASK_EVERY_S = 0.05
+
 SETTINGS = {"sql_user": USER, "sql_password": PASSWORD}
 
 
@@ -50,7 +52,8 @@ class TypedTables:
         return self.broker.sql(statement, user=USER, password=PASSWORD)
 
     def produce(self, topic: str, *values: str, partition: int = 0) -> None:
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.kafka})
+        settings = {"bootstrap.servers": self.broker.kafka, "linger.ms": 1000}  # one batch
+        producer = confluent_kafka.Producer(settings)
         for value in values:
             producer.produce(topic, value.encode(), partition=partition)
         assert producer.flush(60) == 0
@@ -60,7 +63,7 @@ class TypedTables:
 
     def await_rows(self, table: str, count: int, limit_s: float = LIMIT_S) -> None:
         """Wait until the table has at least so many rows."""
-        until(lambda: self.rows(table) >= count, f"{table} has {count} rows", limit_s)
+        until(lambda: self.rows(table) >= count, f"{table} has {count} rows", limit_s, _ASK_EVERY_S)
 
     def await_more_rows(self, table: str, limit_s: float = LIMIT_S) -> None:
         """Wait until the table has more rows than now."""
@@ -78,6 +81,7 @@ class TypedTables:
             ),
             f"{count} records are in {feed}",
             limit_s,
+            _ASK_EVERY_S,
         )
 
     def await_started(self, feed: str) -> None:
@@ -87,6 +91,7 @@ class TypedTables:
                 f"SELECT 1 FROM brokerhouse.table_feed_progress WHERE feed = '{feed}'"
             ),
             f"{feed} has begun",
+            every_s=_ASK_EVERY_S,
         )
 
     def await_fed(self, feed: str, next_offset: int, partition: int = 0) -> None:
@@ -98,4 +103,17 @@ class TypedTables:
                 f" AND next_offset >= {next_offset} AND phase = 'after'"
             ),
             f"{feed} has fed up to {next_offset}",
+            every_s=_ASK_EVERY_S,
+        )
+
+    def await_fed_of(self, feed: str, topic: str, next_offset: int) -> None:
+        """As `await_fed`, of a feed with several topics of one partition."""
+        until(
+            lambda: self.sql(
+                "SELECT 1 FROM brokerhouse.table_feed_progress"
+                f" WHERE feed = '{feed}' AND topic = '{topic}'"
+                f" AND next_offset >= {next_offset} AND phase = 'after'"
+            ),
+            f"{feed} has fed {topic} up to {next_offset}",
+            every_s=_ASK_EVERY_S,
         )

@@ -12,15 +12,21 @@ LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.01
 
 
-def until(condition: Callable[[], object], what: str = "", limit_s: float = LIMIT_S) -> float:
+def until(
+    condition: Callable[[], object],
+    what: str = "",
+    limit_s: float = LIMIT_S,
+    every_s: float = LOOK_AGAIN_S,
+) -> float:
     """Wait until `condition()` is true. Returns how many seconds that took.
 
     `what` is the condition in words, for the message of the AssertionError after `limit_s`.
+    `every_s`: a condition that costs the process under test much is looked at less often.
     """
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < began + limit_s, _not_in_time(what, limit_s)
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(every_s)
     return time.monotonic() - began
 
 

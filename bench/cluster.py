@@ -45,7 +45,8 @@ _CHANGED_FOR_TESTS = (
 
 
 @contextmanager
-def _running() -> Iterator[Cluster]:
+def running_cluster() -> Iterator[Cluster]:
+    """Three brokers on two engines, with default settings."""
     defaults = {name: str(Settings.model_fields[name].default) for name in _CHANGED_FOR_TESTS}
     timeout_ms = int(Settings.model_fields["broker_session_timeout_ms"].default)
     with tempfile.TemporaryDirectory(prefix="bench-cluster-") as folder:
@@ -182,7 +183,7 @@ def main() -> None:
     print(f"{machine()}\n\n| | |\n|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         client = compiled_client(Path(folder))
-        with _running() as cluster:
+        with running_cluster() as cluster:
             time.sleep(_SETTLED_S)
             _show(_idle(cluster, options.idle))
             _show(_produce(cluster, client, options.records))

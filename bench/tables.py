@@ -7,6 +7,9 @@ from this process, on the same cores as the broker. Prints Markdown tables; asse
 * delay: records come at a steady rate; how long after its append the oldest record of a block is in
   the table (from the history of blocks).
 * producers: how fast a topic is filled, with a feed and without one, in turns.
+* with --cluster, only these, on two embedded engines and three brokers with default settings: a
+  topic that is full, rows a second from the first block of all partitions to their last; the delay
+  at a steady rate.
 * with --spark, only this: a topic that is full, fed by the job `feed` in Spark's local mode; rows a
   second from the first block to the last.
 """
@@ -22,11 +25,14 @@ from pathlib import Path
 
 import confluent_kafka
 
+from bench.cluster import running_cluster
 from bench.machine import machine, running_broker
 from tests.spark.feed_job import run_feed
-from tests.support.broker_process import BrokerProcess
+from tests.support.cluster_processes import Cluster
+from tests.support.cluster_tables import ClusterTables
 from tests.support.committed import create_topic
 from tests.support.typed_tables import SETTINGS, TypedTables
+from tests.support.waiting import until
 
 COLUMNS = (
     "id UInt64, at DateTime64(3), amount Decimal(18,2), name String,"
@@ -35,6 +41,7 @@ COLUMNS = (
 _DIFFERENT = 10_000
 _ASK_EVERY_S = 0.5
 _SPARK_PARTITIONS = 2
+_CLUSTER_PARTITIONS = 6
 VALUES = [
     (
         f'{{"id":{n},"at":"2026-11-24 10:00:00.{n % 1000:03}","amount":{n}.25,'
@@ -52,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--spark", action="store_true", help="measure the Spark job alone")
+    parser.add_argument("--cluster", action="store_true", help="measure a cluster alone")
     options = parser.parse_args(arguments)
     print(f"{machine()}\n")
+    if options.cluster:
+        with running_cluster() as cluster:
+            _of_cluster(cluster, options)
+        return
     with (
         tempfile.TemporaryDirectory() as directory,
         running_broker(Path(directory, "data"), SETTINGS) as broker,
@@ -69,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _backlog(tables: TypedTables, options: argparse.Namespace) -> None:
     create_topic(tables.broker.kafka, "backlog", 1)
-    _fill(tables.broker, "backlog", options.records)
+    _fill(tables.broker.kafka, "backlog", options.records)
     rates = []
     for number in range(options.rounds):
         table = f"bench.backlog{number}"
@@ -86,7 +98,7 @@ def _backlog(tables: TypedTables, options: argparse.Namespace) -> None:
 
 def _spark(tables: TypedTables, options: argparse.Namespace) -> None:
     create_topic(tables.broker.kafka, "backlog", _SPARK_PARTITIONS)
-    _fill(tables.broker, "backlog", options.records)
+    _fill(tables.broker.kafka, "backlog", options.records)
     rates = []
     for number in range(options.rounds):
         table = f"bench.spark{number}"
@@ -107,7 +119,7 @@ def _delay(tables: TypedTables, options: argparse.Namespace) -> None:
     create_topic(tables.broker.kafka, "steady", 1)
     _make(tables, "bench.steady", "steady")
     count = options.rate * options.seconds
-    seconds = _fill(tables.broker, "steady", count, options.rate)
+    seconds = _fill(tables.broker.kafka, "steady", count, options.rate)
     _await_fed(tables, "bench.steady", count)
     delays = tables.sql(
         "SELECT dateDiff('millisecond', append_time, time) AS ms FROM"
@@ -116,12 +128,60 @@ def _delay(tables: TypedTables, options: argparse.Namespace) -> None:
         " INNER JOIN (SELECT offset, append_time FROM brokerhouse.messages"
         "  WHERE topic = 'steady') AS records ON records.offset = blocks.first_offset ORDER BY ms"
     )
-    ordered = [row["ms"] for row in delays]
+    _print_delays(count / seconds, seconds, [row["ms"] for row in delays])
+
+
+def _print_delays(rate: float, seconds: float, delays: Sequence[int]) -> None:
+    ordered = sorted(delays)
     print(
-        f"delay at {count / seconds:,.0f}/s for {seconds:.0f} s: oldest record of a block"
+        f"delay at {rate:,.0f}/s for {seconds:.0f} s: oldest record of a block"
         f" median {statistics.median(ordered):,.0f} ms, p99 {ordered[int(len(ordered) * 0.99)]:,}"
         f" ms, longest {ordered[-1]:,} ms, {len(ordered)} blocks"
     )
+
+
+def _of_cluster(cluster: Cluster, options: argparse.Namespace) -> None:
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, "backlog", _CLUSTER_PARTITIONS)
+    _fill(cluster.bootstrap, "backlog", options.records, partitions=_CLUSTER_PARTITIONS)
+    rates = []
+    for number in range(options.rounds):
+        table = f"bench.backlog{number}"
+        tables("create", table, "--topic", "backlog", "--columns", COLUMNS, "--order-by", "id")
+        _await_fed_on_shards(tables, table, options.records)
+        found = tables.sql(
+            "SELECT toUnixTimestamp64Milli(minIf(time, phase = 'before')) AS first,"
+            " toUnixTimestamp64Milli(max(time)) AS last FROM table_feed_blocks"
+            f" WHERE feed = '{table}' AND first_offset >= 0"
+        )
+        ms = max(row["last"] for row in found) - min(row["first"] for row in found)
+        rates.append(options.records / ms * 1000)
+        tables("drop", table)
+    print(f"cluster, backlog of {options.records:,}: rows/s {_three(rates)}")
+
+    create_topic(cluster.bootstrap, "steady", _CLUSTER_PARTITIONS)
+    table = "bench.steady"
+    tables("create", table, "--topic", "steady", "--columns", COLUMNS, "--order-by", "id")
+    begun = f"SELECT uniqExact(partition) AS n FROM table_feed_blocks WHERE feed = '{table}'"
+    until(lambda: sum(row["n"] for row in tables.sql(begun)) == _CLUSTER_PARTITIONS, "feeds begin")
+    count = options.rate * options.seconds
+    seconds = _fill(cluster.bootstrap, "steady", count, options.rate, _CLUSTER_PARTITIONS)
+    _await_fed_on_shards(tables, table, count)
+    # A block's records and its history are on the same shard, if no slot has moved.
+    delays = tables.sql(
+        "SELECT dateDiff('millisecond', append_time, time) AS ms FROM"
+        " (SELECT partition, first_offset, time FROM table_feed_blocks"
+        f"  WHERE feed = '{table}' AND phase = 'after' AND first_offset >= 0) AS blocks"
+        " INNER JOIN (SELECT partition, offset, append_time FROM messages WHERE topic = 'steady')"
+        " AS records ON records.partition = blocks.partition"
+        " AND records.offset = blocks.first_offset"
+    )
+    _print_delays(count / seconds, seconds, [row["ms"] for row in delays])
+
+
+def _await_fed_on_shards(tables: ClusterTables, table: str, count: int) -> None:
+    while tables.fed(table) < count:
+        time.sleep(_ASK_EVERY_S)
 
 
 def _producers(tables: TypedTables, options: argparse.Namespace) -> None:
@@ -134,7 +194,7 @@ def _producers(tables: TypedTables, options: argparse.Namespace) -> None:
             table = f"bench.{kind}{number}"
             if kind == "with":
                 _make(tables, table, topic)
-            found.append(options.records / _fill(tables.broker, topic, options.records))
+            found.append(options.records / _fill(tables.broker.kafka, topic, options.records))
             if kind == "with":
                 _await_fed(tables, table, options.records)
                 tables("drop", table, "--with-table")
@@ -158,11 +218,14 @@ def _make(tables: TypedTables, table: str, topic: str) -> None:
     tables.await_fed(table, 0)
 
 
-def _fill(broker: BrokerProcess, topic: str, count: int, rate: int = 0) -> float:
-    """Sends records, at a rate if one is given; returns after how many seconds all are stored."""
+def _fill(bootstrap: str, topic: str, count: int, rate: int = 0, partitions: int = 1) -> float:
+    """Sends records to the partitions in turn, at a rate if one is given.
+
+    Returns after how many seconds all are stored.
+    """
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": broker.kafka,
+            "bootstrap.servers": bootstrap,
             "linger.ms": 20,
             "batch.size": 500_000,
             "queue.buffering.max.messages": 500_000,
@@ -172,7 +235,7 @@ def _fill(broker: BrokerProcess, topic: str, count: int, rate: int = 0) -> float
     for number in range(count):
         while True:
             try:
-                producer.produce(topic, VALUES[number % _DIFFERENT])
+                producer.produce(topic, VALUES[number % _DIFFERENT], partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(0.05)

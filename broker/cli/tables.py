@@ -513,9 +513,11 @@ def drop_table(
     server = _Server(SqlServer(http, user, password))
     _feed(server, name)
     if with_table and server.is_of_cluster:
+        # A server that is away now would keep its rows, and `FeedTables` would bring its table to
+        # the others again when a feed of this name is made.
         raise click.ClickException(
             "in a cluster the table is on every server: drop the feed without --with-table, then"
-            f" the tables {name} and {local_name(name)} with ON CLUSTER"
+            f" the tables {name} and {local_name(name)} on each of them, with ON CLUSTER or by hand"
         )
     _change(server, name, "'dropped' AS status")
     if with_table:

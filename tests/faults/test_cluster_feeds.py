@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgpack
@@ -40,6 +40,17 @@ SHARD_NAMES = ("shard1", "shard2")
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def calm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For tests that break nothing, each with tables of its own."""
+    made = Cluster(tmp_path_factory.mktemp("calm"))
     try:
         made.start()
         yield made
@@ -81,7 +92,7 @@ class Events:
             now = self.tables.by_partition(LOCAL)
             return all(now[one] > before[one] for one in range(PARTITIONS))
 
-        until(is_done, "every partition is fed", LIMIT_S)
+        until(is_done, "every partition is fed", LIMIT_S, every_s=0.1)
 
     def check(self) -> int:
         """Wait for the feed, and compare the table with the log. Returns how many were sent."""
@@ -96,7 +107,7 @@ class Events:
         rows = tables.sql(f"SELECT * FROM {LOCAL}")
         assert sorted(map(_values, rows)) == sorted(map(_values, logged))
         assert sorted(row["id"] for row in rows) == [n for n in range(sent) if n % BAD_EVERY]
-        dead = tables.sql("SELECT partition, offset, error FROM dead_letters")
+        dead = tables.sql(f"SELECT partition, offset FROM dead_letters WHERE feed = '{TABLE}'")
         assert len(dead) == -(-sent // BAD_EVERY)
         assert len({(one["partition"], one["offset"]) for one in dead}) == len(dead)
         return sent
@@ -144,19 +155,6 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
         assert {row["text"]: row["n"] for row in rows} == {
             f"{kind}-{partition}": 40 for partition in range(PARTITIONS)
         }
-
-
-def test_every_shard_has_the_rows_of_its_records(cluster: Cluster) -> None:
-    events = Events(cluster)
-    with producing(cluster.bootstrap, TOPIC, events.record):
-        events.await_more(500)
-    events.check()
-    for engine in cluster.engines:
-        fed = engine.sql(f"SELECT DISTINCT _partition AS n FROM {LOCAL} ORDER BY n")
-        logged = engine.sql(
-            f"SELECT DISTINCT partition AS n FROM messages WHERE topic = '{TOPIC}' ORDER BY n"
-        )
-        assert fed == logged
 
 
 def test_the_table_equals_the_log_whenever_brokers_are_killed_or_paused(cluster: Cluster) -> None:
@@ -297,52 +295,120 @@ def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.close()
 
 
+def test_a_process_beside_the_brokers_takes_over_from_one_that_sleeps(
+    bare_cluster: Cluster,
+) -> None:
+    """The one that slept has lost its partitions when it wakes, and takes some again."""
+    check_feeders(bare_cluster, ["pause"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
 def test_two_processes_beside_the_brokers_share_the_partitions(bare_cluster: Cluster) -> None:
-    """One is killed, one paused for so long that the other takes over; slots move meanwhile."""
+    count = int(os.environ.get("FEED_FAULTS") or 40)
+    check_feeders(bare_cluster, list(itertools.islice(itertools.cycle(FEEDER_FAULTS), count)))
+
+
+FEEDER_FAULTS = ("kill", "pause", "move")
+
+
+def check_feeders(cluster: Cluster, faults: Sequence[str]) -> None:
+    """One is killed, or paused for so long that the other takes over; slots move meanwhile."""
     chance = seeded()
-    events = Events(bare_cluster)
-    feeders = [Feeder(bare_cluster, number) for number in (1, 2)]
+    events = Events(cluster)
+    feeders = [Feeder(cluster, number) for number in (1, 2)]
+    shards = itertools.cycle(reversed(SHARD_NAMES))
     try:
-        with producing(bare_cluster.bootstrap, TOPIC, events.record):
+        with producing(cluster.bootstrap, TOPIC, events.record, at_once=1):
             assert events.tables.count(LOCAL) == 0, "the brokers feed"
             for one in feeders:
-                one.start()
-            one, other = chance.sample(feeders, 2)
+                one.launch()
+            for one in feeders:
+                one.await_ready()
             events.await_every_partition()
-            one.kill()
+            for number, fault in enumerate(faults):
+                victim = chance.choice(feeders)
+                time.sleep(chance.random() * 0.5)  # a random moment is what this is about
+                if fault == "kill":
+                    victim.kill()
+                elif fault == "pause":
+                    victim.pause()
+                else:
+                    move_slots(cluster, f"0-{SLOTS // 2 - 1}", next(shards))
+                events.await_every_partition()
+                if fault == "kill":
+                    victim.start()
+                elif fault == "pause":
+                    victim.resume()
+                print(f"{number}: {fault}")
             events.await_every_partition()
-            one.start()
-            time.sleep(chance.random() * 0.5)  # a random moment is what this is about
-            other.pause()
-            events.await_every_partition()
-            other.resume()
-            move_slots(bare_cluster, f"0-{SLOTS // 2 - 1}", chance.choice(SHARD_NAMES))
-            events.await_every_partition()
-        events.check()
-        events.tables.await_lag(bare_cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+        sent = events.check()
+        events.tables.await_lag(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
     finally:
         for one in feeders:
             one.kill()
+    repeated = events.tables.repeated(TABLE)
+    print(f"{sent} records, {len(faults)} faults, {repeated} blocks were repeated")
     assert events.tables.feeders(TABLE) >= 2
 
 
-def test_values_that_are_decoded_reach_the_shards(cluster: Cluster) -> None:
+# --- nothing is broken
+
+PACKED = "fed.packed"
+
+
+def test_every_shard_has_the_rows_of_its_records(calm_cluster: Cluster) -> None:
+    events = Events(calm_cluster)
+    with producing(calm_cluster.bootstrap, TOPIC, events.record):
+        events.await_more(500)
+    events.check()
+    for engine in calm_cluster.engines:
+        fed = engine.sql(f"SELECT DISTINCT _partition AS n FROM {LOCAL} ORDER BY n")
+        logged = engine.sql(
+            f"SELECT DISTINCT partition AS n FROM messages WHERE topic = '{TOPIC}' ORDER BY n"
+        )
+        assert fed == logged
+
+
+def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None:
     """They leave the shard for the decoder, and come back as lines."""
-    tables = ClusterTables(cluster)
-    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
-    tables("create", TABLE, "--topic", TOPIC, "--format", "msgpack", "--columns", COLUMNS)
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "packed", PARTITIONS)
+    tables("create", PACKED, "--topic", "packed", "--format", "msgpack", "--columns", COLUMNS)
     values = [msgpack.packb({"id": n, "name": f"n{n}"}) if n % 5 else b"\xc1" for n in range(40)]
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
     for number, value in enumerate(values):
-        producer.produce(TOPIC, value, partition=number % PARTITIONS)
+        producer.produce("packed", value, partition=number % PARTITIONS)
     assert producer.flush(LIMIT_S) == 0
 
-    tables.await_fed(TABLE, len(values))
-    rows = tables.sql(f"SELECT id, name FROM {LOCAL}")
+    tables.await_fed(PACKED, len(values))
+    rows = tables.sql(f"SELECT id, name FROM {PACKED}_local")
     expected = [(n, f"n{n}") for n in range(40) if n % 5]
     assert sorted((row["id"], row["name"]) for row in rows) == expected
-    assert len(tables.sql("SELECT offset FROM dead_letters")) == 8
-    assert TABLE in tables("list")
-    tables("pause", TABLE)
-    tables("drop", TABLE)
-    assert TABLE not in tables("list")
+    dead = tables.sql(f"SELECT offset FROM dead_letters WHERE feed = '{PACKED}'")
+    assert len(dead) == 8
+    assert PACKED in tables("list")
+    tables("pause", PACKED)
+    tables("drop", PACKED)
+    assert PACKED not in tables("list")
+
+
+def test_a_feed_is_not_dropped_with_its_table(calm_cluster: Cluster) -> None:
+    """The table is on every server, and a server that is away would keep its rows."""
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "kept", PARTITIONS)
+    tables("create", "fed.kept", "--topic", "kept", "--interval-ms", "10", "--columns", COLUMNS)
+    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    for sent in (1, 2):
+        for partition in range(PARTITIONS):
+            producer.produce("kept", json.dumps({"id": sent}), partition=partition)
+        assert producer.flush(LIMIT_S) == 0
+        tables.await_fed("fed.kept", sent * PARTITIONS)
+        assert tables.refused("drop", "fed.kept", "--with-table") == (
+            "in a cluster the table is on every server: drop the feed without --with-table, then"
+            " the tables fed.kept and fed.kept_local on each of them, with ON CLUSTER or by hand"
+        )
+    assert "running" in next(line for line in tables("list").splitlines() if "fed.kept" in line)
+    assert tables.count("fed.kept_local") == 2 * PARTITIONS
+    versions = tables.sql("SELECT DISTINCT status FROM table_feed_versions WHERE name = 'fed.kept'")
+    assert versions == [{"status": "running"}]

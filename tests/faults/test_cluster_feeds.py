@@ -33,7 +33,7 @@ TABLE = "fed.events"
 LOCAL = f"{TABLE}_local"
 COLUMNS = "id UInt64, name String, _partition Int32, _offset Int64"
 BAD_EVERY = 50
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 SHARD_NAMES = ("shard1", "shard2")
 
 
@@ -210,7 +210,7 @@ def await_successors(cluster: Cluster, victim: Broker) -> None:
             for one in others
         )
 
-    until(is_done, f"others lead what {victim} has led")
+    until(is_done, f"others lead what {victim} has led", LIMIT_S)
 
 
 def test_slots_move_while_a_feed_runs(cluster: Cluster) -> None:

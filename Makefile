@@ -24,7 +24,8 @@
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
 # make bench-scaling  what a cluster would take, by simulation
 # make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
-# make bench-tables   typed tables: rows a second, delay, what they cost producers
+# make bench-tables   typed tables: rows a second, delay, what they cost producers; ARGS=--cluster: the
+#               same on a cluster of three brokers and two engines
 # make bench-tables-kills   a feed beside Kafka with a consumer and with ClickHouse's connector, 20 kills
 #               each: ARGS="--connector FOLDER" is where the connector's jars are
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source

@@ -70,7 +70,12 @@ class ClusterTables:
 
     def await_rows(self, table: str, count: int) -> None:
         """Wait until the shards have at least so many rows."""
-        until(lambda: self.count(table) >= count, f"{table} has {count} rows", every_s=_ASK_EVERY_S)
+        until(
+            lambda: self.count(table) >= count,
+            f"{table} has {count} rows",
+            _WAIT_MAX_S,
+            _ASK_EVERY_S,
+        )
 
     def fed(self, feed: str) -> int:
         """How many records are in the table, or dead letters. -1 while a shard does not answer."""
@@ -90,7 +95,9 @@ class ClusterTables:
 
     def await_fed(self, feed: str, count: int) -> None:
         """Wait until so many records are in the table, or dead letters."""
-        until(lambda: self.fed(feed) == count, f"{count} records are fed", every_s=_ASK_EVERY_S)
+        until(
+            lambda: self.fed(feed) == count, f"{count} records are fed", _WAIT_MAX_S, _ASK_EVERY_S
+        )
 
     def repeated(self, feed: str) -> int:
         """How many blocks more than one feeder has begun."""

@@ -1,0 +1,165 @@
+"""The job `iceberg` while its workers are killed and paused: each record is in the table once.
+
+`ICEBERG_SEED` chooses the moments; the long tests are in `make test-spark`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from spark_jobs.iceberg import tables
+from tests.spark.feed_job import FeedJob
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.iceberg_sink import IcebergSink, WorkerProcess, iceberg_sink
+from tests.support.sql_client import PASSWORD, USER
+from tests.support.steady_producer import producing
+from tests.support.typed_tables import SETTINGS
+from tests.support.waiting import until
+
+PARTITIONS = 3
+WORKERS = 2
+LIMIT_S = 120.0
+PAUSE_S = 3.0
+"""Longer than the session's time-out: a paused worker has lost its partitions."""
+
+
+@pytest.fixture
+def events_broker(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    broker = own_broker(
+        **SETTINGS, group_initial_rebalance_delay_ms="0", group_min_session_timeout_ms="500"
+    )
+    create_topic(broker.kafka, "events", PARTITIONS)
+    return broker
+
+
+def seeded() -> random.Random:
+    seed = int(os.environ.get("ICEBERG_SEED", random.randrange(10_000)))
+    print(f"ICEBERG_SEED={seed}")
+    return random.Random(seed)
+
+
+def check_each_record_once(
+    sink: IcebergSink, directory: Path, chance: random.Random, faults: int
+) -> None:
+    numbers = itertools.count()
+
+    def record() -> tuple[str, str]:
+        number = next(numbers)
+        return str(number), json.dumps({"id": number, "text": "x" * 50})
+
+    logs = [directory / f"worker-{number}.log" for number in range(WORKERS)]
+    workers = [WorkerProcess(sink.settings, number, log) for number, log in enumerate(logs)]
+    try:
+        with producing(sink.broker.kafka, "events", record):
+            until(lambda: sink.ids() != [], "the first rows", LIMIT_S)
+            for _ in range(faults):
+                time.sleep(chance.uniform(0.2, 2.0))
+                victim = chance.randrange(WORKERS)
+                if chance.random() < 0.4:
+                    workers[victim].send(signal.SIGSTOP)
+                    time.sleep(chance.uniform(0.1, PAUSE_S * 1.5))
+                    workers[victim].send(signal.SIGCONT)
+                else:
+                    workers[victim].kill()
+                    workers[victim] = WorkerProcess(sink.settings, victim, logs[victim])
+        sent = next(numbers)
+        until(lambda: sink.row_count() >= sent, f"{sent} rows", LIMIT_S)
+    finally:
+        for worker in workers:
+            worker.kill()
+    print(f"{sent} records, {len(sink.summaries())} snapshots")
+    assert sink.ids() == list(range(sent))
+
+
+def test_each_record_is_in_the_table_once_whatever_is_killed(
+    events_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    with iceberg_sink(events_broker, tmp_path, {"events": PARTITIONS}) as sink:
+        check_each_record_once(sink, tmp_path, seeded(), 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_each_record_is_in_the_table_once_for_long(
+    events_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    with iceberg_sink(events_broker, tmp_path, {"events": PARTITIONS}) as sink:
+        check_each_record_once(sink, tmp_path, seeded(), 100)
+
+
+# --- with Spark
+
+
+class IcebergJob(FeedJob):
+    """The job `iceberg` from "events" into db.events."""
+
+    def __init__(self, broker: BrokerProcess, directory: Path, *arguments: str) -> None:
+        self._command = [
+            sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg", *arguments,
+            "--bootstrap", broker.kafka, "--servers", broker.http_url, "--master", "local[2]",
+            "--topic", "events", "--catalog", str(directory), "--table", "db.events", "--create",
+            "--user", USER, "--password", PASSWORD, "--interval-ms", "500",
+            "--session-timeout-ms", "2000", "--transaction-timeout-ms", "10000",
+            "--kafka", "heartbeat.interval.ms=300",
+        ]  # fmt: skip
+
+    def python_workers(self) -> list[int]:
+        """Processes of Spark's workers, and the one that forks them."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (path / "cmdline").read_bytes()
+                session = (path / "stat").read_text().rpartition(")")[2].split()[3]
+            except OSError:
+                continue  # it has ended
+            if b"pyspark.daemon" in command and int(session) == self.process.pid:
+                found.append(int(path.name))
+        return found
+
+
+def ids_in(directory: Path) -> list[int]:
+    catalog = load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(directory)))
+    table = tables.existing(catalog, "db.events")
+    found = [] if table is None else table.scan().to_arrow().column("id").to_pylist()
+    return sorted(found)
+
+
+def has_more(directory: Path, rows: int) -> bool:
+    return len(ids_in(directory)) > rows
+
+
+def test_spark_starts_workers_again_and_a_second_run_goes_on(
+    events_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    chance = seeded()
+    numbers = itertools.count()
+
+    def record() -> tuple[str, str]:
+        number = next(numbers)
+        return str(number), json.dumps({"id": number})
+
+    warehouse = tmp_path / "warehouse"
+    with IcebergJob(events_broker, warehouse) as job:
+        with producing(events_broker.kafka, "events", record):
+            until(lambda: ids_in(warehouse) != [], "the first rows", LIMIT_S)
+            for _ in range(2):
+                os.kill(chance.choice(job.python_workers()), signal.SIGKILL)
+                until(partial(has_more, warehouse, len(ids_in(warehouse))), "more rows", LIMIT_S)
+        job.kill()
+    sent = next(numbers)
+    with IcebergJob(events_broker, warehouse, "--once") as again:
+        assert "are in the tables" in again.ends()
+    assert ids_in(warehouse) == list(range(sent))

@@ -27,7 +27,8 @@ import confluent_kafka
 
 from bench.cluster import running_cluster
 from bench.machine import machine, running_broker
-from tests.spark.feed_job import run_feed
+from tests.spark.feed_job import FeedJob
+from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_processes import Cluster
 from tests.support.cluster_tables import ClusterTables
 from tests.support.committed import create_topic
@@ -103,7 +104,8 @@ def _spark(tables: TypedTables, options: argparse.Namespace) -> None:
     for number in range(options.rounds):
         table = f"bench.spark{number}"
         arguments = (table, "--topic", "backlog", "--once", "--columns", COLUMNS)
-        run_feed(tables.broker, *arguments, "--order-by", "id")
+        with FeedJob(tables.broker, *arguments, "--order-by", "id") as job:
+            job.ends()
         [row] = tables.sql(
             "SELECT dateDiff('millisecond', minIf(time, phase = 'before'), max(time)) AS ms"
             f" FROM brokerhouse_feeds.table_feed_blocks WHERE feed = '{table}'"

@@ -11,14 +11,14 @@ Each worker feeds its partitions by itself (feed_task.py). The driver only start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
 
-from coordinator.feeds.blocks import Counted, Phase
+from coordinator.feeds.blocks import Counted, Offsets, Phase, Replay
 from coordinator.feeds.definition import (
     AT_OFFSET,
     START,
@@ -30,8 +30,15 @@ from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
 from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
 from spark_jobs import job
-from spark_jobs.feed_kafka import KafkaTopics, TopicPartition, find_topics, offsets_at
-from spark_jobs.feed_state import feed_id_of, find_registry, next_offsets, open_registry
+from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
+from spark_jobs.feed_replay import EVERYWHERE, DeadLetters, ReplayTask
+from spark_jobs.feed_state import (
+    dead_letters_of,
+    feed_id_of,
+    find_registry,
+    next_offsets,
+    open_registry,
+)
 from spark_jobs.feed_task import RESULT_COLUMNS, FeedTask, PartitionBlocks
 from spark_jobs.feed_values import parsed
 from spark_jobs.feed_writer import SparkFeed
@@ -43,8 +50,6 @@ from storage.parameters import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_FORMATS = (Format.JSON, Format.AVRO, Format.PROTOBUF, Format.MSGPACK, Format.RAW)
 
 
 class FeedRun:
@@ -58,7 +63,8 @@ class FeedRun:
         self._task = task
         self._target = target
         self.counted = Counted()
-        self.failed: Exception | None = None
+        self.replayed = Counted()
+        self._failed: Exception | None = None
 
     def take_over(self, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Fence other runs, and repeat what they left. Returns where each partition goes on.
@@ -74,37 +80,93 @@ class FeedRun:
             for place, progress in opened.items()
             if progress.state.phase is Phase.BEFORE and progress.state.offsets is not None
         }
-        if unknown:
-            first = {place: offsets.first for place, offsets in unknown.items()}
-            end = {place: offsets.end for place, offsets in unknown.items()}
-            self.feed(self._topics.ranges(self._spark, first, end))
+        self.feed_up_to(
+            {place: offsets.first for place, offsets in unknown.items()},
+            {place: offsets.end for place, offsets in unknown.items()},
+        )
         for place in unknown:
             blocks = PartitionBlocks(self._with_columns(), self._task.source(*place))
             blocks.repeat_without_records()
             opened[place].exists()
+        replays = {place: one.state.replay for place, one in opened.items() if one.state.replay}
+        self._replay(0, {place: replay.offsets for place, replay in replays.items()})
         return {place: progress.state.next_offset for place, progress in opened.items()}
+
+    def replay(self, places: Iterable[TopicPartition]) -> None:
+        """Parse the dead letters again. Raises SqlFailure and JobFailure."""
+        [[asked_ms]] = self._task.servers.rows("SELECT toUnixTimestamp64Milli(now64(3))")
+        task, dead = self._replay_task(asked_ms), Replay(asked_ms, EVERYWHERE)
+        found = {place: task.range_of(task.source(*place), dead) for place in places}
+        self._replay(asked_ms, {place: one for place, one in found.items() if one is not None})
 
     def feed(self, records: DataFrame) -> None:
         """Store what is not stored yet of these. Raises SqlFailure and JobFailure."""
-        task = self._with_columns()
+        self.counted += self._run(self._with_columns(), records)
+
+    def _replay(self, asked_ms: int, dead: Mapping[TopicPartition, Offsets]) -> None:
+        """Replay the dead letters at these offsets, and complete replays that have begun there."""
+        if not dead:
+            return
+        task = self._replay_task(asked_ms)
+        begin = offsets_at(self._spark, self._topics, START_OF_LOG)
+        end = {place: one.end for place, one in dead.items() if one.end > begin[place]}
+        if end:
+            first = {place: max(begin[place], dead[place].first) for place in end}
+            records = self._topics.ranges(self._spark, first, end)
+            records = records.mapInArrow(DeadLetters(task), records.schema)
+            self.replayed += self._run(task, records)
+        for place in dead:
+            task.blocks(task.source(*place)).repeat_without_records()
+
+    def _run(self, task: FeedTask, records: DataFrame) -> Counted:
+        counted = Counted()
         rows = parsed(records, task.feed, self._target.schema_registry)
         results = rows.mapInArrow(task, RESULT_COLUMNS).collect()
         for row in results:
-            self.counted += Counted(row["rows"], row["dead_letters"])
+            counted += Counted(row["rows"], row["dead_letters"])
         if fenced := [row["fenced"] for row in results if row["fenced"]]:
             raise JobFailure(fenced[0])
+        return counted
 
-    def micro_batch(self, records: DataFrame, _number: int) -> None:
+    def feed_up_to(
+        self, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
+    ) -> None:
+        """As `feed`, of ranges of offsets."""
+        some = {place: first for place, first in begin.items() if first < end[place]}
+        if some:
+            last = {place: end[place] for place in some}
+            self.feed(self._topics.ranges(self._spark, some, last))
+
+    def feed_from(
+        self, begin: Mapping[TopicPartition, int], max_records: int, interval_ms: int
+    ) -> None:
+        """As `feed`, of all that comes. Ends with a failure only."""
+        stream = self._topics.stream(self._spark, begin, max_records)
+        writer = stream.writeStream.foreachBatch(self._micro_batch)
+        query = writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            raise self._failed or JobFailure(f"Spark ended the stream: {error}") from error
+
+    def _micro_batch(self, records: DataFrame, _number: int) -> None:
         """For foreachBatch, which would hide the failure in one of its own."""
         try:
             self.feed(records)
         except Exception as error:
-            self.failed = error
+            self._failed = error
             raise
 
     def _with_columns(self) -> FeedTask:
         """The task, with the columns that the table has now."""
         return replace(self._task, feed=self._target.read())
+
+    def _replay_task(self, asked_ms: int) -> ReplayTask:
+        task = self._with_columns()
+        return ReplayTask(
+            task.servers, task.registry, task.feed, task.feeder, task.topics, task.block_records,
+            asked_ms,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +255,7 @@ def _to_pairs(
 @click.option(
     "--values",
     "kind",
-    type=click.Choice([one.value for one in _FORMATS]),
+    type=click.Choice([one.value for one in Format]),
     default="json",
     show_default=True,
     help="The format of the records' values.",
@@ -218,6 +280,7 @@ def _to_pairs(
     help="Where a new feed begins: earliest, latest, or a time in milliseconds since 1970.",
 )
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
+@click.option("--replay", is_flag=True, help="First parse the dead letters again, after a fix.")
 @click.option("--once", is_flag=True, help="End when all that is there has been fed.")
 @job.number("--interval-ms", 1000, "How long records wait for others of their block.")
 @job.number("--block-records", 200_000, "Records of a partition in one block, at most.", 1)
@@ -245,6 +308,7 @@ def command(
     paths: Mapping[str, str],
     start: str,
     schema_registry: str,
+    replay: bool,
     once: bool,
     interval_ms: int,
     block_records: int,
@@ -262,7 +326,7 @@ def command(
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
     if run.dry_run:
-        return _preview(run, spark, topics, name, start)
+        return _preview(run, spark, topics, name, start, replay=replay)
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
     target = FeedTarget(servers, name, feed_id, Format(kind), paths, schema_registry)
@@ -272,29 +336,37 @@ def command(
     feeding = FeedRun(spark, topics, task, target)
     run.progress.step(f"taking over {name}")
     begin = feeding.take_over(offsets_at(spark, topics, start))
+    if replay:
+        run.progress.step(f"parsing dead letters of {name} again")
+        feeding.replay(begin)
     run.progress.step(f"feeding {name} from {', '.join(topics.ids)}")
-    stream = topics.stream(spark, begin, block_records * len(begin))
-    trigger = {"availableNow": True} if once else {"processingTime": f"{interval_ms} milliseconds"}
-    query = stream.writeStream.foreachBatch(feeding.micro_batch).trigger(**trigger).start()
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        raise feeding.failed or JobFailure(f"Spark ended the stream: {error}") from error
+    if once:
+        feeding.feed_up_to(begin, offsets_at(spark, topics, "latest"))
+    else:
+        feeding.feed_from(begin, block_records * len(begin), interval_ms)
     rows = feeding.counted.rows
     summary = f"{name}: {counted(rows, 'row')} fed, {feeding.counted.dead_letters} dead letters"
+    if replay:
+        rows, dead = feeding.replayed.rows, feeding.replayed.dead_letters
+        summary += f"; dead letters parsed again: {counted(rows, 'row')}, {dead} are still dead"
     return JobReport((), (), summary)
 
 
 def _preview(
-    run: JobRun, spark: SparkSession, topics: KafkaTopics, name: str, start: str
+    run: JobRun, spark: SparkSession, topics: KafkaTopics, name: str, start: str, *, replay: bool
 ) -> JobReport:
     """What a run would feed."""
     begin, end = offsets_at(spark, topics, start), offsets_at(spark, topics, "latest")
+    dead = 0
     if (registry := find_registry(run.servers)) is not None:
         begin.update(next_offsets(registry, name, topics.ids, begin))
+        dead = dead_letters_of(run.servers, name, topics.ids)
     rows = [(*place, first, end[place]) for place, first in sorted(begin.items())]
     offsets = sum(max(last - first, 0) for _, _, first, last in rows)
-    summary = f"{name}: would feed up to {counted(offsets, 'record')}; nothing was written"
+    summary = f"{name}: would feed up to {counted(offsets, 'record')}"
+    if replay:
+        summary += f", and parse {counted(dead, 'dead letter')} again"
+    summary += "; nothing was written"
     return JobReport(("topic", "partition", "next_offset", "end_offset"), rows, summary)
 
 

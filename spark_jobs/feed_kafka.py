@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TopicPartition = tuple[str, int]
 SOURCE_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+START_OF_LOG = "earliest"
 _CLIENT = "org.apache.kafka.clients.admin"
 
 

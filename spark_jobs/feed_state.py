@@ -24,9 +24,13 @@ from coordinator.feeds.blocks import (
     FeedState,
     Offsets,
     Phase,
+    Replay,
     begun,
     completed,
     first_state,
+    replay_begun,
+    replay_completed,
+    replay_tried_again,
     state_from_text,
     taken_over,
     tried_again,
@@ -68,11 +72,17 @@ _TABLES = (
     f" topic_id, feed_id FROM {DATABASE}.dead_letter_versions FINAL WHERE NOT replayed"
     " ORDER BY feed, topic, partition, offset",
 )
+# The first of a version has won it; a second one is only there if its token was forgotten.
+_NEWEST = f"FROM {_REGISTRY} WHERE key = {{key:String}} ORDER BY version DESC, time, writer LIMIT 1"
 _NO_BLOCK = -1
 
 
 class FeedRegistry(Protocol):
     """Both travel to Spark's workers. Everything raises SqlFailure."""
+
+    @property
+    def current(self) -> str:
+        """A query for what the table has of the value of `{key:String}`; its end is the value."""
 
     def get(self, key: str) -> Versioned | None:
         """The current value of a key, or None."""
@@ -86,6 +96,10 @@ class KeeperFeedRegistry:
     """A KeeperMap table."""
 
     servers: SqlServers
+
+    @property
+    def current(self) -> str:
+        return f"SELECT value FROM {_REGISTRY} WHERE key = {{key:String}}"
 
     def get(self, key: str) -> Versioned | None:
         return _answered(self._registry().get(key))
@@ -129,13 +143,12 @@ class TokenFeedRegistry:
 
     servers: SqlServers
 
+    @property
+    def current(self) -> str:
+        return f"SELECT value {_NEWEST}"
+
     def get(self, key: str) -> Versioned | None:
-        # The first of a version has won it; a second one is only there if its token was forgotten.
-        rows = self.servers.rows(
-            f"SELECT value, toInt64(version) FROM {_REGISTRY} WHERE key = {{key:String}}"
-            " ORDER BY version DESC, time, writer LIMIT 1",
-            {"key": key},
-        )
+        rows = self.servers.rows(f"SELECT value, toInt64(version) {_NEWEST}", {"key": key})
         return Versioned(*rows[0]) if rows else None
 
     def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
@@ -244,12 +257,40 @@ def next_offsets(
     return found
 
 
+def dead_letters_of(servers: SqlServers, name: str, topics: Mapping[str, str]) -> int:
+    """How many dead letters the feed has of these topics. Raises SqlFailure."""
+    [[count]] = servers.rows(
+        f"SELECT toInt64(count()) FROM {DATABASE}.dead_letters WHERE feed = {{feed:String}}"
+        " AND has({topic_ids:Array(String)}, toString(topic_id))",
+        {"feed": name, "topic_ids": list(topics.values())},
+    )
+    return int(count)
+
+
 def _id_key(name: str) -> str:
     return f"feed/{name}"
 
 
 def _state_key(feed_id: str, topic_id: str, partition: int) -> str:
     return f"feed/{feed_id}/{topic_id}/{partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Lets a statement fail whose run was taken over. `current`, `key`: of the registry."""
+
+    current: str
+    key: str
+
+    @property
+    def condition(self) -> str:
+        return (
+            f"throwIf(NOT endsWith(assumeNotNull(({self.current})), {{state:String}}),"
+            " 'another run of the feed has taken over') = 0"
+        )
+
+    def parameters(self, state: FeedState) -> dict[str, Parameter]:
+        return {"key": self.key, "state": state.as_text()}
 
 
 class FeedFenced(Exception):
@@ -274,6 +315,10 @@ class SparkFeedProgress:
         self._source = source
         self._key = _state_key(feed[1], str(source.topic_id), source.partition)
         self._stored: Versioned | None = None
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self._registry.current, self._key)
 
     @property
     def state(self) -> FeedState:
@@ -315,6 +360,23 @@ class SparkFeedProgress:
     def complete(self, counted: Counted) -> None:
         """AFTER: all rows of the block are stored."""
         self._change(completed(self.state, counted))
+
+    def begin_replay(self, replay: Replay) -> None:
+        """What fits of these dead letters is to be inserted."""
+        self._change(replay_begun(self.state, replay))
+
+    def try_replay_again(self) -> None:
+        """The replay gets another token."""
+        self._change(replay_tried_again(self.state))
+
+    def complete_replay(self) -> None:
+        """All rows of the replay are stored, and its dead letters say so."""
+        self._change(replay_completed(self.state))
+
+    def check(self) -> None:
+        """Raises `FeedFenced` if the state is another one by now."""
+        if self._registry.get(self._key) != self._stored:
+            raise self._fenced()
 
     def _change(self, state: FeedState) -> None:
         if not self._set(state):

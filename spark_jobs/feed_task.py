@@ -53,12 +53,12 @@ class FeedTask:
         """Raises SqlFailure."""
         done: dict[tuple[str, int], PartitionBlocks] = {}
         for batch in batches:
-            for source, rows in self._by_partition(pa.table(batch)):
+            for source, rows in self.by_partition(pa.table(batch)):
                 key = (source.topic, source.partition)
                 if key not in done:
                     for other in done.values():
                         other.finish()
-                    done[key] = PartitionBlocks(self, source)
+                    done[key] = self.blocks(source)
                 done[key].add(rows)
         for blocks in done.values():
             blocks.finish()
@@ -73,7 +73,10 @@ class FeedTask:
     def source(self, topic: str, partition: int) -> FeedSource:
         return FeedSource(topic, UUID(self.topics[topic]), partition)
 
-    def _by_partition(self, rows: pa.Table) -> Iterator[tuple[FeedSource, pa.Table]]:
+    def blocks(self, source: FeedSource) -> PartitionBlocks:
+        return PartitionBlocks(self, source)
+
+    def by_partition(self, rows: pa.Table) -> Iterator[tuple[FeedSource, pa.Table]]:
         places = rows.group_by(["topic", "partition"], use_threads=False).aggregate([])
         for place in places.to_pylist():
             mine = pc.and_(
@@ -102,8 +105,7 @@ class PartitionBlocks:
     def add(self, rows: pa.Table) -> None:
         while rows.num_rows and not self._fenced:
             begun = self._begun
-            known_end = begun.first if begun else self._progress.state.next_offset
-            rows = rows.filter(pc.greater_equal(rows["offset"], known_end))
+            rows = rows.filter(pc.greater_equal(rows["offset"], self._known_end))
             # Of a block that has begun the records are known; another one takes what is there.
             room = (
                 pc.sum(pc.less(rows["offset"], begun.end)).as_py() or 0
@@ -139,6 +141,11 @@ class PartitionBlocks:
         """The block that an earlier attempt of this task has begun and not completed."""
         state = self._progress.state
         return state.offsets if state.phase is Phase.BEFORE else None
+
+    @property
+    def _known_end(self) -> int:
+        """Records below it are stored."""
+        return self._begun.first if self._begun else self._progress.state.next_offset
 
     @property
     def _waiting_rows(self) -> int:
@@ -177,18 +184,30 @@ class PartitionBlocks:
         session = f"{self._task.feeder}-{self._source.topic_id}-{self._source.partition}"
         while True:
             writer = SparkBlockWriter(
-                self._task.servers, attempts.url, session, self._task.feed, self._source
-            )
+                self._task.servers, attempts.url, session, self._task.feed, self._source,
+                self._progress.fence,
+            )  # fmt: skip
             try:
-                counted = writer.write(self._progress.state, rows, again=again)
+                counted = self._write(writer, rows, again=again)
             except SqlUnavailable as error:
+                self._progress.check()
                 attempts.failed(error)
                 session, again = uuid4().hex, True  # the other may still be busy
             except TokenUsed:
-                # First the change of the state, which a fenced run cannot make.
-                self._progress.try_again()
-                writer.take_away(self._progress.state)
+                self._try_again(writer)
+                again = False  # nobody has used the next token, and a table may merge rows at once
             else:
-                self._progress.complete(counted)
+                self._complete(counted)
                 self._counted += counted
                 return
+
+    def _write(self, writer: SparkBlockWriter, rows: pa.Table | None, *, again: bool) -> Counted:
+        return writer.write(self._progress.state, rows, again=again)
+
+    def _try_again(self, writer: SparkBlockWriter) -> None:
+        """First the change of the state, which a fenced run cannot make."""
+        self._progress.try_again()
+        writer.take_away(self._progress.state)
+
+    def _complete(self, counted: Counted) -> None:
+        self._progress.complete(counted)

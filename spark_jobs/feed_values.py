@@ -6,6 +6,9 @@ text, or null. A tombstone has no rows and no error.
 
 Values of binary formats become JSON first, by the decoders of the broker's own feeds, in Spark's
 Python workers: they know several schemas side by side, and read all the broker reads.
+
+CSV stays what it is, in the column `value`: ClickHouse reads it (feed_writer.py), so that each
+record is the row, or the dead letter, that it is in a broker.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ _NO_ROWS = "neither an object nor an array of objects"
 def parsed(records: DataFrame, feed: SparkFeed, schema_registry: str) -> DataFrame:
     """The rows of `records`, which are those of Spark's Kafka source."""
     columns = [one for one in feed.columns if not one.is_metadata]
-    of_kafka = [name[1:] for name in feed.kafka_columns]
+    of_kafka = [name for name in feed.record_columns if name != "value"]
     records = records.select("topic", "partition", "offset", *of_kafka, "value")
+    if feed.is_read_by_clickhouse:
+        return records.withColumn("error", F.lit(""))
     if feed.format is Format.RAW:
         return _raw(records, columns)
     if feed.format.is_decoded:

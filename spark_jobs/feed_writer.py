@@ -1,36 +1,48 @@
 """Puts blocks into the table of a feed, and finds out whether they are stored. Runs in workers.
 
-A block's records arrive with their values as text, parsed by Spark. From there on it goes the way
-of the broker's own feeds, with the same statements (coordinator/feeds/statements.py): into
-temporary tables, where the text becomes values of the columns' types, and from there into the
-table, as one insert with the block's token. The temporary tables belong to a session of one server.
+A block's records arrive with their values as text, parsed by Spark, or as lines of CSV. From there
+on it goes the way of the broker's own feeds, with the same statements
+(coordinator/feeds/statements.py): into temporary tables, where the text becomes values of the
+columns' types, and from there into the table, as one insert with the block's token. The temporary
+tables belong to a session of one server.
+
+A dead letter is written by a statement that looks at the state itself, so that a run that was
+taken over, and does not know it yet, cannot bring one back that has been replayed.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coordinator.feeds.blocks import Counted, FeedState, token
+from coordinator.feeds.blocks import Counted, FeedState, Offsets, replay_token, token
 from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.statements import (
+    AS_ONE_BLOCK,
+    LINES_TABLE,
     MISFITS,
     ROWS_TABLE,
     UNDERSTOOD,
     VALUES_TABLE,
+    WITH_VALUE,
     BlockStatements,
     Column,
 )
 from coordinator.feeds.writer import FeedSource
-from spark_jobs.feed_state import DATABASE
+from spark_jobs.feed_state import DATABASE, Fence
 from spark_jobs.sql_client import HttpSession, SqlServers
 from storage.engine import Parameter, TokenUsed
 from storage.parameters import quoted
 
 _RECORDS_TABLE = "feed_records"
-"""What Kafka says of the block's records."""
+"""What Kafka says of the block's records, and the values that ClickHouse is to read."""
+_IS_PARTITION = (
+    "feed_id = {feed_id:UUID} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+)
+_VALUE = "value Nullable(String)"
 KAFKA_COLUMNS = {
     "_timestamp": "timestamp DateTime64(3, 'UTC')",
     "_key": "key Nullable(String)",
@@ -55,83 +67,125 @@ class SparkFeed:
         return f"{quoted(self.database)}.{quoted(self.table)}"
 
     @property
-    def kafka_columns(self) -> list[str]:
-        return [column.name for column in self.columns if column.name in KAFKA_COLUMNS]
+    def is_read_by_clickhouse(self) -> bool:
+        """Whether values arrive as they are in Kafka."""
+        return self.format is Format.CSV
+
+    @property
+    def record_columns(self) -> list[str]:
+        """Columns of Kafka's records that the table `feed_records` is needed for."""
+        said = [one.name.removeprefix("_") for one in self.columns if one.name in KAFKA_COLUMNS]
+        return [*said, "value"] if self.is_read_by_clickhouse else said
 
 
 class SparkBlockWriter:
     """Writes blocks of one partition through one server. Everything raises SqlFailure."""
 
     def __init__(
-        self, servers: SqlServers, url: str, session: str, feed: SparkFeed, source: FeedSource
-    ) -> None:
+        self, servers: SqlServers, url: str, session: str, feed: SparkFeed, source: FeedSource,
+        fence: Fence,
+    ) -> None:  # fmt: skip
         """`session`: a name that nobody else uses now."""
+        self._fence = fence
         self._session = HttpSession(servers, url, session)
         self._feed = feed
         self._source = source
         self._statements = BlockStatements(
-            feed.database, feed.table, feed.format, feed.columns, "", f"FROM {_RECORDS_TABLE}"
-        )
+            feed.database, feed.table, feed.format, feed.columns, "",
+            f"FROM {_RECORDS_TABLE} WHERE true",
+        )  # fmt: skip
 
     def write(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
         """Store the block that has begun: its rows and its dead letters. Safe to repeat.
 
-        `records`: columns offset, rows, error, and what Kafka says of each; None: there are none.
-        `again`: the block may
-        have been stored before; raises `TokenUsed` if ClickHouse knows the token and has not
-        exactly its rows.
+        `records`: columns offset, rows (or value), error, and what Kafka says of each; None: there
+        are none. `again`: the block may have been stored before; raises `TokenUsed` if ClickHouse
+        knows the token and has not exactly its rows.
         """
+        assert state.offsets is not None, "no block has begun"
+        tokens = self._tokens(state)
         counted = self._load(records)
-        if counted.dead_letters:
-            self._dead_letters()
+        if counted.dead_letters or again:
+            self._dead_letters(state, state.offsets, 0)
+        self._insert_rows(counted, tokens[-1])
+        if again:
+            [[stored]] = self._session.rows(self._statements.stored(), {"token": tokens[0]})
+            if stored != counted.rows:
+                raise TokenUsed(f"block {tokens[-1]} has {stored} of {counted.rows} rows")
+        self._drop()
+        return counted
+
+    def replay(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
+        """Store what fits of the replay that has begun, and what its dead letters are now.
+
+        `records`: as of `write`. `again`: it may have been stored before, perhaps with other rows,
+        because the table was another one. Uses up the token then, and raises `TokenUsed`.
+        """
+        assert state.replay is not None, "no replay has begun"
+        name = self._replay_tokens(state)[-1]
+        counted = self._load(records)
+        self._insert_rows(counted, name)
+        if again:
+            raise TokenUsed(f"replay {name} may have been stored")
+        self._dead_letters(state, state.replay.offsets, state.replay.asked_ms)
+        self._drop()
+        return counted
+
+    def take_away(self, state: FeedState) -> None:
+        """Remove what is stored of earlier attempts. No later feeder uses their tokens."""
+        self._delete(self._tokens(state)[:-1])
+
+    def take_away_replay(self, state: FeedState) -> None:
+        """As `take_away`, of the replay."""
+        self._delete(self._replay_tokens(state)[:-1])
+
+    def _delete(self, tokens: Sequence[str]) -> None:
+        """A broker lets nobody delete with SETTINGS; by default, this returns when it is done."""
+        self._session.execute(
+            f"DELETE FROM {self._feed.target} WHERE {BLOCK_COLUMN} IN {{tokens:Array(String)}}",
+            {"tokens": list(tokens)},
+        )
+
+    def _insert_rows(self, counted: Counted, name: str) -> None:
         if counted.rows:
             params: dict[str, Parameter] = {
                 "topic": self._source.topic,
                 "partition": self._source.partition,
             }
-            self._session.execute(self._statements.insert(self._token(state)), params)
-        if again:
-            first = {"token": self._token(state, 0)}
-            [[stored]] = self._session.rows(self._statements.stored(), first)
-            if stored != counted.rows:
-                raise TokenUsed(f"block {self._token(state)} has {stored} of {counted.rows} rows")
-        self._drop()
-        return counted
+            self._session.execute(self._statements.insert(name), params)
 
-    def take_away(self, state: FeedState) -> None:
-        """Remove what is stored of earlier attempts. No later feeder uses their tokens.
-
-        A broker lets nobody delete with SETTINGS; by default, ClickHouse answers when it is done.
-        """
-        tokens = [self._token(state, attempt) for attempt in range(state.attempt)]
-        self._session.execute(
-            f"DELETE FROM {self._feed.target} WHERE {BLOCK_COLUMN} IN {{tokens:Array(String)}}",
-            {"tokens": tokens},
-        )
-
-    def _token(self, state: FeedState, attempt: int | None = None) -> str:
+    def _tokens(self, state: FeedState) -> list[str]:
+        """Of each attempt up to this one."""
         assert state.offsets is not None, "no block has begun"
-        return token(
-            self._feed.feed_id, str(self._source.topic_id), self._source.partition, state.offsets,
-            state.attempt if attempt is None else attempt,
-        )  # fmt: skip
+        place = (self._feed.feed_id, str(self._source.topic_id), self._source.partition)
+        return [token(*place, state.offsets, one) for one in range(state.attempt + 1)]
+
+    def _replay_tokens(self, state: FeedState) -> list[str]:
+        """Of each attempt up to this one."""
+        assert state.replay is not None, "no replay has begun"
+        place = (self._feed.feed_id, str(self._source.topic_id), self._source.partition)
+        attempts = range(state.replay.attempt + 1)
+        return [replay_token(*place, state.replay, one) for one in attempts]
 
     def _load(self, records: pa.Table | None) -> Counted:
         """Fill the temporary tables."""
         self._drop()
         for statement in self._statements.temporary_tables:
             self._session.execute(statement.replace("CREATE OR REPLACE", "CREATE"))
-        if self._feed.kafka_columns:
+        more = self._feed.record_columns
+        if more:
             self._session.execute(
                 f"CREATE TEMPORARY TABLE {_RECORDS_TABLE} (offset Int64,"
-                f" {', '.join(KAFKA_COLUMNS.values())}) ENGINE = Memory"
+                f" {', '.join(KAFKA_COLUMNS.values())}, {_VALUE}) ENGINE = Memory"
             )
         if records is not None:
-            values = records.select(["offset", "rows", "error"])
-            self._insert(VALUES_TABLE, values.rename_columns(["_offset", "_rows", "_error"]))
-            of_kafka = [name.removeprefix("_") for name in self._feed.kafka_columns]
-            if of_kafka:
-                self._insert(_RECORDS_TABLE, records.select(["offset", *of_kafka]))
+            if more:
+                self._insert(_RECORDS_TABLE, records.select(["offset", *more]))
+            if self._feed.is_read_by_clickhouse:
+                self._read()
+            else:
+                values = records.select(["offset", "rows", "error"])
+                self._insert(VALUES_TABLE, values.rename_columns(["_offset", "_rows", "_error"]))
         self._session.execute(self._statements.convert())
         [[rows, dead_letters]] = self._session.rows(
             f"SELECT toInt64(countIf(_offset NOT IN {MISFITS})), toInt64("
@@ -142,26 +196,59 @@ class SparkBlockWriter:
 
     def _drop(self) -> None:
         """Memory is free again; a broker lets nobody replace tables."""
-        of_kafka = [_RECORDS_TABLE] if self._feed.kafka_columns else []
-        for table in (VALUES_TABLE, ROWS_TABLE, *of_kafka):
+        records = [_RECORDS_TABLE] if self._feed.record_columns else []
+        for table in (VALUES_TABLE, ROWS_TABLE, *records):
             self._session.execute(f"DROP TABLE IF EXISTS {table}")
+
+    def _read(self) -> None:
+        """Fill `feed_values` from the values of `feed_records`.
+
+        The lines come and go again: a broker lets nobody read text by a table function.
+        """
+        sent = self._statements.sent_csv(secrets.token_hex(8))
+        self._session.execute(f"DROP TABLE IF EXISTS {LINES_TABLE}")
+        self._session.execute(sent.table.replace("CREATE OR REPLACE", "CREATE"))
+        if lines := b"\n".join(self._session.lines(sent.query)):
+            self._session.send(sent.insert, lines)
+        self._session.execute(sent.load)
+        self._session.execute(f"DROP TABLE {LINES_TABLE}")
+        self._session.execute(
+            f"INSERT INTO {VALUES_TABLE} (_offset, _error) SELECT offset,"
+            f" {self._statements.not_understood()} {self._statements.source} AND {WITH_VALUE}"
+            f" AND offset NOT IN {UNDERSTOOD}"
+        )
 
     def _insert(self, table: str, rows: pa.Table) -> None:
         if rows.num_rows:
             self._session.insert(table, rows)
 
-    def _dead_letters(self) -> None:
+    def _dead_letters(self, state: FeedState, offsets: Offsets, asked_ms: int) -> None:
+        """Write down which of these records are dead letters, and which are so no more.
+
+        By one insert. Each is newer than what is known of it, and not older than `asked_ms`, also
+        if the server's clock was set back.
+        """
+        table = f"{DATABASE}.dead_letter_versions"
+        errors = (
+            f"SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
+            f" UNION ALL SELECT _offset, _error FROM {VALUES_TABLE}"
+        )
         self._session.execute(
-            f"INSERT INTO {DATABASE}.dead_letter_versions SELECT {{feed:String}}, {{feed_id:UUID}},"
-            " {topic:String}, {topic_id:UUID}, {partition:Int32}, _offset, any(error),"
-            f" now64(3, 'UTC'), false FROM (SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
-            f" UNION ALL SELECT _offset, _error FROM {VALUES_TABLE}) WHERE error != ''"
-            " GROUP BY _offset",
+            f"INSERT INTO {table} SELECT {{feed:String}}, {{feed_id:UUID}},"
+            " {topic:String}, {topic_id:UUID}, {partition:Int32}, _offset,"
+            " if(now.error != '', now.error, known.error), greatest(now64(3, 'UTC'),"
+            " addMilliseconds(known.time, 1), fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')),"
+            " now.error = ''"
+            f" FROM (SELECT _offset, max(error) AS error FROM ({errors}) GROUP BY _offset) AS now"
+            f" LEFT JOIN (SELECT offset, error, time FROM {table} FINAL WHERE {_IS_PARTITION}"
+            " AND NOT replayed AND offset >= {first:Int64} AND offset < {end:Int64}) AS known"
+            " ON known.offset = now._offset WHERE (now.error != '' OR known.error != '')"
+            f" AND {self._fence.condition} {AS_ONE_BLOCK}",
             {
                 "feed": self._feed.name,
                 "feed_id": self._feed.feed_id,
-                "topic": self._source.topic,
-                "topic_id": str(self._source.topic_id),
-                "partition": self._source.partition,
+                **self._source.range(offsets),
+                "asked_ms": asked_ms,
+                **self._fence.parameters(state),
             },
         )

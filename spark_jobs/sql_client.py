@@ -262,6 +262,16 @@ class HttpSession:
         query = {"wait_end_of_query": 1, **self._query, **_bound(parameters)}
         self._servers._done(self._url, query, sql.encode())
 
+    def send(self, sql: str, data: bytes) -> None:
+        """Run an insert of data in the format that it names. Raises SqlFailure, as `execute`."""
+        self._servers._done(self._url, {**self._query, "query": sql}, data)
+
+    def lines(self, sql: str) -> Iterator[bytes]:
+        """A result of one column with text. Raises SqlFailure."""
+        with self._servers._arrow(self._url, sql, None, self._query) as reader:
+            for batch in reader:
+                yield from batch.column(0).cast(pa.binary()).to_pylist()
+
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows, all of them as one block. Raises SqlFailure; then they may be stored."""
         self._servers._insert_at(self._url, table, rows.combine_chunks(), None, self._query)

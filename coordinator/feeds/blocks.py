@@ -56,6 +56,18 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Dead letters at `offsets` that are parsed again: those that are older than `asked_ms`.
+
+    `attempt`: as of a block.
+    """
+
+    asked_ms: int
+    offsets: Offsets
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FeedState:
     """A feed in one partition.
 
@@ -63,7 +75,7 @@ class FeedState:
     begins. `attempt`: how often tokens of this block turned out to be used up without its rows; it
     is part of the token. `counted` is the last completed block, `total` all completed blocks from
     offset `reference` on. `shard`: where the last block's records are, and its rows; empty where
-    there is only one.
+    there is only one. `replay`: rows of it may be stored; only the Spark job has it.
     """
 
     epoch: int
@@ -76,10 +88,11 @@ class FeedState:
     counted: Counted = Counted()
     total: Counted = Counted()
     shard: str = ""
+    replay: Replay | None = None
 
     def as_text(self) -> str:
         """For the registry."""
-        o = self.offsets
+        o, again = self.offsets, self.replay
         return json.dumps(
             {
                 "epoch": self.epoch,
@@ -92,6 +105,9 @@ class FeedState:
                 "counted": [self.counted.rows, self.counted.dead_letters],
                 "total": [self.total.rows, self.total.dead_letters],
                 "shard": self.shard,
+                "replay": None
+                if again is None
+                else [again.asked_ms, again.offsets.first, again.offsets.end, again.attempt],
             },
             separators=(",", ":"),
         )
@@ -99,6 +115,7 @@ class FeedState:
 
 def state_from_text(text: str) -> FeedState:
     stored = json.loads(text)
+    again = stored.get("replay")
     return FeedState(
         epoch=stored["epoch"],
         feeder=stored["feeder"],
@@ -110,6 +127,7 @@ def state_from_text(text: str) -> FeedState:
         counted=Counted(*stored["counted"]),
         total=Counted(*stored["total"]),
         shard=stored.get("shard", ""),
+        replay=None if again is None else Replay(again[0], Offsets(again[1], again[2]), again[3]),
     )
 
 
@@ -174,13 +192,39 @@ def taken_over(state: FeedState, feeder: str) -> FeedState:
 
 def begun(state: FeedState, offsets: Offsets, shard: str = "") -> FeedState:
     """The intention to insert a block there. The block before it must be complete."""
-    if state.phase is not Phase.AFTER:
-        raise ValueError(f"the block of {state.offsets} is not complete")
+    _check_complete(state)
     if offsets.first < state.next_offset:
         raise ValueError(f"offsets below {state.next_offset} are stored")
     return replace(
         state, phase=Phase.BEFORE, offsets=offsets, attempt=0, counted=Counted(), shard=shard
     )
+
+
+def replay_begun(state: FeedState, replay: Replay) -> FeedState:
+    """The intention to insert what fits of these dead letters."""
+    _check_complete(state)
+    return replace(state, replay=replay)
+
+
+def _check_complete(state: FeedState) -> None:
+    if state.phase is not Phase.AFTER:
+        raise ValueError(f"the block of {state.offsets} is not complete")
+    if state.replay is not None:
+        raise ValueError(f"the replay of {state.replay.offsets} is not complete")
+
+
+def replay_tried_again(state: FeedState) -> FeedState:
+    """As `tried_again`."""
+    if state.replay is None:
+        raise ValueError("no replay has begun")
+    return replace(state, replay=replace(state.replay, attempt=state.replay.attempt + 1))
+
+
+def replay_completed(state: FeedState) -> FeedState:
+    """All of its rows are stored, and its dead letters say so."""
+    if state.replay is None:
+        raise ValueError("no replay has begun")
+    return replace(state, replay=None)
 
 
 def tried_again(state: FeedState) -> FeedState:
@@ -204,4 +248,11 @@ def completed(state: FeedState, counted: Counted) -> FeedState:
 def token(feed_id: str, topic_id: str, partition: int, offsets: Offsets, attempt: int) -> str:
     """By which ClickHouse knows a block. `feed_id` is never used again for another feed."""
     base = f"{feed_id}/{topic_id}/{partition}/{offsets.first}-{offsets.end - 1}"
+    return base if attempt == 0 else f"{base}/{attempt}"
+
+
+def replay_token(feed_id: str, topic_id: str, partition: int, replay: Replay, attempt: int) -> str:
+    """By which ClickHouse knows the rows of a replay."""
+    first, end = replay.offsets.first, replay.offsets.end
+    base = f"{feed_id}/{topic_id}/{partition}/replay-{replay.asked_ms}/{first}-{end - 1}"
     return base if attempt == 0 else f"{base}/{attempt}"

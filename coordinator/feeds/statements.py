@@ -86,7 +86,7 @@ LOOKING_FOR_FIELDS = (
 _FIELD = r'[ \t]*(?:"(?:[^"]|"")*"[ \t]*|(?:[^" \t,\r\n][^,\r\n]*)?)'
 _CLOSED_QUOTES = rf"^{_FIELD}(?:,{_FIELD}|\r?\n{_FIELD})*$"
 # One insert is one block of the engine, and so one part in each partition of the table.
-_INSERTING = (
+AS_ONE_BLOCK = (
     "SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_rows = 1000000000,"
     " min_insert_block_size_bytes = 0, max_partitions_per_insert_block = 0, async_insert = 0,"
     " insert_null_as_default = 1, insert_deduplicate = 1"
@@ -189,6 +189,18 @@ def columns_statement() -> str:
 
 def columns_of(rows: Sequence[Sequence[Any]], paths: Mapping[str, str]) -> list[Column]:
     return [Column(name, kind, tuple(paths.get(name, name).split("."))) for name, kind in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class SentLines:
+    """Statements: `table` makes a temporary table, `query` finds the lines that are to be sent with
+    `insert`, and `load` fills `feed_values`.
+    """
+
+    table: str
+    query: str
+    insert: str
+    load: str
 
 
 class BlockStatements:
@@ -323,13 +335,30 @@ class BlockStatements:
                 f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows, {error} FROM {source}"
                 f" {_PARSING}"
             )
+        return f"{self._load_csv(self._read('CSV', self._csv_structure(mark), mark))} {_PARSING}"
+
+    def sent_csv(self, mark: str) -> SentLines:
+        """What fills `feed_values` where the engine reads lines of CSV only as a client's insert.
+
+        Parameters: those of `SOURCE`.
+        """
+        return SentLines(
+            _temporary(LINES_TABLE, self._csv_structure(mark)),
+            self._lines_query(mark),
+            f"INSERT INTO {LINES_TABLE} {_PARSING} FORMAT CSV",
+            self._load_csv(LINES_TABLE),
+        )
+
+    def _csv_structure(self, mark: str) -> str:
         fields = ", ".join(f"{quoted(one.name)} {one.read_type}" for one in self._values)
-        names = ", ".join(quoted(one.name) for one in self._values)
         marked = f"Enum8('{mark}' = 1)"
-        structure = f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
+        return f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
+
+    def _load_csv(self, source: str) -> str:
+        names = ", ".join(quoted(one.name) for one in self._values)
         return (
-            f"INSERT INTO {VALUES_TABLE} SELECT _offset, [CAST(tuple({names}), {kind})], ''"
-            f" FROM {self._read('CSV', structure, mark)} {_PARSING}"
+            f"INSERT INTO {VALUES_TABLE} SELECT _offset,"
+            f" [CAST(tuple({names}), {literal(self._read_type())})], '' FROM {source}"
         )
 
     def convert(self) -> str:
@@ -367,7 +396,7 @@ class BlockStatements:
         return (
             f"INSERT INTO {self.target} ({', '.join(names)}) SELECT {', '.join(values)}"
             f" FROM {ROWS_TABLE} AS feed_rows{join} WHERE feed_rows._offset NOT IN {MISFITS}"
-            f" {_INSERTING}, insert_deduplication_token = {literal(token)}"
+            f" {AS_ONE_BLOCK}, insert_deduplication_token = {literal(token)}"
         )
 
     def stored(self) -> str:

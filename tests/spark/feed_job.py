@@ -1,4 +1,4 @@
-"""The job `feed` in a process of its own, which tests kill."""
+"""The job `feed`: in a process of its own, which tests kill, and in that of the tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 from types import TracebackType
 
+from spark_jobs import feed
+from tests.spark.history import run_job
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.server_process import PROJECT
@@ -58,7 +60,14 @@ class FeedJob:
         return printed
 
 
-def run_feed(broker: BrokerProcess, *arguments: str, code: int = 0, **more: str) -> str:
-    """Run the job to its end. Returns what it printed."""
-    with FeedJob(broker, *arguments, **more) as feed:
-        return feed.ends(code)
+def run_feed(broker: BrokerProcess, *arguments: str, code: int = 0) -> str:
+    """Run the job to its end, on the test's Spark session. Returns what it printed.
+
+    With `--once` or `--dry-run`: a stream would call this process back (test_stream.py).
+    """
+    jars = ",".join(tools.spark_source_jars())
+    ended = run_job(
+        feed.command, broker.http_url, *arguments, "--bootstrap", broker.kafka, "--jars", jars
+    )
+    assert ended.code == code, ended
+    return ended.stdout + ended.stderr

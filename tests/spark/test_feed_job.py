@@ -31,6 +31,7 @@ from tests.support.steady_producer import producing
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("spark_with_kafka")
 TABLE = "fed.events"
 
 
@@ -176,7 +177,6 @@ def test_the_table_equals_the_log_after_many_kills_of_the_job(tables: TypedTable
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("spark")
 def test_of_two_jobs_at_once_the_first_is_fenced_and_the_audit_knows_both(
     tables: TypedTables,
 ) -> None:
@@ -252,8 +252,74 @@ def test_avro_and_protobuf_with_a_schema_registry(tables: TypedTables) -> None:
     assert tables.sql(shown.format("protobuf")) == [{"id": 7, "amount": "1.5", "name": "ab"}]
 
 
-def produce(tables: TypedTables, topic: str, *values: bytes) -> None:
+def produce(tables: TypedTables, topic: str, *values: bytes | None) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(60) == 0
+
+
+CSV: list[bytes | None] = [
+    b'1,"two\nlines, ""quoted""",1.50,a', b"2,x,,\n", b"3,x\r\n", b"4,y,1,a\n5,z,1,b", b"300,x,1,a",
+    b"a,b,1,c", b"7,\n0,8,x", None, b"", b'8,"open,1,a', b'9,"closed",2,"b"', b"10, x ,0.1,c",
+    b"11,\xff\xfe,1,a", b'12,"\xc3",1,b', b'13,\xe2\x82,1,"', b'14,a"b,-1,a', b'"',
+    b"15,x,1,unknown", b"16,x,12345678901234567890.123456,b", b"17,,,",
+]  # fmt: skip
+"""Of which most are no row of these columns."""
+CSV_COLUMNS = (
+    "id UInt8, note String, amount Nullable(Decimal(38, 5)), kind Enum8('' = 0, 'a' = 1, 'b' = 2,"
+    " 'c' = 3), _topic String, _offset Int64, _key Nullable(String), _timestamp DateTime64(3)"
+)
+
+
+def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "csv", 1)
+    produce(tables, "csv", *CSV)
+    tables("create", "own.csv", "--topic", "csv", "--format", "csv", "--columns", CSV_COLUMNS,
+           "--order-by", "id")  # fmt: skip
+    # In blocks of three: a quote that is open must not reach others in any of them.
+    told = run_feed(
+        tables.broker, "fed.csv", "--topic", "csv", "--values", "csv", "--columns", CSV_COLUMNS,
+        "--once", "--block-records", "3",
+    )  # fmt: skip
+    tables.await_fed("own.csv", len(CSV))
+
+    shown = "SELECT * REPLACE (hex(note) AS note, toString(amount) AS amount) FROM {} ORDER BY id"
+    rows = tables.sql(shown.format("fed.csv"))
+    assert rows == tables.sql(shown.format("own.csv"))
+    assert [row["id"] for row in rows] == [1, 2, 9, 10, 11, 12, 14, 16, 17]
+    errors = "SELECT offset, error FROM {}.dead_letters ORDER BY offset"
+    dead = tables.sql(errors.format("brokerhouse_feeds"))
+    assert dead == tables.sql(errors.format("brokerhouse"))
+    assert f"fed.csv: {len(rows)} rows fed, {len(dead)} dead letters" in told
+    assert len(rows) + len(dead) == len(CSV) - 1
+    assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
+
+
+def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "events", 2)
+    more = ("--topic", "events", "--once", "--block-records", "2")
+    for partition in (0, 1):
+        values = [{"id": n, "a": n * 100, "b": {"c": n}} for n in range(6)]
+        tables.produce("events", *map(json.dumps, values), "bad", partition=partition)
+    columns = "id UInt8, a UInt8, c UInt8, _partition Int32, _timestamp DateTime64(3)"
+    told = run_feed(tables.broker, TABLE, *more, "--columns", columns)
+    assert f"{TABLE}: 6 rows fed, 8 dead letters" in told
+    told = run_feed(tables.broker, TABLE, *more, "--replay", "--dry-run")
+    assert "would feed up to 0 records, and parse 8 dead letters again; nothing was" in told
+
+    tables.sql(f"ALTER TABLE {TABLE} MODIFY COLUMN a UInt16")
+    tables.produce("events", '{"id": 6}')
+    fixed = (*more, "--replay", "--path", "c=b.c")
+    told = run_feed(tables.broker, TABLE, *fixed)
+    assert f"{TABLE}: 1 row fed, 0 dead letters; dead letters parsed again: 6 rows, 2 are" in told
+    told = run_feed(tables.broker, TABLE, *fixed)
+    assert f"{TABLE}: 0 rows fed, 0 dead letters; dead letters parsed again: 0 rows, 2 are" in told
+    rows = tables.sql(f"SELECT id, a, c, _partition FROM {TABLE} ORDER BY _partition, id")
+    before = [(n, n * 100, 0) for n in range(3)]
+    after = [(n, n * 100, n) for n in range(3, 6)]
+    expected = [(*one, partition) for partition in (0, 1) for one in before + after]
+    assert sorted(tuple(row.values()) for row in rows) == sorted([*expected, (6, 0, 0, 0)])
+    dead = tables.sql("SELECT partition, offset FROM brokerhouse_feeds.dead_letters")
+    assert dead == [{"partition": 0, "offset": 6}, {"partition": 1, "offset": 6}]
+    assert tables.sql(f"SELECT count() AS n FROM {TABLE} WHERE _timestamp = 0") == [{"n": 0}]

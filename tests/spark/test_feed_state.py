@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from coordinator.feeds.blocks import Counted, Offsets, Phase
 from coordinator.feeds.definition import Format
 from spark_jobs.feed import FeedTarget
+from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (
     FeedFenced,
     FeedRegistry,
@@ -32,6 +33,8 @@ from tests.support.zookeeper import Keeper
 
 TOPIC, TOPIC_ID = "events", "7f4f6a1e-0000-4000-8000-000000000001"
 CHANGES = 15
+ITEMS = {11: "300", 13: "-1", 14: "301", 16: "302"}
+"""Offsets of records whose item does not fit."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,7 @@ def task(engine: EngineProcess, request: pytest.FixtureRequest) -> FeedTask:
     name = "fed." + re.sub(r"\W+", "_", request.node.name)
     servers, registry = open_registry(SqlServers.parse(engine.http))
     target = FeedTarget(servers, name, feed_id_of(registry, name), Format.JSON, {}, "")
-    target.make("id UInt8, _offset Int64", "id", "id % 2")
+    target.make("id UInt8, _offset Int64, item UInt8", "id", "id % 2")
     return FeedTask(servers, registry, target.read(), "one", {TOPIC: TOPIC_ID}, 4)
 
 
@@ -111,13 +114,15 @@ def batch(*offsets: int) -> pa.RecordBatch:
     rows = [
         {
             "topic": TOPIC, "partition": 0, "offset": offset, "error": "",
-            "rows": [{"id": str(offset) if offset != 3 else "none"}],
+            "rows": [
+                {"id": str(offset) if offset != 3 else "none", "item": ITEMS.get(offset, "1")}
+            ],
         }
         for offset in offsets
     ]  # fmt: skip
     kinds: dict[str, Any] = {
         "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "error": pa.string(),
-        "rows": pa.list_(pa.struct([("id", pa.string())])),
+        "rows": pa.list_(pa.struct([("id", pa.string()), ("item", pa.string())])),
     }  # fmt: skip
     return pa.RecordBatch.from_pylist(rows, pa.schema(kinds))
 
@@ -234,3 +239,181 @@ def test_a_block_without_any_record_left_is_completed(task: FeedTask) -> None:
     PartitionBlocks(task, source).repeat_without_records()
     progress.exists()
     assert (progress.state.phase, progress.state.next_offset) == (Phase.AFTER, 9)
+
+
+DEAD_LETTERS = range(11, 17)
+FIXED, ANOTHER = "UInt16", "Int8"
+
+
+class Killed(Exception):
+    """The worker was."""
+
+
+@contextmanager
+def dying(patch: pytest.MonkeyPatch, where: type, name: str, when: str) -> Iterator[None]:
+    """The worker is killed before or after it calls this."""
+    done = getattr(where, name)
+
+    def dies(*arguments: Any, **more: Any) -> None:
+        if when == "after":
+            done(*arguments, **more)
+        raise Killed
+
+    with patch.context() as patched:
+        patched.setattr(where, name, dies)
+        yield
+
+
+def change(task: FeedTask, item: str) -> None:
+    """The column `item` gets another type."""
+    task.servers.execute(f"ALTER TABLE {task.feed.target} MODIFY COLUMN item {item}")
+
+
+def taken_over(task: FeedTask, feeder: str) -> FeedTask:
+    """Another run, with the columns that the table has now."""
+    feed = task.feed
+    target = FeedTarget(task.servers, feed.name, feed.feed_id, feed.format, {}, "")
+    made = replace(task, feed=target.read(), feeder=feeder)
+    made.progress(made.source(TOPIC, 0)).take_over(0)
+    return made
+
+
+def replay_task(task: FeedTask, feeder: str, asked_ms: int = 2_000_000_000_000) -> ReplayTask:
+    """Of another run."""
+    made = taken_over(task, feeder)
+    return ReplayTask(
+        made.servers, made.registry, made.feed, made.feeder, made.topics, made.block_records,
+        asked_ms,
+    )  # fmt: skip
+
+
+def replayed(task: ReplayTask, *batches: pa.RecordBatch) -> tuple[int, int]:
+    """Rows, and records that are still dead letters."""
+    results = [row for one in task(DeadLetters(task)(iter(batches))) for row in one.to_pylist()]
+    task.blocks(task.source(TOPIC, 0)).repeat_without_records()
+    assert not any(row["fenced"] for row in results), results
+    return sum(row["rows"] for row in results), sum(row["dead_letters"] for row in results)
+
+
+def dead(task: FeedTask) -> list[list[Any]]:
+    return task.servers.rows(
+        "SELECT offset, error FROM dead_letters WHERE feed = {feed:String} ORDER BY offset",
+        {"feed": task.feed.name},
+    )
+
+
+def items(task: FeedTask) -> list[list[int]]:
+    return task.servers.rows(f"SELECT _offset, item FROM {task.feed.target} ORDER BY ALL")
+
+
+def all_fed(task: FeedTask) -> pa.RecordBatch:
+    records = batch(*DEAD_LETTERS)
+    assert fed(task, records) == {"rows": 2, "dead_letters": 4, "fenced": ""}
+    assert [offset for offset, _ in dead(task)] == list(ITEMS)
+    return records
+
+
+def check_replayed(task: FeedTask) -> None:
+    assert items(task) == [[11, 300], [12, 1], [14, 301], [15, 1], [16, 302]]
+    assert dead(task) == [[13, "item: -1 does not fit UInt16"]]
+
+
+def test_dead_letters_that_fit_now_become_rows_once(task: FeedTask) -> None:
+    records = all_fed(task)
+    change(task, FIXED)
+    # In blocks of two, so that the two batches are three blocks.
+    small = replace(task, block_records=2)
+    assert replayed(replay_task(small, "two"), records, records.slice(0, 0)) == (3, 1)
+    check_replayed(task)
+    assert replayed(replay_task(task, "three"), records) == (0, 0)
+    assert replayed(replay_task(task, "four", 2_000_000_000_001), records) == (0, 1)
+    assert replayed(replay_task(task, "five", 1), records) == (0, 0)
+    check_replayed(task)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (SparkFeedProgress, "begin_replay"),
+        (SparkBlockWriter, "_insert_rows"),
+        (SparkBlockWriter, "_dead_letters"),
+        (SparkFeedProgress, "complete_replay"),
+    ],
+)
+def test_a_replay_that_was_killed_is_repeated_once(
+    task: FeedTask, where: type, name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = all_fed(task)
+    change(task, FIXED)
+    with pytest.raises(Killed), dying(monkeypatch, where, name, when):
+        replayed(replay_task(task, "two"), records)
+    with suppress(Killed), dying(monkeypatch, where, name, when):
+        replayed(replay_task(task, "three"), records)
+    replayed(replay_task(task, "four"), records)
+    check_replayed(task)
+
+
+def test_a_table_that_changes_after_a_killed_replay_gets_what_fits_now(
+    task: FeedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = all_fed(task).slice(0, 3)  # 300 and -1, of which either type takes one
+    change(task, FIXED)
+    with pytest.raises(Killed), dying(monkeypatch, SparkBlockWriter, "_insert_rows", "after"):
+        replayed(replay_task(task, "two"), records)
+    assert [11, 300] in items(task)
+    task.servers.execute(f"ALTER TABLE {task.feed.target} DROP COLUMN item")
+    task.servers.execute(f"ALTER TABLE {task.feed.target} ADD COLUMN item {ANOTHER}")
+    assert replayed(replay_task(task, "three"), records) == (1, 1)
+    assert items(task) == [[12, 0], [13, -1], [15, 0]]
+    assert [offset for offset, _ in dead(task)] == [11, 14, 16]
+
+
+def test_dead_letters_whose_records_kafka_has_deleted_stay(
+    task: FeedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = all_fed(task)
+    change(task, FIXED)
+    with pytest.raises(Killed), dying(monkeypatch, SparkBlockWriter, "_insert_rows", "after"):
+        replayed(replay_task(task, "two"), records)
+    assert replayed(replay_task(task, "three"), records.slice(0, 0)) == (0, 0)
+    assert [offset for offset, _ in items(task)] == [12, 15]
+    assert [offset for offset, _ in dead(task)] == list(ITEMS)
+    fed(replace(task, feeder="three"), batch(17))
+    assert items(task)[-1] == [17, 1]
+
+
+@pytest.mark.parametrize("name", ["_insert_rows", "_dead_letters"])
+def test_a_block_that_is_repeated_after_a_fix_leaves_no_dead_letter_of_before(
+    task: FeedTask, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = batch(*DEAD_LETTERS)
+    with pytest.raises(Killed), dying(monkeypatch, SparkBlockWriter, name, "after"):
+        fed(replace(task, block_records=10), records)
+    change(task, FIXED)
+    fed(taken_over(task, "one"), records)
+    check_replayed(task)
+    assert replayed(replay_task(task, "two"), records) == (0, 1)
+    check_replayed(task)
+
+
+def test_a_run_that_was_taken_over_writes_no_dead_letter(
+    task: FeedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = batch(*DEAD_LETTERS)
+    task.progress(task.source(TOPIC, 0)).take_over(0)
+    write = SparkBlockWriter._dead_letters
+
+    def sleeps(*arguments: Any) -> None:
+        """Until another run has done all there is."""
+        with monkeypatch.context() as patched:
+            patched.setattr(SparkBlockWriter, "_dead_letters", write)
+            assert fed(taken_over(task, "two"), records)["dead_letters"] == 4
+            change(task, FIXED)
+            assert replayed(replay_task(task, "three"), records) == (3, 1)
+        write(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkBlockWriter, "_dead_letters", sleeps)
+        assert "has taken over" in fed(replace(task, block_records=10), records)["fenced"]
+    check_replayed(task)

@@ -187,12 +187,15 @@ class FeedTarget:
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
         columns = columns_of(found, self.paths)
+        feed = SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
         for column in columns:
-            if not column.is_metadata and "String" not in column.read_type:
+            is_text = column.is_metadata or "String" in column.read_type
+            if not is_text and not feed.is_read_by_clickhouse:
                 raise JobFailure(
                     f"column {column.name} of type {column.type} cannot be filled by this job"
+                    f" from {self.format.value}"
                 )
-        return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
+        return feed
 
     def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
         """Make the table, or give the one that exists what a feed needs."""

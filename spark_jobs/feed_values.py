@@ -9,6 +9,9 @@ Python workers: they know several schemas side by side, and read all the broker 
 
 CSV stays what it is, in the column `value`: ClickHouse reads it (feed_writer.py), so that each
 record is the row, or the dead letter, that it is in a broker.
+
+CSV stays what it is, in the column `value`: ClickHouse reads it (feed_writer.py), so that each
+record is the row, or the dead letter, that it is in a broker.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ def parsed(records: DataFrame, feed: SparkFeed, schema_registry: str) -> DataFra
     of_kafka = [name for name in feed.record_columns if name != "value"]
     records = records.select("topic", "partition", "offset", *of_kafka, "value")
     if feed.is_read_by_clickhouse:
+        return records.withColumn("error", F.lit(""))
+    if feed.format is Format.CSV:
         return records.withColumn("error", F.lit(""))
     if feed.format is Format.RAW:
         return _raw(records, columns)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from spark_jobs import feed
@@ -46,12 +49,19 @@ class FeedJob:
         self.kill()
 
     def kill(self) -> None:
-        """The driver with its Java and its workers, at once."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
+            self.signal(signal.SIGKILL)
         printed, _ = self.process.communicate()
         if printed:
             print(printed)
+
+    def signal(self, number: int) -> None:
+        """To the driver with its Java and its workers, which are a process group of their own."""
+        for directory in Path("/proc").glob("[0-9]*"):
+            pid = int(directory.name)
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == self.process.pid:
+                    os.kill(pid, number)
 
     def ends(self, code: int = 0) -> str:
         """Wait for the end of the job. Returns what it printed."""

@@ -417,3 +417,27 @@ def test_a_run_that_was_taken_over_writes_no_dead_letter(
         patched.setattr(SparkBlockWriter, "_dead_letters", sleeps)
         assert "has taken over" in fed(replace(task, block_records=10), records)["fenced"]
     check_replayed(task)
+
+
+def test_csv_fills_columns_of_any_type(task: FeedTask) -> None:
+    name = "fed.csv"
+    columns = "id UInt8, v Variant(UInt64, String), m Map(UInt8, String), _key Nullable(String)"
+    feed_id = feed_id_of(task.registry, name)
+    FeedTarget(task.servers, name, feed_id, Format.CSV, {}, "").make(columns, "id", None)
+    target = FeedTarget(task.servers, name, feed_id, Format.CSV, {}, "")
+    values = [b"1,7,\"{1:'a'}\"", b'2,x,"{}"', b'3,"open', None, b"4,,{}"]
+    records = pa.table(
+        {
+            "topic": [TOPIC] * 5, "partition": pa.array([0] * 5, pa.int32()), "offset": range(5),
+            "key": ["k"] * 5, "value": pa.array(values, pa.binary()), "error": [""] * 5,
+        }
+    )  # fmt: skip
+    csv = replace(task, feed=target.read())
+    assert fed(csv, *records.to_batches()) == {"rows": 3, "dead_letters": 1, "fenced": ""}
+    shown = "id, variantType(v)::String, toString(v), mapValues(m), _key"
+    assert task.servers.rows(f"SELECT {shown} FROM {name} ORDER BY id") == [
+        [1, "UInt64", "7", ["a"], "k"],
+        [2, "String", "x", [], "k"],
+        [4, "None", "", [], "k"],
+    ]
+    assert dead(csv) == [[2, "not one line of CSV with the columns id, v, m"]]

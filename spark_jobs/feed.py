@@ -189,7 +189,7 @@ class FeedTarget:
         columns = columns_of(found, self.paths)
         feed = SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
         for column in columns:
-            is_text = column.is_metadata or "String" in column.read_type
+            is_text = column.is_metadata or column.is_read_as_text
             if not is_text and not feed.is_read_by_clickhouse:
                 raise JobFailure(
                     f"column {column.name} of type {column.type} cannot be filled by this job"

@@ -132,6 +132,10 @@ class Column:
         return self.type if _NOT_FROM_TEXT.match(self.type) else _TEXT
 
     @property
+    def is_read_as_text(self) -> bool:
+        return self.read_type == _TEXT
+
+    @property
     def row_type(self) -> str:
         """As what a value waits for its insert: null where the record has none."""
         if self.is_from_json or self.read_type != _TEXT or self.is_json:

@@ -26,6 +26,7 @@ from spark_jobs.feed_state import (
 )
 from spark_jobs.feed_task import FeedTask, PartitionBlocks
 from spark_jobs.feed_writer import SparkBlockWriter
+from spark_jobs.job import JobFailure
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 from storage.registry import Versioned
 from tests.support.engine_process import EngineProcess
@@ -425,6 +426,8 @@ def test_csv_fills_columns_of_any_type(task: FeedTask) -> None:
     feed_id = feed_id_of(task.registry, name)
     FeedTarget(task.servers, name, feed_id, Format.CSV, {}, "").make(columns, "id", None)
     target = FeedTarget(task.servers, name, feed_id, Format.CSV, {}, "")
+    with pytest.raises(JobFailure, match=r"column v of type Variant.* from json"):
+        replace(target, format=Format.JSON).read()
     values = [b"1,7,\"{1:'a'}\"", b'2,x,"{}"', b'3,"open', None, b"4,,{}"]
     records = pa.table(
         {

@@ -28,7 +28,6 @@ import confluent_kafka
 from bench.cluster import running_cluster
 from bench.machine import machine, running_broker
 from tests.spark.feed_job import FeedJob
-from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_processes import Cluster
 from tests.support.cluster_tables import ClusterTables
 from tests.support.committed import create_topic

@@ -107,6 +107,7 @@ class IcebergJob(FeedJob):
     """The job `iceberg` from "events" into db.events."""
 
     def __init__(self, broker: BrokerProcess, directory: Path, *arguments: str) -> None:
+        super().__init__(broker)
         self._command = [
             sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg", *arguments,
             "--bootstrap", broker.kafka, "--servers", broker.http_url, "--master", "local[2]",
@@ -131,6 +132,8 @@ class IcebergJob(FeedJob):
 
 
 def ids_in(directory: Path) -> list[int]:
+    if not (directory / "catalog.db").exists():
+        return []
     catalog = load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(directory)))
     table = tables.existing(catalog, "db.events")
     found = [] if table is None else table.scan().to_arrow().column("id").to_pylist()
@@ -152,13 +155,12 @@ def test_spark_starts_workers_again_and_a_second_run_goes_on(
         return str(number), json.dumps({"id": number})
 
     warehouse = tmp_path / "warehouse"
-    with IcebergJob(events_broker, warehouse) as job:
-        with producing(events_broker.kafka, "events", record):
-            until(lambda: ids_in(warehouse) != [], "the first rows", LIMIT_S)
-            for _ in range(2):
-                os.kill(chance.choice(job.python_workers()), signal.SIGKILL)
-                until(partial(has_more, warehouse, len(ids_in(warehouse))), "more rows", LIMIT_S)
-        job.kill()
+    job = IcebergJob(events_broker, warehouse)
+    with job, producing(events_broker.kafka, "events", record):
+        until(lambda: ids_in(warehouse) != [], "the first rows", LIMIT_S)
+        for _ in range(2):
+            os.kill(chance.choice(job.python_workers()), signal.SIGKILL)
+            until(partial(has_more, warehouse, len(ids_in(warehouse))), "more rows", LIMIT_S)
     sent = next(numbers)
     with IcebergJob(events_broker, warehouse, "--once") as again:
         assert "are in the tables" in again.ends()

@@ -26,12 +26,13 @@ from coordinator.feeds.definition import (
     Format,
     split_name,
 )
+from coordinator.feeds.feeder import EVERYWHERE
 from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
 from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
 from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
-from spark_jobs.feed_replay import EVERYWHERE, DeadLetters, ReplayTask
+from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (
     dead_letters_of,
     feed_id_of,

@@ -19,13 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.feeds.blocks import Counted, Offsets, Replay
+from coordinator.feeds.feeder import EVERYWHERE
 from coordinator.feeds.statements import DEAD
-from coordinator.feeds.writer import MAX_OFFSET, FeedSource
+from coordinator.feeds.writer import FeedSource
 from spark_jobs.feed_task import FeedTask, PartitionBlocks
 from spark_jobs.feed_writer import SparkBlockWriter
 from storage.engine import Parameter
-
-EVERYWHERE = Offsets(0, MAX_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)

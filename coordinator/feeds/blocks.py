@@ -75,7 +75,7 @@ class FeedState:
     begins. `attempt`: how often tokens of this block turned out to be used up without its rows; it
     is part of the token. `counted` is the last completed block, `total` all completed blocks from
     offset `reference` on. `shard`: where the last block's records are, and its rows; empty where
-    there is only one. `replay`: rows of it may be stored; only the Spark job has it.
+    there is only one. `replay`: rows of it may be stored.
     """
 
     epoch: int

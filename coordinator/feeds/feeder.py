@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase, plan, token
+from coordinator.feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.progress import FeedProgress
-from coordinator.feeds.writer import FeedSource, PartitionWriter
+from coordinator.feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
 from storage.engine import TokenUsed
 
 BLOCK_MAX_RECORDS = 500_000
 BLOCK_MAX_BYTES = 64 << 20
+EVERYWHERE = Offsets(0, MAX_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class PartitionFeeder:
         Raises `Fenced` when another feeder has taken over. After an `EngineError` the state has to
         be opened again.
         """
+        if self._progress.state.replay is not None:
+            await self.replay()
         state = self._progress.state
         if state.phase is Phase.BEFORE:
             return await self._store(again=True)
@@ -104,13 +107,34 @@ class PartitionFeeder:
     async def replay(self) -> Counted:
         """Parse the dead letters again that were asked for.
 
-        Raises `Fenced` and `EngineError`.
+        First what a feeder before has begun: a block, whose dead letters may fit by now, and a
+        replay, whose rows have tokens by the time when it was asked for. Raises `Fenced` and
+        `EngineError`.
         """
+        if self._progress.state.phase is Phase.BEFORE:
+            await self._store(again=True)
         await self._progress.check()
         counted = Counted()
-        for shard in self._shards.all():
-            counted += await shard.writer.replay(self._feed, self._source)
+        if (begun := self._progress.state.replay) is not None:
+            counted = await self._replay(begun.asked_ms)
+        if await self._has_dead_letters():
+            await self._progress.begin_replay(Replay(self._feed.replay_asked_ms, EVERYWHERE))
+            counted += await self._replay(self._feed.replay_asked_ms)
         return counted
+
+    async def _replay(self, asked_ms: int) -> Counted:
+        feed = replace(self._feed, replay_asked_ms=asked_ms)
+        counted = Counted()
+        for shard in self._shards.all():
+            counted += await shard.writer.replay(feed, self._source)
+        await self._progress.complete_replay()
+        return counted
+
+    async def _has_dead_letters(self) -> bool:
+        for shard in self._shards.all():
+            if await shard.writer.has_dead_letters(self._feed, self._source):
+                return True
+        return False
 
     async def _store(self, *, again: bool) -> int:
         while True:

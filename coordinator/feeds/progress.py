@@ -9,9 +9,12 @@ from coordinator.feeds.blocks import (
     Counted,
     FeedState,
     Offsets,
+    Replay,
     begun,
     completed,
     first_state,
+    replay_begun,
+    replay_completed,
     state_from_text,
     taken_over,
     tried_again,
@@ -118,6 +121,14 @@ class FeedProgress:
     async def complete(self, counted: Counted) -> None:
         """AFTER: all rows of the block are stored."""
         await self._change(completed(self.state, counted))
+
+    async def begin_replay(self, replay: Replay) -> None:
+        """Dead letters are to be parsed again."""
+        await self._change(replay_begun(self.state, replay))
+
+    async def complete_replay(self) -> None:
+        """What fits of them is stored, and they say so."""
+        await self._change(replay_completed(self.state))
 
     async def _change(self, state: FeedState) -> None:
         text, expected = state.as_text(), self._stored

@@ -50,11 +50,13 @@ UNDECIDED = (
 )
 """Where the first transaction begins of which it is not stored yet whether it was aborted."""
 WITH_VALUE = "value IS NOT NULL"
-DEAD = (
+_DEAD_LETTERS = (
     "FROM dead_letter_versions FINAL WHERE feed_id = {feed_id:UUID} AND topic_id = {topic_id:UUID}"
     " AND partition = {partition:Int32} AND NOT replayed"
-    " AND time < fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"
 )
+OF_BLOCK = f"{_DEAD_LETTERS} AND offset >= {{first:Int64}} AND offset < {{end:Int64}}"
+"""Dead letters of a range."""
+DEAD = f"{_DEAD_LETTERS} AND time < fromUnixTimestamp64Milli({{asked_ms:Int64}}, 'UTC')"
 """Dead letters that were asked to be parsed again."""
 VALUES_TABLE, ROWS_TABLE, LINES_TABLE = "feed_values", "feed_rows", "feed_lines"
 UNDERSTOOD = f"(SELECT _offset FROM {VALUES_TABLE} WHERE _error = '')"

@@ -17,6 +17,7 @@ from coordinator.feeds.statements import (
     DEAD,
     LINES_TABLE,
     MISFITS,
+    OF_BLOCK,
     ROWS_TABLE,
     SOURCE,
     SOURCE_WITHOUT_TRANSACTIONS,
@@ -143,6 +144,16 @@ class PartitionWriter(ABC):
         Safe to repeat. Raises `EngineError`.
         """
 
+    async def has_dead_letters(self, feed: FeedDefinition, source: FeedSource) -> bool:
+        """Whether there are some that are older than the feed's `replay_asked_ms`."""
+        params: dict[str, Parameter] = {
+            **source.range(Offsets(0, MAX_OFFSET)),
+            "feed_id": feed.feed_id,
+            "asked_ms": feed.replay_asked_ms,
+        }
+        [[count]] = await self._session.rows(f"SELECT count() {DEAD}", params)
+        return bool(count)
+
     async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
         """The beginning of a range that has at most `max_bytes` of values, or one record.
 
@@ -204,6 +215,8 @@ class BlockWriter(PartitionWriter):
             await self._dead_letters(feed, statements, params)
         if rows:
             await self._session.execute(statements.insert(token), params)
+        if again:
+            await self._not_dead_any_more(feed, OF_BLOCK, params)
         if again and await self._stored(statements, token) != rows:
             raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
         await self._free_memory()
@@ -247,12 +260,7 @@ class BlockWriter(PartitionWriter):
             await self.take_away(feed, base, with_later=True)
             await self._session.execute(statements.insert(f"{base}/{uuid4()}"), params)
         await self._dead_letters(feed, statements, params)
-        await self._session.execute(
-            "INSERT INTO dead_letter_versions SELECT * REPLACE (now64(3, 'UTC') AS time,"
-            f" true AS replayed) FROM (SELECT * {DEAD} AND offset NOT IN {MISFITS}"
-            f" AND offset IN {UNDERSTOOD})",
-            params,
-        )
+        await self._not_dead_any_more(feed, DEAD, params)
         await self._free_memory()
         return Counted(rows, count - records + misfits)
 
@@ -331,6 +339,17 @@ class BlockWriter(PartitionWriter):
     async def _free_memory(self) -> None:
         for table in (VALUES_TABLE, ROWS_TABLE):
             await self._session.execute(f"TRUNCATE TEMPORARY TABLE {table}")
+
+    async def _not_dead_any_more(
+        self, feed: FeedDefinition, dead: str, params: Mapping[str, Parameter]
+    ) -> None:
+        """Dead letters whose records fit now. The mark is newer, also if the clock was set back."""
+        await self._session.execute(
+            "INSERT INTO dead_letter_versions SELECT * REPLACE"
+            " (greatest(now64(3, 'UTC'), addMilliseconds(time, 1)) AS time, true AS replayed)"
+            f" FROM (SELECT * {dead} AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD})",
+            {**params, "feed_id": feed.feed_id},
+        )
 
     async def _dead_letters(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +14,7 @@ import pytest
 
 from coordinator.feeds.blocks import Offsets, Phase
 from coordinator.feeds.decoding.client import ValueDecoder
+from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.feeder import OneShard, PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced
 from coordinator.feeds.writer import BlockWriter
@@ -36,16 +37,18 @@ class Feeders:
         self._tmp_path = tmp_path
         self._sessions: list[EngineSession] = []
 
-    async def open(self, name: str) -> tuple[PartitionFeeder, FeedProgress]:
+    async def open(
+        self, name: str, feed: FeedDefinition = FEED
+    ) -> tuple[PartitionFeeder, FeedProgress]:
         session = self.engine.session(name)
         self._sessions.append(session)
         path = str(self._tmp_path / f"{name}.lines")
-        progress = FeedProgress(self.registry, self.rows, FEED, SOURCE, name)
+        progress = FeedProgress(self.registry, self.rows, feed, SOURCE, name)
         await progress.open(0)
         writer = BlockWriter(
             session, path, self.engine.drained, ValueDecoder(), self.tables.changes
         )
-        return PartitionFeeder(FEED, SOURCE, progress, OneShard(writer)), progress
+        return PartitionFeeder(feed, SOURCE, progress, OneShard(writer)), progress
 
     async def close(self) -> None:
         await self.rows.close()
@@ -208,6 +211,84 @@ async def test_after_an_error_the_block_is_repeated(feeders: Feeders) -> None:
     await two.step(end)
 
     assert await feeders.tables.rows() == [[n] for n in range(end)]
+
+
+async def dead_letters(feeders: Feeders) -> list[int]:
+    rows = await feeders.engine.rows(
+        "SELECT offset FROM dead_letter_versions FINAL WHERE NOT replayed ORDER BY offset"
+    )
+    return [offset for (offset,) in rows]
+
+
+async def killed_at(feeders: Feeders, step: str, doing: Awaitable[object]) -> None:
+    """As if a feeder had been killed before this step."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def dies(*_: object) -> None:
+            raise EngineError("killed")
+
+        owner, _, name = step.partition(".")
+        patch.setattr({"progress": FeedProgress, "writer": BlockWriter}[owner], name, dies)
+        with pytest.raises(EngineError, match="killed"):
+            await doing
+
+
+ASKED = [replace(FEED, replay_asked_ms=2_000_000_000_000 + number) for number in range(3)]
+
+
+async def test_a_block_is_repeated_before_dead_letters_are_parsed_again(feeders: Feeders) -> None:
+    """The fix lets its dead letter fit, and comes before the block is complete."""
+    await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN items UInt8")
+    offsets = await feeders.tables.produce('{"id": 1}', '{"id": 2, "items": 300}', "bad")
+    one, _ = await feeders.open("one")
+    await killed_at(feeders, "progress.complete", one.step(offsets.end))
+    assert await dead_letters(feeders) == [1, 2]
+    await feeders.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
+
+    two, _ = await feeders.open("two", ASKED[0])
+    await two.replay()
+    await two.step(offsets.end)
+    three, _ = await feeders.open("three", ASKED[1])
+    await three.replay()
+
+    assert await feeders.tables.rows() == [[1, 0], [2, 300]]
+    assert await dead_letters(feeders) == [2]
+
+
+@pytest.mark.parametrize("step", ["writer._dead_letters", "writer._not_dead_any_more"])
+async def test_a_replay_that_was_killed_is_completed_before_another(
+    feeders: Feeders, step: str
+) -> None:
+    await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN items UInt8")
+    offsets = await feeders.tables.produce('{"id": 1, "items": 300}', "bad", '{"id": 2}')
+    one, _ = await feeders.open("one")
+    await one.step(offsets.end)
+    await feeders.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
+    two, _ = await feeders.open("two", ASKED[0])
+    await killed_at(feeders, step, two.replay())
+
+    three, _ = await feeders.open("three", ASKED[1])
+    await three.replay()
+    assert await feeders.tables.rows() == [[1, 300], [2, 0]]
+    assert await dead_letters(feeders) == [1]
+
+
+async def test_a_replay_that_was_killed_is_completed_before_the_next_block(
+    feeders: Feeders,
+) -> None:
+    await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN items UInt8")
+    await feeders.tables.produce('{"id": 1, "items": 300}')
+    one, _ = await feeders.open("one")
+    await one.step(1)
+    await feeders.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
+    two, _ = await feeders.open("two", ASKED[0])
+    await killed_at(feeders, "progress.complete_replay", two.replay())
+    offsets = await feeders.tables.produce('{"id": 2}')
+
+    three, progress = await feeders.open("three")
+    await three.step(offsets.end)
+    assert progress.state.replay is None
+    assert await feeders.tables.rows() == [[1, 300], [2, 0]]
 
 
 @pytest.mark.parametrize("seed", range(3))

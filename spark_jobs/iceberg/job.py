@@ -177,7 +177,8 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @click.option("--bootstrap", metavar="HOST:PORT[,...]", required=True, help="Of Kafka.")
 @click.option(
     "--catalog", metavar="DIRECTORY|NAME", required=True,
-    help="A directory for tables and a catalog in SQLite, or PyIceberg's name of a catalog.",
+    help="A directory, with a slash in it, for tables and a catalog in SQLite, or PyIceberg's name"
+    " of a catalog.",
 )  # fmt: skip
 @click.option(
     "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=_to_pairs,
@@ -277,7 +278,7 @@ def _settings(
         raise JobFailure(f"{kind} fills one table")
     if not catalog_options:
         path = Path(catalog)
-        if path.is_absolute() or "/" in catalog or path.is_dir():
+        if "/" in catalog:
             path.mkdir(parents=True, exist_ok=True)
             catalog_options = tables.local_catalog(str(path.resolve()))
             catalog = tables.LOCAL_CATALOG

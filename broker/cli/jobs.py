@@ -49,9 +49,9 @@ class _Jobs(click.Group):
 
         try:
             check_installed()
+            found: click.Command = import_module(f"spark_jobs.{cmd_name}").command
         except SparkMissing as error:
             raise click.ClickException(str(error)) from error
-        found: click.Command = import_module(f"spark_jobs.{cmd_name}").command
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

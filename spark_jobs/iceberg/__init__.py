@@ -11,6 +11,11 @@
 Built to the design of Iceberg's sink for Kafka Connect; docs/iceberg.md says what differs.
 """
 
-from spark_jobs.iceberg.job import command
+from spark_jobs.session import SparkMissing
+
+try:
+    from spark_jobs.iceberg.job import command
+except ModuleNotFoundError as error:
+    raise SparkMissing(f"{error.name} is missing: pip install 'brokerhouse[iceberg]'") from error
 
 __all__ = ["command"]

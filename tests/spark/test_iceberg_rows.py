@@ -1,0 +1,159 @@
+"""Values of records in columns of each Iceberg type, and columns by what records have."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from spark_jobs.iceberg.rows import RowFitter, inferred, widened
+
+LIST = ListType(2, IntegerType(), element_required=False)
+MAP = MapType(3, StringType(), 4, LongType(), value_required=False)
+STRUCT = StructType(NestedField(5, "n", LongType()), NestedField(6, "s", StringType()))
+MOMENT = datetime(2026, 11, 25, 10, 0, 0, 500_000)
+SOME_UUID = uuid.UUID("6f1e0a3c-7a0b-4c55-9a43-8d1a3f0b2c4d")
+
+FITS: list[tuple[IcebergType, Any, Any]] = [
+    (BooleanType(), True, True),
+    (BooleanType(), "TRUE", True),
+    (IntegerType(), 7, 7),
+    (IntegerType(), "7", 7),
+    (IntegerType(), 7.0, 7),
+    (LongType(), -(2**63), -(2**63)),
+    (LongType(), "9223372036854775807", 2**63 - 1),
+    (FloatType(), 1.5, 1.5),
+    (DoubleType(), 3, 3.0),
+    (DoubleType(), "1e3", 1000.0),
+    (DecimalType(10, 2), 9.99, Decimal("9.99")),
+    (DecimalType(10, 2), "12345678.90", Decimal("12345678.90")),
+    (StringType(), "é", "é"),
+    (StringType(), 7, "7"),
+    (StringType(), {"a": [1]}, '{"a":[1]}'),
+    (StringType(), True, "true"),
+    (BinaryType(), "a\udcff", b"a\xff"),
+    (FixedType(2), "ab", b"ab"),
+    (UUIDType(), str(SOME_UUID), SOME_UUID),
+    (TimestampType(), "2026-11-25T12:00:00.5+02:00", MOMENT),
+    (TimestampType(), "2026-11-25 10:00:00.500", MOMENT),
+    (TimestamptzType(), "2026-11-25T10:00:00.5Z", MOMENT.replace(tzinfo=UTC)),
+    (TimestamptzType(), 1795600800500, MOMENT.replace(tzinfo=UTC)),
+    (DateType(), "2026-11-25", date(2026, 11, 25)),
+    (DateType(), 1, date(1970, 1, 2)),
+    (TimeType(), "10:00:00", time(10)),
+    (LIST, [1, None, "3"], [1, None, 3]),
+    (MAP, {"a": 1, "b": None}, [("a", 1), ("b", None)]),
+    (STRUCT, {"n": 1, "other": 2}, {"n": 1, "s": None}),
+]
+DOES_NOT_FIT: list[tuple[IcebergType, Any]] = [
+    (BooleanType(), 1),
+    (BooleanType(), "yes"),
+    (IntegerType(), 2**31),
+    (IntegerType(), 7.5),
+    (IntegerType(), True),
+    (LongType(), 2**63),
+    (LongType(), "x"),
+    (LongType(), float("nan")),
+    (DoubleType(), "x"),
+    (DecimalType(4, 2), "100.00"),
+    (DecimalType(4, 2), "1.005"),
+    (StringType(), "a\udcff"),
+    (BinaryType(), 7),
+    (FixedType(2), "abc"),
+    (UUIDType(), "x"),
+    (TimestampType(), "yesterday"),
+    (TimestamptzType(), 10**30),
+    (DateType(), "2026-13-01"),
+    (TimeType(), 7),
+    (LIST, 7),
+    (LIST, ["x"]),
+    (MAP, [1]),
+    (STRUCT, "x"),
+    (STRUCT, {"n": "x"}),
+]
+
+
+def fitter(kind: IcebergType, *, required: bool = False) -> RowFitter:
+    return RowFitter(Schema(NestedField(1, "v", kind, required=required)), {})
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), FITS, ids=str)
+def test_a_value_is_fitted_if_nothing_is_lost(kind: IcebergType, value: Any, expected: Any) -> None:
+    found, errors = fitter(kind).fit([{"v": value}, {"v": None}, {}])
+    assert errors == {}
+    assert found.column("v").to_pylist() == [expected, None, None]
+
+
+@pytest.mark.parametrize(("kind", "value"), DOES_NOT_FIT, ids=str)
+def test_what_does_not_fit_is_named_and_the_others_are_taken(kind: IcebergType, value: Any) -> None:
+    [good] = [one for known, one, _ in FITS if type(known) is type(kind)][:1]
+    found, errors = fitter(kind).fit([{"v": good}, {"v": value}, {"v": good}])
+    assert list(errors) == [1]
+    assert errors[1].startswith("v: ")
+    assert errors[1].endswith(f" does not fit {kind}")
+    assert found.num_rows == 2
+    errors[1].encode()
+
+
+def test_a_required_column_takes_no_null() -> None:
+    found, errors = fitter(LongType(), required=True).fit([{"v": 1}, {}, {"v": None}])
+    assert found.column("v").to_pylist() == [1]
+    assert errors == dict.fromkeys((1, 2), "v: nothing does not fit long")
+
+
+def test_errors_of_several_columns_are_of_the_first() -> None:
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
+    found, errors = RowFitter(schema, {}).fit([{"a": 1, "b": "x"}, {"a": "x"}, {"a": 3, "b": 4}])
+    assert errors == {0: "b: x does not fit long", 1: "a: x does not fit long"}
+    assert found.to_pylist() == [{"a": 3, "b": 4}]
+
+
+def test_columns_are_inferred_from_all_rows() -> None:
+    rows = [
+        {"i": 1, "f": 1, "s": "x", "b": True, "o": {"a": 1}, "l": [{"x": 1}], "n": None, "m": 1},
+        {"i": 2, "f": 1.5, "o": {"b": ["y"]}, "l": [{"y": 2.5}], "e": {}, "m": "x", "big": 2**70},
+    ]
+    found = {field.name: field.type for field in inferred(rows)}
+    assert found == {
+        "i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(),
+        "o": pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]),
+        "l": pa.list_(pa.struct([("x", pa.int64()), ("y", pa.float64())])),
+        "e": pa.string(), "m": pa.string(), "big": pa.string(),
+    }  # fmt: skip
+    assert inferred(rows, {"i"}).names == ["i"]
+
+
+def test_int_and_float_are_widened_only_where_a_value_needs_it() -> None:
+    schema = Schema(NestedField(1, "i", IntegerType()), NestedField(2, "f", FloatType()))
+    assert widened(schema, [{"i": 2**31 - 1, "f": 1.5}, {"f": float("nan")}]) == {}
+    assert widened(schema, [{"i": 2**31, "f": 0.1}]) == {"i": LongType(), "f": DoubleType()}
+
+
+def test_unknown_fields() -> None:
+    assert fitter(LongType()).unknown([{"v": 1, "x": 2}, {"y": None}]) == {"x", "y"}

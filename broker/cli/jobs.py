@@ -17,9 +17,10 @@ JOBS = {
     "audit": "Offsets that are missing, doubled or out of order; commits that go back.",
     "feed": "Fills a typed table exactly once from any Kafka, in any ClickHouse.",
     "iceberg": "Writes topics into Iceberg tables, each committed record once.",
+    "iceberg-maintenance": "Rewrites small files of Iceberg tables, expires snapshots.",
     "compaction": "Keeps the latest record of each key, where cleanup.policy has compact.",
 }
-"""Every job: the name of its module in spark_jobs/, and what it does."""
+"""Every job: the name of its module in spark_jobs/, with - for _, and what it does."""
 
 
 @click.group()
@@ -49,7 +50,7 @@ class _Jobs(click.Group):
 
         try:
             check_installed()
-            found: click.Command = import_module(f"spark_jobs.{cmd_name}").command
+            found: click.Command = import_module(f"spark_jobs.{cmd_name.replace('-', '_')}").command
         except SparkMissing as error:
             raise click.ClickException(str(error)) from error
         return found

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -123,7 +122,7 @@ def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
 # --- the command
 
 
-def _to_pairs(
+def to_pairs(
     context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
     found = dict(pair.partition("=")[::2] for pair in pairs)
@@ -132,7 +131,7 @@ def _to_pairs(
     return found
 
 
-def _to_tables(
+def to_tables(
     _context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str]:
     found = dict(text.partition("=")[::2] for text in texts)
@@ -181,11 +180,11 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     " of a catalog.",
 )  # fmt: skip
 @click.option(
-    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=_to_pairs,
+    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
     help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--table", "names", metavar="NAMESPACE.TABLE[=VALUE]", multiple=True, callback=_to_tables,
+    "--table", "names", metavar="NAMESPACE.TABLE[=VALUE]", multiple=True, callback=to_tables,
     help="A table; with --route, for the records that name VALUE. May be repeated."
     " NAMESPACE.* takes its name from the record.",
 )  # fmt: skip
@@ -210,7 +209,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
               help="A part of the key of rows that change others; may be repeated.")  # fmt: skip
 @click.option("--partition-by", metavar="COLUMN|TRANSFORM(COLUMN)", multiple=True,
               callback=_to_partitions, help="Of new tables; may be repeated.")  # fmt: skip
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, callback=_to_pairs,
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
               help="Of new tables; may be repeated.")  # fmt: skip
 @click.option("--upsert", is_flag=True, help="A row replaces the one with its key.")
 @click.option("--operation-field", metavar="FIELD", default="",
@@ -223,7 +222,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @job.number("--transaction-timeout-ms", 60_000, "Of the workers' transactions.", 1000)
 @job.number("--workers", 0, "Tasks of Spark; 0: one for each core.")
 @click.option("--once", is_flag=True, help="End when the tables have all that was there.")
-@click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=_to_pairs,
+@click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=to_pairs,
               help="Of librdkafka, as in security.protocol=SSL; may be repeated.")  # fmt: skip
 def command(run: JobRun, /, **given: Any) -> JobReport:
     """Write the topics --topic into Iceberg tables, each committed record once.
@@ -276,12 +275,7 @@ def _settings(
         raise JobFailure(str(error)) from error
     if Format(kind) in (Format.CSV, Format.RAW, Format.MSGPACK) and (dynamic or len(fixed) != 1):
         raise JobFailure(f"{kind} fills one table")
-    if not catalog_options:
-        path = Path(catalog)
-        if "/" in catalog:
-            path.mkdir(parents=True, exist_ok=True)
-            catalog_options = tables.local_catalog(str(path.resolve()))
-            catalog = tables.LOCAL_CATALOG
+    catalog, catalog_options = tables.catalog_properties(catalog, catalog_options)
     kafka = {"bootstrap.servers": bootstrap, **options}
     sink = SinkTables(
         fixed, dynamic[0] if dynamic else "", by, create, evolve, id_columns, partition_by,

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -78,6 +79,15 @@ def local_catalog(directory: str) -> dict[str, str]:
         "uri": f"sqlite:///{directory}/catalog.db",
         "warehouse": f"file://{directory}",
     }
+
+
+def catalog_properties(catalog: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """PyIceberg's name of a catalog, and its properties. A directory is made if it is missing."""
+    path = Path(catalog)
+    if options or not (path.is_absolute() or "/" in catalog or path.is_dir()):
+        return catalog, options
+    path.mkdir(parents=True, exist_ok=True)
+    return LOCAL_CATALOG, local_catalog(str(path.resolve()))
 
 
 def existing(catalog: Catalog, name: str) -> Table | None:
@@ -183,7 +193,7 @@ def _file_schema(metadata: TableMetadata, spec_id: int) -> Schema:
 # --- commits
 
 
-class _DeleteManifest(ManifestWriterV2):
+class DeleteManifest(ManifestWriterV2):
     """A manifest of delete files. https://iceberg.apache.org/spec/#manifests"""
 
     def content(self) -> ManifestContent:
@@ -218,7 +228,7 @@ class _RowDelta(_MergeAppendFiles):
         if is_data:
             writer = self.new_manifest_writer(self.spec(spec_id))
         else:
-            writer = _DeleteManifest(
+            writer = DeleteManifest(
                 self.spec(spec_id), self.schema(), self.new_manifest_output(), self._snapshot_id,
                 self._compression,
             )  # fmt: skip

@@ -199,8 +199,10 @@ class RewriteTask:
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES: _ONE_FILE,
         }
         metadata = self.metadata.model_copy(update={"properties": properties})
-        added = _dataframe_to_data_files(metadata, rows, self.io, uuid.uuid4(), count())
-        return Rewritten(files, files, tuple(added))
+        added = tuple(_dataframe_to_data_files(metadata, rows, self.io, uuid.uuid4(), count()))
+        for file in added:
+            file.spec_id = metadata.default_spec_id
+        return Rewritten(files, files, added)
 
     def _rows(self, source: Source) -> pa.Table:
         """Those that are not deleted."""

@@ -84,7 +84,7 @@ def local_catalog(directory: str) -> dict[str, str]:
 def catalog_properties(catalog: str, options: dict[str, str]) -> tuple[str, dict[str, str]]:
     """PyIceberg's name of a catalog, and its properties. A directory is made if it is missing."""
     path = Path(catalog)
-    if options or not (path.is_absolute() or "/" in catalog or path.is_dir()):
+    if options or "/" not in catalog:
         return catalog, options
     path.mkdir(parents=True, exist_ok=True)
     return LOCAL_CATALOG, local_catalog(str(path.resolve()))

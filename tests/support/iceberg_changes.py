@@ -1,4 +1,4 @@
-"""An Iceberg table that changes as the job `iceberg` changes it, without Kafka and without Spark."""
+"""An Iceberg table that changes as by the job `iceberg`, without Kafka and without Spark."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import POSITIONAL_DELETE_SCHEMA, DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
+from pyiceberg.typedef import Record
 
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.coordinator import OFFSETS
@@ -89,3 +94,21 @@ class ChangingTable:
 def in_turn(task: RewriteTask, bins: Sequence[Bin]) -> Iterable[Rewritten]:
     """What Spark does, in this process."""
     return [task(one) for one in bins]
+
+
+def add_position_deletes(changing: ChangingTable, location: str, positions: Sequence[int]) -> None:
+    """As other writers delete rows: by their file and their number in it."""
+    table = changing.table
+    rows = pa.table(
+        [pa.array([location] * len(positions)), pa.array(positions, pa.int64())],
+        schema=schema_to_pyarrow(POSITIONAL_DELETE_SCHEMA),
+    )
+    path = f"{table.location()}/data/deletes-{uuid4().hex}.parquet"
+    with table.io.new_output(path).create() as out:
+        pq.write_table(rows, out)
+    file = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES, file_path=path, file_format=FileFormat.PARQUET,
+        partition=Record(), record_count=len(positions), spec_id=0,
+        file_size_in_bytes=len(table.io.new_input(path)),
+    )  # fmt: skip
+    tables.commit(table, [[tables.file_as_bytes(file, table.metadata)]], {})

@@ -44,6 +44,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _MergeAppendFiles
 from pyiceberg.transforms import parse_transform
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import IntegerType, ListType, StructType
 
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.rows import Row, inferred, widened
@@ -193,11 +195,26 @@ def _file_schema(metadata: TableMetadata, spec_id: int) -> Schema:
 # --- commits
 
 
+_EQUALITY_IDS = ListType(element_id=136, element_type=IntegerType(), element_required=True)
+
+
 class DeleteManifest(ManifestWriterV2):
     """A manifest of delete files. https://iceberg.apache.org/spec/#manifests"""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES
+
+    def _with_partition(self, format_version: TableVersion) -> Schema:
+        """Equality ids are `int`. PyIceberg writes `long`, which Iceberg's library refuses."""
+        entry = super()._with_partition(format_version)
+        file = entry.find_field("data_file")
+        assert isinstance(file.field_type, StructType)
+        fields = [
+            one.model_copy(update={"field_type": _EQUALITY_IDS}) if one.field_id == 135 else one
+            for one in file.field_type.fields
+        ]
+        files = file.model_copy(update={"field_type": StructType(*fields)})
+        return Schema(*(files if one is file else one for one in entry.fields))
 
     @property
     def _meta(self) -> dict[str, str]:

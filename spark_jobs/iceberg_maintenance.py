@@ -54,7 +54,7 @@ def command(
     target_mib: int, retain: int, retain_last: int, orphans_older_than: int,
 ) -> JobReport:  # fmt: skip
     """Rewrite small files of Iceberg tables, apply deletes, expire snapshots, delete orphans."""
-    opened = _opened(*tables.catalog_properties(catalog, catalog_options), list(names))
+    opened = opened_catalog(*tables.catalog_properties(catalog, catalog_options), list(names))
     rows: Rows = []
     for name in names:
         now_ms = time.time_ns() // 1_000_000
@@ -76,7 +76,7 @@ def command(
     return JobReport(_COLUMNS, rows, f"{counted(len(names), 'table')}: {done}")
 
 
-def _opened(name: str, properties: Mapping[str, str], wanted: Sequence[str]) -> Catalog:
+def opened_catalog(name: str, properties: Mapping[str, str], wanted: Sequence[str]) -> Catalog:
     """Raises JobFailure."""
     try:
         catalog = load_catalog(name, **properties)

@@ -20,7 +20,13 @@ from spark_jobs.iceberg import expiry, rewriting, tables
 from spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten, rewrite, without
 from spark_jobs.iceberg.table_files import path_of
 from tests.support import command_line
-from tests.support.iceberg_changes import NAME, ChangingTable, add_position_deletes, in_turn
+from tests.support.iceberg_changes import (
+    NAME,
+    OFFSETS_PROPERTY,
+    ChangingTable,
+    add_position_deletes,
+    in_turn,
+)
 
 TARGET = 128 << 20
 HOUR_MS = 3_600_000
@@ -89,8 +95,8 @@ def test_files_of_the_target_size_stay(plain: ChangingTable) -> None:
     [large] = plain.live_files()
     plain.commit({"id": 1001, "text": ""})
     plain.commit({"id": 1002, "text": ""})
-    target = plain.table.io.new_input(large)
-    found = rewrite(plain.catalog, NAME, len(target), in_turn)
+    size = len(plain.table.io.new_input(large))
+    found = rewrite(plain.catalog, NAME, size * 5 // 4, in_turn)
     assert (len(found.before), len(found.after)) == (2, 1)
     assert large in plain.live_files()
 
@@ -437,7 +443,10 @@ def test_the_time_in_which_the_sink_was_stopped_does_not_count(plain: ChangingTa
     plain.commit({"id": 3}, properties={"other": "1"})
     later = time.time_ns() // 1_000_000 + 100 * HOUR_MS
     assert expiry.orphans(plain.catalog, NAME, later, HOUR_MS) == {}
+    committed = expiry.sink_properties(plain.table.metadata)[OFFSETS_PROPERTY].time_ms
     expiry.expire(plain.catalog, NAME, future(), 1)
+    carried = expiry.sink_properties(plain.table.metadata)[OFFSETS_PROPERTY]
+    assert carried.time_ms == committed
     assert not expiry.orphans(plain.catalog, NAME, later, HOUR_MS)
     tables.commit(plain.table, [waiting], {})
     assert plain.ids() == [1, 2, 3]

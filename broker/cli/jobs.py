@@ -18,6 +18,7 @@ JOBS = {
     "feed": "Fills a typed table exactly once from any Kafka, in any ClickHouse.",
     "iceberg": "Writes topics into Iceberg tables, each committed record once.",
     "iceberg-maintenance": "Rewrites small files of Iceberg tables, expires snapshots.",
+    "iceberg-view": "Makes a view of an Iceberg table and of the log behind it, in ClickHouse.",
     "compaction": "Keeps the latest record of each key, where cleanup.policy has compact.",
 }
 """Every job: the name of its module in spark_jobs/, with - for _, and what it does."""

@@ -220,7 +220,7 @@ class RewriteTask:
             deleted = pa.concat_tables(self._read(narrow, FileScanTask(one)) for one in files)
             names = [wanted.find_field(field.field_id).name for field in fields]
             rows = without(rows, names, deleted.rename_columns(names))
-        return rows.select(schema.column_names if dropped else rows.column_names)
+        return rows.select([field.name for field in schema.fields])
 
     def _key_field(self, number: int) -> NestedField:
         """A column of a key, which may have been dropped since."""

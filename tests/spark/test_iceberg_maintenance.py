@@ -183,7 +183,8 @@ def test_deletes_of_a_partition_apply_there_only(tmp_path: Path) -> None:
 
 
 def test_a_delete_by_a_column_that_was_dropped_applies(keyed: ChangingTable) -> None:
-    keyed.commit(insert(1, "a"), insert(2, "b"))
+    nested = {"n": {"x": 1}}
+    keyed.commit({**insert(1, "a"), **nested}, {**insert(2, "b"), **nested})
     keyed.commit(delete(1))
     with keyed.table.update_schema(allow_incompatible_changes=True) as change:
         change.set_identifier_fields()
@@ -191,7 +192,7 @@ def test_a_delete_by_a_column_that_was_dropped_applies(keyed: ChangingTable) -> 
     with keyed.table.update_schema(allow_incompatible_changes=True) as change:
         change.delete_column("id")
     rewrite(keyed.catalog, NAME, TARGET, in_turn)
-    assert keyed.table.scan().to_arrow().to_pylist() == [{"value": "b", "op": "c"}]
+    assert keyed.table.scan().to_arrow().to_pylist() == [{"value": "b", "op": "c", **nested}]
 
 
 def test_position_deletes_are_applied(keyed: ChangingTable) -> None:

@@ -32,9 +32,19 @@ STREAMS = PROJECT / "tests" / "support" / "streams"
 STREAMS_BUILD = TOOLS / "streams"
 ICEBERG = PROJECT / "tests" / "support" / "iceberg"
 ICEBERG_BUILD = TOOLS / "iceberg"
+SPARK_ICEBERG = PROJECT / "tests" / "support" / "spark_iceberg"
+SPARK_ICEBERG_BUILD = TOOLS / "spark-iceberg"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
+_OPENED_TO_SPARK = (
+    "java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect",
+    "java.base/java.io", "java.base/java.net", "java.base/java.nio", "java.base/java.util",
+    "java.base/java.util.concurrent", "java.base/java.util.concurrent.atomic",
+    "java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.base/sun.nio.cs",
+    "java.base/sun.security.action", "java.base/sun.util.calendar",
+)  # fmt: skip
+"""Packages of Java 17, as org.apache.spark.launcher.JavaModuleOptions opens them."""
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """Java starts fast rather than runs fast: the processes are short-lived."""
 
@@ -111,6 +121,16 @@ def word_count_command() -> list[str]:
     with _alone():
         classes = _compiled(STREAMS, STREAMS_BUILD)
     return [*_java(f"{classes}:{STREAMS_BUILD / 'lib'}/*", memory_mb=300), "WordCount"]
+
+
+@cache
+def iceberg_rows_command() -> list[str]:
+    """How to query Iceberg tables with Spark: append the arguments of IcebergRows.java."""
+    with _alone():
+        classes = _compiled(SPARK_ICEBERG, SPARK_ICEBERG_BUILD)
+    java = _java(f"{classes}:{SPARK_ICEBERG_BUILD / 'lib'}/*", memory_mb=1000)
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_TO_SPARK]
+    return [java[0], *opened, *java[1:], "IcebergRows"]
 
 
 def _java(class_path: str, *, memory_mb: int) -> list[str]:

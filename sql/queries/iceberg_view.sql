@@ -1,0 +1,45 @@
+-- A view of a topic's whole history: rows of an Iceberg table, and behind them those that are only in the log.
+--
+-- The seam is the next offset of each partition that the table has. It is found once for the whole query, when the first
+-- half is analysed: before the second half chooses the table's snapshot. So that snapshot has all rows below the seam,
+-- and those above it, of a commit in between, are left out. For this the half of the log has to come first.
+--
+-- A partition is named by a hash, as in the view messages_committed.
+--
+-- Placeholders: view, table, log, topics, of_log and of_table (columns).
+CREATE OR REPLACE VIEW ${view} AS
+WITH
+    (
+        SELECT (arrayPushBack(groupArray(place), 0), arrayPushBack(groupArray(next_offset), 0))
+        FROM
+        (
+            SELECT
+                cityHash64(assumeNotNull(_topic), assumeNotNull(_partition)) AS place,
+                assumeNotNull(max(_offset)) + 1 AS next_offset
+            FROM ${table}
+            WHERE _offset IS NOT NULL
+            GROUP BY place
+        )
+    ) AS seam
+SELECT ${of_log}
+FROM
+(
+    SELECT *, arrayJoin(if(JSONType(value) = 'Array', JSONExtractArrayRaw(value), [value])) AS row
+    FROM
+    (
+        SELECT topic, partition, offset, timestamp, key, headers, assumeNotNull(value) AS value
+        FROM ${log}
+        WHERE topic IN (${topics})
+            AND value IS NOT NULL
+            AND isValidJSON(value)
+            AND offset >= transform(cityHash64(toString(topic), partition), seam.1, seam.2, 0)
+    )
+)
+WHERE JSONType(row) = 'Object'
+UNION ALL
+SELECT ${of_table}
+FROM ${table}
+WHERE _offset IS NULL
+    OR _offset < transform(
+        cityHash64(assumeNotNull(_topic), assumeNotNull(_partition)), seam.1, seam.2, 0
+    )

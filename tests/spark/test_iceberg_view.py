@@ -1,0 +1,146 @@
+"""The job `iceberg-view`: a table's rows and the log behind them, without a gap or a double."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import command_line
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.engine_process import EngineProcess
+from tests.support.iceberg_sink import IcebergSink, iceberg_sink, operations, produce
+from tests.support.sql_client import PASSWORD, USER
+
+VIEW = "mine.events"
+
+
+class FreeEngine(EngineProcess):
+    """ClickHouse reads local Iceberg tables only below its working directory."""
+
+    def command(self) -> Sequence[str]:
+        return ["env", "--chdir=/", *super().command()]
+
+
+@pytest.fixture
+def clickhouse(tmp_path: Path) -> Iterator[FreeEngine]:
+    process = FreeEngine(tmp_path / "clickhouse")
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def kafka(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return own_broker(sql_user=USER, sql_password=PASSWORD)
+
+
+def make_view(sink: IcebergSink, clickhouse: FreeEngine, *more: str) -> Any:
+    return command_line.run(
+        "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table", "db.t",
+        "--servers", clickhouse.urls[0], "--log", sink.broker.http_url, *more,
+    )  # fmt: skip
+
+
+def event(number: int, **more: Any) -> str:
+    return json.dumps({"id": number, **more})
+
+
+def test_the_view_has_the_table_and_the_log_behind_it(
+    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+) -> None:
+    create_topic(kafka.kafka, topic, 2)
+    with iceberg_sink(kafka, tmp_path, {topic: 2}, metadata_columns=True) as sink:
+        first = {"text": "a", "n": {"x": 1.5}, "list": [1, 2]}
+        produce(kafka, topic, [event(1, **first)], partition=0, key=b"k", headers={"h": b"v"})
+        sink.start()
+        sink.run_until_rows(1)
+        ended = make_view(sink, clickhouse)
+        assert ended.returncode == 0, ended.stderr
+        sink.stop()
+        produce(kafka, topic, [event(2, **first)], partition=0, key=b"k", headers={"h": b"v"})
+        several = f"[{event(3, text=7)}, {event(4)}]"
+        produce(kafka, topic, [several], partition=1)
+        rows = clickhouse.sql(f"SELECT * FROM {VIEW} ORDER BY id")
+        assert [row["id"] for row in rows] == [1, 2, 3, 4]
+        said = ("text", "n", "list", "_topic", "_partition", "_key", "_headers")
+        assert [rows[0][name] for name in said] == [rows[1][name] for name in said]
+        assert [row["_offset"] for row in rows] == [0, 1, 0, 0]
+        assert [row["text"] for row in rows] == ["a", "a", "7", None]
+        sink.start()
+        sink.run_until_rows(4)
+        sink.stop()
+        produce(kafka, topic, ["no JSON", "5", None], partition=1)
+        assert clickhouse.sql(f"SELECT * EXCEPT n FROM {VIEW} ORDER BY id") == [
+            {name: row[name] for name in row if name != "n"} for row in rows
+        ]
+
+
+def test_there_is_no_gap_and_no_double_while_the_sink_commits(
+    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+) -> None:
+    create_topic(kafka.kafka, topic, 2)
+    with iceberg_sink(kafka, tmp_path, {topic: 2}, metadata_columns=True) as sink:
+        produce(kafka, topic, [event(0)], partition=0)
+        sink.start()
+        sink.run_until_rows(1)
+        assert make_view(sink, clickhouse).returncode == 0
+        total = 1
+        stop = threading.Event()
+        found: list[tuple[int, dict[str, Any]]] = []
+
+        def look() -> None:
+            while not stop.is_set():
+                before = total
+                [row] = clickhouse.sql(f"SELECT count() AS rows, uniqExact(id) AS ids FROM {VIEW}")
+                found.append((before, row))
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            for number in range(40):
+                values = [event(total + n) for n in range(50)]
+                produce(kafka, topic, values, partition=number % 2)
+                total += len(values)
+                for _ in range(5):
+                    sink.workers[0].step()
+            sink.run_until_rows(total)
+        finally:
+            stop.set()
+            watcher.join()
+    assert len(sink.summaries()) > 5
+    assert len(found) > 10
+    for before, row in found:
+        assert row["rows"] == row["ids"] >= before, (before, row)
+
+
+def test_a_table_without_offsets_has_no_view(
+    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+) -> None:
+    create_topic(kafka.kafka, topic, 1)
+    with iceberg_sink(kafka, tmp_path, {topic: 1}) as sink:
+        produce(kafka, topic, [event(1)])
+        sink.start()
+        sink.run_until_rows(1)
+        ended = make_view(sink, clickhouse)
+        assert ended.returncode == 1
+        assert "db.t has no column _topic: make it with --metadata" in ended.stderr
+
+
+def test_a_table_whose_rows_replace_others_has_no_view(
+    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+) -> None:
+    create_topic(kafka.kafka, topic, 1)
+    more = {"metadata_columns": True, "id_columns": ("id",), "operations": operations()}
+    with iceberg_sink(kafka, tmp_path, {topic: 1}, **more) as sink:
+        produce(kafka, topic, [event(1)])
+        sink.start()
+        sink.run_until_rows(1)
+        ended = make_view(sink, clickhouse)
+        assert ended.returncode == 1
+        assert "rows of db.t replace others" in ended.stderr

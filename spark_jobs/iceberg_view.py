@@ -25,7 +25,7 @@ from sql.queries import query
 from storage.parameters import literal, quoted
 
 _LOG = "brokerhouse.messages_committed"
-_LOG_COLUMNS = {
+LOG_COLUMNS = {
     "topic": "String", "partition": "Int32", "offset": "Int64", "timestamp": "DateTime64(3)",
     "key": "Nullable(String)", "value": "Nullable(String)",
     "headers": "Array(Tuple(key String, value Nullable(String)))",
@@ -131,9 +131,9 @@ def _of_log(name: str, kind: str) -> str:
 def _log_over_http(url: str, topics: Sequence[str]) -> str:
     # A function of ClickHouse cannot send the seam along, so all records of the topics are read.
     names = ", ".join(map(literal, topics))
-    asked = f"SELECT {', '.join(_LOG_COLUMNS)} FROM {_LOG} WHERE topic IN ({names}) FORMAT Native"
+    asked = f"SELECT {', '.join(LOG_COLUMNS)} FROM {_LOG} WHERE topic IN ({names}) FORMAT Native"
     address = f"{url.rstrip('/')}/?{urlencode({'query': asked})}"
-    structure = ", ".join(f"{name} {kind}" for name, kind in _LOG_COLUMNS.items())
+    structure = ", ".join(f"{name} {kind}" for name, kind in LOG_COLUMNS.items())
     # ClickHouse asks for the columns that a query needs, and is sent all of them.
     return (
         f"(SELECT * FROM url({literal(address)}, 'Native', {literal(structure)})"

@@ -302,10 +302,10 @@ def test_a_row_that_is_deleted_meanwhile_does_not_come_back(keyed: ChangingTable
 def test_a_rewrite_begins_again_when_its_files_were_rewritten(plain: ChangingTable) -> None:
     plain.commit({"id": 1})
     plain.commit({"id": 2})
-    runs = []
+    runs: list[list[Rewritten]] = []
 
     def beside(task: RewriteTask, bins: Sequence[Bin]) -> Iterable[Rewritten]:
-        done = in_turn(task, bins)
+        done = list(in_turn(task, bins))
         if not runs:
             rewrite(plain.catalog, NAME, TARGET, in_turn)
             plain.commit({"id": 3})
@@ -324,10 +324,10 @@ def test_a_rewrite_begins_again_when_position_deletes_came(plain: ChangingTable)
     plain.commit({"id": 1}, {"id": 2})
     plain.commit({"id": 3})
     [target] = [path for path in plain.live_files() if rows_in(plain, path) == 2]
-    runs = []
+    runs: list[list[Rewritten]] = []
 
     def beside(task: RewriteTask, bins: Sequence[Bin]) -> Iterable[Rewritten]:
-        runs.append(in_turn(task, bins))
+        runs.append(list(in_turn(task, bins)))
         if len(runs) == 1:
             add_position_deletes(plain, target, [0])
         return runs[-1]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_jobs import iceberg_view
+from sql.queries import query
 from tests.support import command_line
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.engine_process import EngineProcess
+from tests.support.iceberg_changes import ChangingTable
 from tests.support.iceberg_sink import IcebergSink, iceberg_sink, operations, produce
 from tests.support.sql_client import PASSWORD, USER
 
@@ -117,6 +122,41 @@ def test_there_is_no_gap_and_no_double_while_the_sink_commits(
     assert len(found) > 10
     for before, row in found:
         assert row["rows"] == row["ids"] >= before, (before, row)
+
+
+BEFORE = "(SELECT t.* FROM (SELECT (SELECT sleep(2))) AS slow CROSS JOIN {} AS t)"
+AFTER = "(SELECT * FROM {} WHERE sleepEachRow(0.4) = 0)"
+
+
+@pytest.mark.parametrize("slow", [BEFORE, AFTER], ids=["before", "after"])
+def test_a_commit_beside_the_search_for_the_seam_changes_nothing(
+    clickhouse: FreeEngine, tmp_path: Path, slow: str
+) -> None:
+    """It takes two seconds here, before or after the snapshot for it is chosen."""
+    changing = ChangingTable(tmp_path)
+    records = [{"id": n, "_topic": "t", "_partition": 0, "_offset": n} for n in range(10)]
+    changing.commit(*records[:5])
+    columns = ", ".join(f"{name} {kind}" for name, kind in iceberg_view.LOG_COLUMNS.items())
+    clickhouse.sql(f"CREATE TABLE default.log ({columns}) ENGINE = MergeTree ORDER BY offset")
+    clickhouse.sql(
+        "INSERT INTO default.log (topic, partition, offset, value) SELECT 't', 0, number,"
+        " concat('{\"id\": ', toString(number), '}') FROM numbers(10)"
+    )
+    source = f"icebergLocal('{changing.location}')"
+    made = query(
+        "iceberg_view", view="default.v", table="SOURCE", log="default.log", topics="'t'",
+        of_log="JSONExtract(row, 'id', 'Nullable(Int64)') AS id", of_table="id",
+    )  # fmt: skip
+    # Written in the same way twice, ClickHouse 26.9 takes it for the same snapshot in a view.
+    other = f"icebergLocal('{changing.location}/')"
+    clickhouse.sql(made.replace("SOURCE", slow.format(other), 1).replace("SOURCE", source))
+    with ThreadPoolExecutor(1) as pool:
+        counts = "SELECT count() AS rows, uniqExact(id) AS ids FROM default.v"
+        asked = pool.submit(clickhouse.sql, counts)
+        time.sleep(0.5)
+        changing.commit(*records[5:])
+        assert not asked.done(), "the machine was too busy for this test"
+        assert asked.result() == [{"rows": 10, "ids": 10}]
 
 
 def test_a_table_without_offsets_has_no_view(

@@ -118,10 +118,12 @@ def _remove_snapshots(table: Table, ids: set[int]) -> None:
             times = json.dumps({name: one.time_ms for name, one in lost.items()})
             properties = {name: one.value for name, one in lost.items()} | {CARRIED: times}
             ReplaceFiles(transaction, (), (), None, properties).commit()
-        requirement = AssertRefSnapshotId(
-            ref=MAIN_BRANCH, snapshot_id=None if before is None else before.snapshot_id
+        current = None if before is None else before.snapshot_id
+        requirement = AssertRefSnapshotId.model_validate(
+            {"type": "assert-ref-snapshot-id", "ref": MAIN_BRANCH, "snapshot-id": current}
         )
-        transaction._updates += (RemoveSnapshotsUpdate(snapshot_ids=sorted(ids)),)
+        update = RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(ids)})
+        transaction._updates += (update,)
         if not lost:
             transaction._requirements += (requirement,)
 

@@ -63,7 +63,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileWithDeletes:
     """A data file, and the deletes that may apply to its rows."""
 
     file: DataFile
@@ -80,7 +80,7 @@ class Rewritten:
     added: tuple[DataFile, ...]
 
 
-Bin = tuple[Source, ...]
+Bin = tuple[FileWithDeletes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def plan(table: Table, target_bytes: int) -> RewritePlan:
             " whose files cannot be rewritten"
         )
     data, deletes = _sorted_out(live_entries(snapshot, table.io))
-    groups: dict[Any, list[Source]] = {}
+    groups: dict[Any, list[FileWithDeletes]] = {}
     for entry in data:
-        file, number = entry.data_file, entry.sequence_number or 0
+        file = entry.data_file
         applying = tuple(one for one in deletes if _may_apply(one, entry, metadata))
-        key = (file.spec_id, file.partition)
-        groups.setdefault(key, []).append(Source(file, number, applying))
+        source = FileWithDeletes(file, entry.sequence_number or 0, applying)
+        groups.setdefault((file.spec_id, file.partition), []).append(source)
     bins = [one for group in groups.values() for one in _bins(group, target_bytes)]
     number = snapshot.sequence_number if metadata.format_version > 1 else None
     return RewritePlan(number, tuple(bins), deletes)
@@ -153,10 +153,10 @@ def _may_apply(delete: Delete, data: ManifestEntry, metadata: TableMetadata) -> 
     return bool((delete.file.spec_id, delete.file.partition) == (file.spec_id, file.partition))
 
 
-def _bins(group: Iterable[Source], target_bytes: int) -> list[Bin]:
+def _bins(group: Iterable[FileWithDeletes], target_bytes: int) -> list[Bin]:
     """Small files together, in their order, and large files with deletes alone."""
     bins: list[Bin] = []
-    together: list[Source] = []
+    together: list[FileWithDeletes] = []
     size = 0
     for source in sorted(group, key=lambda one: (one.sequence_number, one.file.file_path)):
         found = source.file.file_size_in_bytes
@@ -204,7 +204,7 @@ class RewriteTask:
             file.spec_id = metadata.default_spec_id
         return Rewritten(files, files, added)
 
-    def _rows(self, source: Source) -> pa.Table:
+    def _rows(self, source: FileWithDeletes) -> pa.Table:
         """Those that are not deleted."""
         schema = self.metadata.schema()
         equality = [one for one in source.deletes if one.is_equality]

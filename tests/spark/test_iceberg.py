@@ -59,7 +59,11 @@ def make(sink_broker: BrokerProcess, tmp_path: Path, topic: str) -> Iterator[Mak
 
     def make_sink(partitions: int = 1, **more: Any) -> IcebergSink:
         create_topic(sink_broker.kafka, topic, partitions)
-        made.append(IcebergSink(sink_broker, tmp_path, {topic: partitions}, **more))
+        made.append(
+            IcebergSink(
+                sink_broker, tmp_path, {topic: partitions}, **{"session_timeout_ms": 2000, **more}
+            )
+        )
         return made[-1]
 
     yield make_sink

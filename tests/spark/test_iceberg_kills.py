@@ -87,7 +87,9 @@ def check_each_record_once(
 def test_each_record_is_in_the_table_once_whatever_is_killed(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    with iceberg_sink(events_broker, tmp_path, {"events": PARTITIONS}) as sink:
+    with iceberg_sink(
+        events_broker, tmp_path, {"events": PARTITIONS}, session_timeout_ms=2000
+    ) as sink:
         check_each_record_once(sink, tmp_path, seeded(), 6)
 
 
@@ -96,7 +98,9 @@ def test_each_record_is_in_the_table_once_whatever_is_killed(
 def test_each_record_is_in_the_table_once_for_long(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    with iceberg_sink(events_broker, tmp_path, {"events": PARTITIONS}) as sink:
+    with iceberg_sink(
+        events_broker, tmp_path, {"events": PARTITIONS}, session_timeout_ms=2000
+    ) as sink:
         check_each_record_once(sink, tmp_path, seeded(), 100)
 
 

@@ -58,7 +58,7 @@ class IcebergSink:
             SinkSettings(
                 name, kafka, described(kafka, [*topics, control]), control, tables.LOCAL_CATALOG,
                 tables.local_catalog(str(self.warehouse)), sink, Format.JSON, "",
-                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 2000, 10_000,
+                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 6000, 10_000,
             ),
             **more,
         )  # fmt: skip

@@ -53,7 +53,8 @@ class TableWriter:
         table = self._current()
         if table is None:
             return None
-        return [name for name in table.schema().column_names if name not in tables.METADATA_TYPES]
+        names = [field.name for field in table.schema().fields]
+        return [name for name in names if name not in tables.METADATA_TYPES]
 
     @property
     def wants_metadata(self) -> bool:

@@ -151,7 +151,8 @@ def changed(table: Table, rows: Sequence[Row], unknown: set[str]) -> Table:
     new = inferred(rows, unknown)
     for _ in range(_CHANGE_ATTEMPTS):
         wider = widened(table.schema(), rows)
-        missing = [field for field in new if field.name not in table.schema().column_names]
+        known = {field.name for field in table.schema().fields}
+        missing = [field for field in new if field.name not in known]
         if not wider and not missing:
             return table
         try:

@@ -659,6 +659,7 @@ def test_errors_go_to_the_dead_letters(make: Make) -> None:
         (Format.MSGPACK, msgpack.packb([{"id": 1, "v": "a, b"}, {"id": 2}])),
         (Format.MSGPACK, msgpack.packb([1, "a, b"])),
         (Format.JSON, b'[{"id": 1, "v": "a, b"}, {"id": 2}]'),
+        (Format.CSV, b'1,"a, b"'),
     ],
 )
 def test_messages_of_other_formats(make: Make, kind: Format, value: bytes) -> None:

@@ -23,6 +23,7 @@
 # make bench-kafka    the broker beside Apache Kafka: ARGS="--quick" tries every part,
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
 # make bench-scaling  what a cluster would take, by simulation
+# make bench-iceberg  topics into Iceberg tables: the job beside Kafka Connect's sink; growth of metadata
 # make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
 # make bench-tables   typed tables: rows a second, delay, what they cost producers; ARGS=--cluster: the
 #               same on a cluster of three brokers and two engines
@@ -52,7 +53,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -94,6 +95,10 @@ bench-cluster: $(INSTALLED_DEV)
 
 bench-groups: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.groups $(ARGS)
+
+bench-iceberg: $(INSTALLED_DEV)
+	@tools/require tests
+	$(BIN)/python -m bench.iceberg $(ARGS)
 
 bench-jobs: $(INSTALLED_DEV)
 	@tools/require tests

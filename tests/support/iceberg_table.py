@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 
 
 def newest(warehouse: Path, namespace: str, table: str) -> StaticTable | None:
@@ -18,7 +18,7 @@ def newest(warehouse: Path, namespace: str, table: str) -> StaticTable | None:
     return None if found is None else _read(found)
 
 
-def record_count(table: StaticTable | None) -> int:
+def record_count(table: Table | None) -> int:
     """How many records its newest snapshot has."""
     snapshot = table.current_snapshot() if table is not None else None
     if snapshot is None or snapshot.summary is None:

@@ -6,9 +6,9 @@ with two tasks of Spark's local mode, the connector with two tasks in one worker
 (heap and options of Kafka's start scripts). They run in turn. Broker and sink share the cores.
 
 * first commit: seconds from when the sink has its partitions.
-* rows/s: from the first commit to the last but one, because the last one waits for its interval with
-  nothing to do. With two commits it is that of the first one; with one it is a lower limit, marked
-  "at least".
+* rows/s: from the first commit to the last but one, because the last one waits for its interval
+  with nothing to do. With two commits it is that of the first one; with one it is a lower limit,
+  marked "at least".
 * rows per CPU s: of all processes of the sink, the broker not included. It depends less than rows/s
   on what else the machine does.
 * peak MiB: the most memory of each process of the sink, summed.
@@ -146,8 +146,8 @@ def _compare(options: argparse.Namespace) -> None:
         size = _fill(broker.kafka, options.records)
         print(f"{options.records:,} records of {size:.0f} bytes on average:\n")
         print(
-            "| interval s | sink | first commit s | rows/s | rows per CPU s | commits | rows per commit"
-            " | files per commit | peak MiB | broker CPU s | duplicates | missing | load |"
+            "| interval s | sink | first commit s | rows/s | rows per CPU s | commits"
+            " | rows per commit | files per commit | peak MiB | broker CPU s | duplicates | missing | load |"
         )
         print("|---:|---|" + "---:|" * 11, flush=True)
         for interval_s in map(int, options.intervals.split(",")):

@@ -56,6 +56,7 @@ class _Read:
 class _Batch:
     """Rows for one table, and the records that they are of."""
 
+    wants_metadata: bool
     rows: list[Row] = field(default_factory=list)
     records: list[Message] = field(default_factory=list)
 
@@ -205,21 +206,29 @@ class Worker:
     # --- records
 
     def _take(self, messages: Sequence[Message]) -> None:
+        """What is asked of the catalog is asked once for all of them."""
+        records = [message for message in messages if self._is_record(message)]
+        if not records:
+            return
+        columns = self._columns()
         batches: dict[str, _Batch] = {}
-        for message in messages:
-            if (error := message.error()) is not None:
-                if error.code() == KafkaError._PARTITION_EOF:
-                    # It counts what no reader sees, such as markers of transactions.
-                    self._of(message).next_offset = message.offset()
-                elif error.fatal() or not error.retriable():
-                    raise KafkaException(error)
-                continue
-            self._note(message)
-            if message.value() is not None:
-                self._sort(message, batches)
+        for record in records:
+            self._sort(record, columns, batches)
         for name, batch in batches.items():
             for number, reason in self._writer(name).add(batch.rows).items():
                 self._reject(name, batch.records[number], reason)
+
+    def _is_record(self, message: Message) -> bool:
+        """Whether it has a value. Raises KafkaException."""
+        if (error := message.error()) is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                # It counts what no reader sees, such as markers of transactions.
+                self._of(message).next_offset = message.offset()
+            elif error.fatal() or not error.retriable():
+                raise KafkaException(error)
+            return False
+        self._note(message)
+        return message.value() is not None
 
     def _note(self, message: Message) -> None:
         read = self._of(message)
@@ -231,15 +240,17 @@ class Worker:
     def _of(self, message: Message) -> _Read:
         return self._read[message.topic() or "", message.partition() or 0]
 
-    def _sort(self, message: Message, batches: dict[str, _Batch]) -> None:
+    def _columns(self) -> list[str]:
+        """Of the table, if values have no names for them."""
+        if not self._values.needs_columns:
+            return []
+        columns = self._writer(next(iter(self._settings.tables.names))).columns
+        if columns is None:
+            raise RuntimeError(f"{self._settings.format.value} needs a table that exists")
+        return columns
+
+    def _sort(self, message: Message, columns: list[str], batches: dict[str, _Batch]) -> None:
         """Put the rows of a record where they belong."""
-        sink = self._settings.tables
-        columns: list[str] = []
-        if self._values.needs_columns:
-            found = self._writer(next(iter(sink.names))).columns
-            if found is None:
-                raise RuntimeError(f"{self._settings.format.value} needs a table that exists")
-            columns = found
         try:
             rows = self._values.rows(message.value() or b"", columns)
         except NoRows as error:
@@ -247,22 +258,21 @@ class Worker:
             return
         for row in rows:
             for name in self._tables_of(message, row):
-                batch = batches.setdefault(name, _Batch())
-                wants = self._writer(name).wants_metadata
-                batch.rows.append({**row, **metadata_of(message)} if wants else row)
+                batch = batches.get(name)
+                if batch is None:
+                    batch = batches[name] = _Batch(self._writer(name).wants_metadata)
+                batch.rows.append({**row, **metadata_of(message)} if batch.wants_metadata else row)
                 batch.records.append(message)
 
-    def _tables_of(self, message: Message, row: Row) -> Iterator[str]:
+    def _tables_of(self, message: Message, row: Row) -> Iterable[str]:
         sink = self._settings.tables
         if sink.route is None:
-            yield from sink.names
-            return
+            return sink.names
         value = named_table(message, row, sink.route)
         if value is None:
-            return
-        if sink.database:
-            yield f"{sink.database}.{value}"
-        yield from (name for name, wanted in sink.names.items() if wanted == value)
+            return ()
+        fixed = [name for name, wanted in sink.names.items() if wanted == value]
+        return [f"{sink.database}.{value}", *fixed] if sink.database else fixed
 
     def _writer(self, name: str) -> TableWriter:
         if name not in self._writers:

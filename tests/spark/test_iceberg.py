@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, KafkaException
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
 
 from coordinator.feeds.definition import Format
@@ -414,6 +416,24 @@ def test_automatic_table_creation(make: Make) -> None:
     assert (row["_partition"], row["_offset"], row["_key"]) == (0, 0, b"k")
     assert row["_timestamp"].timestamp() == 5
     assert row["_headers"] == [("h", b"v")]
+
+
+def test_the_catalog_is_not_asked_for_each_record(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make()
+    put(sink, *as_json(*range(1000)))
+    asked: list[str] = []
+    found = tables.existing
+
+    def existing(catalog: Catalog, name: str) -> Table | None:
+        asked.append(name)
+        return found(catalog, name)
+
+    monkeypatch.setattr(tables, "existing", existing)
+    worker = sink.start()
+    sink.run_until(lambda: 1000 in worker.positions.values(), "all records are read")
+    assert len(asked) < 100
 
 
 def test_schema_evolution_adds_columns_and_widens(make: Make) -> None:

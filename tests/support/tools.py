@@ -34,6 +34,8 @@ ICEBERG = PROJECT / "tests" / "support" / "iceberg"
 ICEBERG_BUILD = TOOLS / "iceberg"
 SPARK_ICEBERG = PROJECT / "tests" / "support" / "spark_iceberg"
 SPARK_ICEBERG_BUILD = TOOLS / "spark-iceberg"
+ICEBERG_REST = PROJECT / "tests" / "support" / "iceberg_rest"
+ICEBERG_REST_BUILD = TOOLS / "iceberg_rest"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
@@ -104,6 +106,15 @@ def iceberg_plugins() -> Path:
     with _alone():
         _install_jars(ICEBERG, ICEBERG_BUILD / "lib")
     return ICEBERG_BUILD
+
+
+@cache
+def iceberg_rest_command() -> list[str]:
+    """How to start Apache Iceberg's REST catalog for tests; its settings are in the environment."""
+    libraries = ICEBERG_REST_BUILD / "lib"
+    with _alone():
+        _install_jars(ICEBERG_REST, libraries)
+    return [*_java(f"{libraries}/*", memory_mb=300), "org.apache.iceberg.rest.RESTCatalogServer"]
 
 
 @cache

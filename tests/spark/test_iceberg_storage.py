@@ -1,0 +1,100 @@
+"""The job `iceberg` with other catalogs and stores, by options alone (docs/iceberg.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
+
+from spark_jobs.iceberg import command
+from tests.spark.history import run_job
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.iceberg_catalogs import BUCKET, RestCatalog, S3Server
+from tests.support.iceberg_sink import produce
+from tests.support.server_process import free_port
+from tests.support.typed_tables import SETTINGS
+
+COUNT = 20
+
+
+@pytest.fixture(scope="module")
+def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {
+        **SETTINGS,
+        "group_initial_rebalance_delay_ms": "0",
+        "group_min_session_timeout_ms": "500",
+    }
+    broker = BrokerProcess(tmp_path_factory.mktemp("storage") / "data", settings)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3Server]:
+    with S3Server(tmp_path) as server:
+        server.make_bucket()
+        yield server
+
+
+def run(broker: BrokerProcess, topic: str, options: Mapping[str, str], *more: str) -> Any:
+    """The command of a user, into the table db.t."""
+    given = [
+        word for pair in options.items() for word in ("--catalog-option", "{}={}".format(*pair))
+    ]
+    return run_job(
+        command, broker.http_url, "--bootstrap", broker.kafka, "--topic", topic, "--name", topic,
+        "--catalog", "lake", *given, "--table", "db.t", "--create", *more,
+    )  # fmt: skip
+
+
+def put(broker: BrokerProcess, topic: str) -> None:
+    create_topic(broker.kafka, topic, 2)
+    for number in range(COUNT):
+        produce(broker, topic, [json.dumps({"id": number})], partition=number % 2)
+
+
+def check_rows(broker: BrokerProcess, topic: str, options: Mapping[str, str]) -> None:
+    put(broker, topic)
+    ended = run(broker, topic, options, "--once")
+    assert f"{COUNT} offsets are in the tables" in ended.stdout, ended
+    rows = load_catalog("lake", **options).load_table("db.t").scan().to_arrow()
+    assert sorted(rows.column("id").to_pylist()) == list(range(COUNT))
+
+
+def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
+    sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path, s3: S3Server
+) -> None:
+    options = {
+        "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"s3://{BUCKET}/warehouse", **s3.file_options,
+    }  # fmt: skip
+    check_rows(sink_broker, topic, options)
+    paths = load_catalog("lake", **options).load_table("db.t").inspect.files()["file_path"]
+    assert all(path.startswith(f"s3://{BUCKET}/") for path in paths.to_pylist())
+
+
+def test_a_rest_catalog(
+    sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    with RestCatalog(tmp_path) as rest:
+        check_rows(sink_broker, topic, {"type": "rest", "uri": rest.url})
+        assert list(rest.warehouse.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["rest", "hive"])
+def test_a_catalog_that_is_away_is_named_in_the_error(
+    sink_broker: BrokerProcess, topic: str, kind: str
+) -> None:
+    create_topic(sink_broker.kafka, topic, 1)
+    uri = f"{'thrift' if kind == 'hive' else 'http'}://127.0.0.1:{free_port()}"
+    ended = run(sink_broker, topic, {"type": kind, "uri": uri}, "--dry-run")
+    assert ended.code == 1, ended
+    assert "the catalog lake cannot be used: " in ended.stderr
+    assert uri.rpartition(":")[2] in ended.stderr

@@ -101,10 +101,13 @@ class CommitBuffer:
         """Those that files are waiting for."""
         return sorted({one.table for answer in self._answers for _, one in answer.files})
 
-    def snapshots(self, table: str, stored: Mapping[int, int]) -> list[list[WrittenFile]]:
+    def snapshots(
+        self, table: str, stored: Mapping[int, int], table_uuid: str
+    ) -> list[list[WrittenFile]]:
         """The snapshots to be made of a table, in their order and in one commit: files of each.
 
-        `stored`: up to where the table has what the control topic has.
+        `stored`: up to where the table has what the control topic has. Files of a table with the
+        same name and another UUID, which was dropped, are left out.
         """
         runs: list[list[Answer]] = []
         taken: frozenset[Partition] = frozenset()
@@ -119,7 +122,9 @@ class CommitBuffer:
                 file
                 for answer in run
                 for place, one in answer.files
-                if one.table == table and place.offset >= stored.get(place.partition, 0)
+                if one.table == table
+                and one.table_uuid == table_uuid
+                and place.offset >= stored.get(place.partition, 0)
                 for file in one.files
             ]
             for run in runs

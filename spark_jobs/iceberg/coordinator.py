@@ -71,13 +71,18 @@ class Coordinator:
         commit_id = self._buffer.commit_id
         assert commit_id is not None
         valid_through = self._buffer.valid_through()
-        try:
-            for table in self._buffer.tables():
+        failed = False
+        for table in self._buffer.tables():
+            try:
                 snapshot_id = self._commit_table(table, commit_id, valid_through)
-                if snapshot_id is not None:
-                    self._send(TableCommitted(commit_id, table, snapshot_id, valid_through))
-        except Exception as error:  # of any catalog and storage; the files stay for the next commit
-            print(f"the commit {commit_id} failed: {error}", file=sys.stderr)
+            except Exception as error:  # of any catalog and storage
+                print(f"the commit {commit_id} of {table} failed: {error}", file=sys.stderr)
+                failed = True
+                continue
+            if snapshot_id is not None:
+                self._send(TableCommitted(commit_id, table, snapshot_id, valid_through))
+        if failed:
+            # All files stay for the next commit. Tables that have theirs say so by their offsets.
             self._buffer.give_up(self._clock())
             return
         self._reader.store(self._buffer.next_offsets)
@@ -85,15 +90,19 @@ class Coordinator:
         self._send(CommitComplete(commit_id, valid_through))
 
     def _commit_table(self, name: str, commit_id: str, valid_through: int | None) -> int | None:
-        """The snapshot's id, or None if the table has all of the files. Raises anything."""
+        """The snapshot's id, or None if the table has all of the files, or was dropped since they
+        were written. Raises anything."""
         offsets = offsets_property(self._settings)
         properties = {COMMIT_ID: commit_id, offsets: json.dumps(self._buffer.next_offsets)}
         if valid_through is not None:
             properties[VALID_THROUGH] = str(valid_through)
         for _ in range(_ATTEMPTS):
-            table = self._catalog.load_table(name)
+            table = tables.existing(self._catalog, name)
+            if table is None:
+                print(f"{name} was dropped: its last files are left out", file=sys.stderr)
+                return None
             stored = tables.stored_offsets(table, offsets)
-            snapshots = self._buffer.snapshots(name, stored)
+            snapshots = self._buffer.snapshots(name, stored, str(table.metadata.table_uuid))
             if not snapshots:
                 return None
             try:

@@ -28,6 +28,7 @@ _FILE = {
     "fields": [
         {"name": "spec_id", "type": "int"},
         {"name": "data_file", "type": "bytes", "doc": "data_file of Iceberg's manifests, format 2"},
+        {"name": "schema_id", "type": "int"},
     ],
 }
 
@@ -59,6 +60,7 @@ _SCHEMA = fastavro.parse_schema(
                         _text("worker"),
                         _text("table"),
                         {"name": "files", "type": {"type": "array", "items": _FILE}},
+                        _text("table_uuid"),
                     ),
                     _record(
                         "DataComplete",
@@ -94,20 +96,24 @@ class BeginCommit:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """`data_file`: in Avro, as Iceberg's manifests have it (tables.py)."""
+    """`data_file`: in Avro, as Iceberg's manifests have it (tables.py). `schema_id`: of the table's
+    schema when it was written, which says what types the partition's values have."""
 
     spec_id: int
     data_file: bytes
+    schema_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """From a worker: files of one table."""
+    """From a worker: files of one table. `table_uuid`: a table that is made again under the same
+    name has another one."""
 
     commit_id: str
     worker: str
     table: str
     files: tuple[WrittenFile, ...]
+    table_uuid: str
 
 
 @dataclass(frozen=True, slots=True)

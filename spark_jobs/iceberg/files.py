@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from errno import ENAMETOOLONG
 from itertools import count
 from typing import Any
 
@@ -15,21 +16,32 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import DoubleType, FloatType
 
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.rows import Row, RowFitter
+from spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter, no_column
 from spark_jobs.iceberg.settings import Operation, Operations, SinkTables
 
 _FILE_BYTES = 128 << 20
 """Of Arrow, at most, before a file is written, so that memory is bounded."""
+_SHORT_PATHS = {
+    TableProperties.OBJECT_STORE_ENABLED: "true",
+    TableProperties.WRITE_OBJECT_STORE_PARTITIONED_PATHS: "false",
+}
+"""For values of partitions that are too long for the name of a directory."""
 _CONTENT, _EQUALITY_IDS = (
     [field.field_id for field in DATA_FILE_TYPE[tables.FORMAT_VERSION].fields].index(field_id)
     for field_id in (134, 135)
 )
 """Places in a DataFile of the fields with these ids (https://iceberg.apache.org/spec/#manifests)."""
+
+
+class TableReplaced(Exception):
+    """What was written since the last commit does not fit the table that is there now."""
 
 
 class TableWriter:
@@ -71,9 +83,59 @@ class TableWriter:
 
     def add(self, rows: Sequence[Row]) -> dict[int, str]:
         """Take rows. Why some are not taken, by their number."""
+        refused = self._without_column(rows)
+        left = [number for number in range(len(rows)) if number not in refused]
+        try:
+            errors = self._take([rows[number] for number in left])
+        except (tables.TableUnusable, DoesNotFit) as error:
+            errors = dict.fromkeys(range(len(left)), str(error))
+        return refused | {left[number]: reason for number, reason in errors.items()}
+
+    def finish(self) -> tuple[WrittenFile, ...]:
+        """All files since the last call. From now on the table is as others have changed it.
+
+        Raises TableReplaced if it is another one now: what waits was written for the old one.
+        """
+        now = tables.existing(self._catalog, self.name)
+        if self._changes or self._files or any(one.num_rows for one in self._waiting):
+            assert self._table is not None
+            if now is None or now.metadata.table_uuid != self._table.metadata.table_uuid:
+                raise TableReplaced(f"{self.name} was dropped: its records are read again")
+        if self._changes:
+            self._write_changes()
+        self._write()
+        files, self._files = tuple(self._files), []
+        self._table = now
+        self._fitter = None
+        return files
+
+    @property
+    def table_uuid(self) -> str:
+        """Of the table that the files of `finish` are for."""
+        return "" if self._table is None else str(self._table.metadata.table_uuid)
+
+    # --- rows
+
+    def _without_column(self, rows: Sequence[Row]) -> dict[int, str]:
+        """Why rows have fields for which no column can be made, if any are to be made."""
+        makes_table = self._settings.create and self._current() is None
+        if not makes_table and not self._settings.evolve:
+            return {}
+        table = self._current()
+        known = set() if table is None else set(table.schema().column_names)
+        found = {number: no_column(row, known) for number, row in enumerate(rows)}
+        return {number: reason for number, reason in found.items() if reason is not None}
+
+    def _take(self, rows: Sequence[Row]) -> dict[int, str]:
+        """Raises TableUnusable, DoesNotFit."""
+        if not rows:
+            return {}
         table = self._fitting(rows)
         if table is None:
-            return {} if self._settings.create else dict.fromkeys(range(len(rows)), self._absent)
+            reason = f"there is no table {self.name}"
+            if self._settings.create:
+                reason = f"there is no table {self.name} yet, and no value to make it by"
+            return dict.fromkeys(range(len(rows)), reason)
         assert self._fitter is not None
         operations = self._settings.operations
         if operations is not None:
@@ -86,30 +148,12 @@ class TableWriter:
             self._write()
         return errors
 
-    def finish(self) -> tuple[WrittenFile, ...]:
-        """All files since the last call."""
-        if self._changes:
-            self._write_changes()
-        self._write()
-        files, self._files = tuple(self._files), []
-        return files
-
-    @property
-    def _absent(self) -> str:
-        return f"there is no table {self.name}"
-
     # --- the table
 
     def _current(self) -> Table | None:
         if self._table is None:
             self._table = tables.existing(self._catalog, self.name)
         return self._table
-
-    def refresh(self) -> None:
-        """See what others have changed."""
-        if self._table is not None:
-            self._table = tables.existing(self._catalog, self.name)
-            self._fitter = None
 
     def _fitting(self, rows: Sequence[Row]) -> Table | None:
         """The table, with a column for each field if that is wanted."""
@@ -118,17 +162,16 @@ class TableWriter:
             table = self._table = tables.made(self._catalog, self.name, rows, self._settings)
         if table is None:
             return None
-        fitter = self._fitter or RowFitter(table.schema(), table.properties)
+        fitter = self._fitter or _fitter_of(table)
         if self._settings.evolve:
             unknown = fitter.unknown(rows) - set(tables.METADATA_TYPES)
             if self._settings.operations is not None:
                 unknown.discard(self._settings.operations.field)
-            before = table.schema()
+            before = table.metadata
             table = tables.changed(table, rows, unknown)
-            if table.schema() != before:
-                self._write()
-                self._table = table
-                fitter = RowFitter(table.schema(), table.properties)
+            if table.schema() != before.schema():
+                self._write(before)
+                fitter = _fitter_of(table)
         self._fitter = fitter
         return table
 
@@ -139,33 +182,39 @@ class TableWriter:
         and whether rows of earlier commits with its key are to go."""
         assert self._table is not None
         assert self._fitter is not None
-        key = self._key_columns(self._table)
         errors: dict[int, str] = {}
         _, unfit = self._fitter.fit(rows)
+        keys, no_key = self._key_fitter(self._table).fit(rows)
+        places = iter(keys.to_pylist())
         for number, row in enumerate(rows):
+            place = None if number in no_key else _hashable(next(places))
             operation = operations.of(row)
             if operation is None:
                 errors[number] = f"{operations.field}: {row.get(operations.field)} is no operation"
                 continue
             is_deleted = operation is Operation.DELETE
-            if number in unfit and not is_deleted:
-                errors[number] = unfit[number]
+            if place is None or (number in unfit and not is_deleted):
+                errors[number] = no_key.get(number) or unfit[number]
                 continue
-            values = tuple(row.get(name) for name in key)
-            if None in values:
-                errors[number] = f"{key[values.index(None)]}: a key cannot be null"
-                continue
-            place = tuple(map(_hashable, values))
             before = self._changes.pop(place, None)
             replaces = operation is not Operation.INSERT or (before is not None and before[2])
             self._changes[place] = (row, not is_deleted, replaces)
         return errors
 
     def _key_columns(self, table: Table) -> list[str]:
+        """Raises TableUnusable."""
         names = list(table.schema().identifier_field_names()) or list(self._settings.id_columns)
         if not names:
-            raise ValueError(f"{self.name} has no identifier fields: give --id-column")
+            raise tables.TableUnusable(f"{self.name} has no identifier fields: give --id-column")
+        if missing := [one for one in names if one not in table.schema().column_names]:
+            raise tables.TableUnusable(f"{self.name} has no column {missing[0]}")
         return sorted(names)
+
+    def _key_fitter(self, table: Table) -> RowFitter:
+        """It refuses a key that is null."""
+        fields = table.schema().select(*self._key_columns(table)).fields
+        required = [field.model_copy(update={"required": True}) for field in fields]
+        return RowFitter(Schema(*required), table.properties)
 
     def _write_changes(self) -> None:
         table = self._table
@@ -173,50 +222,85 @@ class TableWriter:
         assert self._fitter is not None
         changes, self._changes = list(self._changes.values()), {}
         rows = [row for row, stays, _ in changes if stays]
-        fitted, _ = self._fitter.fit(rows)
+        fitted, errors = self._fitter.fit(rows)
+        if errors:
+            reason = next(iter(errors.values()))
+            raise TableReplaced(f"{self.name} was changed: its records are read again: {reason}")
         self._waiting.append(fitted)
+        self._write()
         replaced = [row for row, _, replaces in changes if replaces]
         if replaced:
             self._files.extend(self._deletes(table, replaced))
 
     def _deletes(self, table: Table, rows: Sequence[Row]) -> Iterator[WrittenFile]:
-        """Equality deletes for the keys of these rows, in the partitions that the rows are in.
+        """Equality deletes for the keys of these rows.
 
-        https://iceberg.apache.org/spec/#equality-delete-files
+        One in a partition applies to the files of the same partition and spec. That is enough if
+        the key says which partition, and the spec was never another. If not, there is one without
+        partition as well, which applies to all files; but not every reader knows those.
+        https://iceberg.apache.org/spec/#scan-planning
         """
-        schema, metadata = table.schema(), table.metadata
         key = self._key_columns(table)
-        needed = set(key) | {
-            schema.find_column_name(field.source_id) or "" for field in table.spec().fields
-        }
-        narrow = schema.select(*needed)
-        keys, errors = RowFitter(narrow, table.properties).fit(rows)
-        if errors:
-            raise ValueError(f"a key of {self.name} does not fit: {next(iter(errors.values()))}")
+        schema, spec = table.schema(), table.spec()
         ids = [schema.find_field(name).field_id for name in key]
-        # What is written beside the key, for its partition, is not compared.
-        of_narrow = _with_schema(metadata, narrow)
+        sources = {field.source_id for field in spec.fields}
+        keys, _ = self._key_fitter(table).fit(rows)
+        if sources <= set(ids):
+            yield from self._delete_files(table, schema.select(*key), keys, ids, spec.spec_id)
+        else:
+            # What is beside the key, for its partition, is not compared.
+            needed = {schema.find_column_name(one) or "" for one in sources}
+            narrow = schema.select(*key, *needed)
+            fitted, _ = RowFitter(narrow, table.properties).fit(rows)
+            yield from self._delete_files(table, narrow, fitted, ids, spec.spec_id)
+        others = [one for one in table.metadata.partition_specs if one.fields]
+        if spec.fields and (not sources <= set(ids) or len(others) > 1):
+            everywhere = tables.unpartitioned_spec(table)
+            yield from self._delete_files(table, schema.select(*key), keys, ids, everywhere)
+
+    def _delete_files(
+        self, table: Table, schema: Schema, rows: pa.Table, ids: list[int], spec_id: int
+    ) -> Iterator[WrittenFile]:
+        metadata = table.metadata.model_copy(update={"default_spec_id": spec_id})
         for file in _dataframe_to_data_files(
-            of_narrow, _labelled(keys, narrow), table.io, *self._names
+            _with_schema(metadata, schema), _labelled(rows, schema), table.io, *self._names
         ):
             file[_CONTENT], file[_EQUALITY_IDS] = DataFileContent.EQUALITY_DELETES, ids
             yield tables.file_as_bytes(file, metadata)
 
     # --- files
 
-    def _write(self) -> None:
+    def _write(self, written_for: TableMetadata | None = None) -> None:
+        """`written_for`: the table as it was when the rows were fitted, if it has changed since."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not any(one.num_rows for one in waiting):
             return
         table = self._table
         assert table is not None
         rows = pa.concat_tables(waiting)
-        for file in _dataframe_to_data_files(table.metadata, rows, table.io, *self._names):
-            self._files.append(tables.file_as_bytes(file, table.metadata))
+        metadata = written_for or table.metadata
+        try:
+            files = list(_dataframe_to_data_files(metadata, rows, table.io, *self._names))
+        except OSError as error:
+            if error.errno != ENAMETOOLONG:
+                raise
+            metadata_of_paths = metadata.model_copy(
+                update={"properties": {**metadata.properties, **_SHORT_PATHS}}
+            )
+            files = list(_dataframe_to_data_files(metadata_of_paths, rows, table.io, *self._names))
+        self._files += [tables.file_as_bytes(file, metadata) for file in files]
 
 
-def _hashable(value: Any) -> Any:
-    return repr(value) if isinstance(value, dict | list) else value
+def _fitter_of(table: Table) -> RowFitter:
+    """PyIceberg finds no partition for NaN."""
+    by_value = [field.source_id for field in table.spec().fields]
+    schema = table.schema()
+    floats = [one for one in by_value if isinstance(schema.find_type(one), FloatType | DoubleType)]
+    return RowFitter(schema, table.properties, floats)
+
+
+def _hashable(key: Row) -> tuple[Any, ...]:
+    return tuple(repr(one) if isinstance(one, dict | list) else one for one in key.values())
 
 
 def _labelled(rows: pa.Table, schema: Any) -> pa.Table:

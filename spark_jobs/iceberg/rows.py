@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -44,6 +44,8 @@ Row = dict[str, Any]
 Convert = Callable[[Any], Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INT_MAX, _LONG_MAX = 2**31, 2**63
+_DEPTH_MAX = 50
+"""Of nested fields of new columns; PyIceberg's visitors call themselves several times for each."""
 NAME_MAPPING = "schema.name-mapping.default"
 
 
@@ -81,6 +83,13 @@ def _double(value: Any) -> float:
     return float(value)
 
 
+def _number(value: Any) -> float:
+    number = _double(value)
+    if math.isnan(number):
+        raise ValueError
+    return number
+
+
 def _decimal(kind: DecimalType) -> Convert:
     step = Decimal(1).scaleb(-kind.scale)
 
@@ -101,7 +110,9 @@ def _string(value: Any) -> str:
         value.encode()  # text of a binary format that is not UTF-8 has surrogates
         return value
     if isinstance(value, bool | dict | list):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        value.encode()
+        return str(value)
     return str(value)
 
 
@@ -241,11 +252,19 @@ def converter(kind: IcebergType) -> Convert:
 class RowFitter:
     """Rows to Arrow, for one schema. The table's name mapping, if it has one, names the fields."""
 
-    def __init__(self, schema: Schema, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self, schema: Schema, properties: Mapping[str, str], no_nan: Collection[int] = ()
+    ) -> None:
+        """`no_nan`: ids of fields that take every number but NaN. Raises DoesNotFit."""
         self.schema = schema
         self.arrow = schema_to_pyarrow(schema, include_field_ids=False)
         self._columns = [
-            (field, names, converter(field.field_type), self.arrow.field(field.name).type)
+            (
+                field,
+                names,
+                _number if field.field_id in no_nan else converter(field.field_type),
+                self.arrow.field(field.name).type,
+            )
             for field, names in _named(schema, properties)
         ]
         self._known = {name for _, names, *_ in self._columns for name in names}
@@ -272,7 +291,8 @@ class RowFitter:
         convert: Convert, arrow: pa.DataType,
     ) -> pa.Array:  # fmt: skip
         values = _values(rows, names)
-        if isinstance(field.field_type, _AS_THEY_ARE) and not field.required:
+        as_it_is = isinstance(field.field_type, _AS_THEY_ARE) and convert is not _number
+        if as_it_is and not field.required:
             try:
                 return pa.array(values, arrow)
             except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -281,7 +301,7 @@ class RowFitter:
         for number, value in enumerate(values):
             try:
                 fitted.append(_or_null(convert, value, field.required))
-            except (ValueError, TypeError, OverflowError, InvalidOperation):
+            except (ValueError, TypeError, OverflowError, InvalidOperation, RecursionError):
                 fitted.append(None)
                 shown = "nothing" if value is None else str(value)[:100]
                 reason = f"{names[0]}: {shown} does not fit {field.field_type}"
@@ -315,6 +335,28 @@ def _named(
 
 
 # --- schemas
+
+
+def no_column(row: Row, known: Collection[str] = ()) -> str | None:
+    """Why fields of a row cannot have a column. `known`: those that have one."""
+    for name, value in row.items():
+        if name not in known and (reason := _no_column(name, value, 1)) is not None:
+            return f"{name[:100]!a}: {reason}"
+    return None
+
+
+def _no_column(name: str, value: Any, depth: int) -> str | None:
+    if not name or any("\ud800" <= one <= "\udfff" for one in name):
+        return "no column can have this name"
+    if depth > _DEPTH_MAX:
+        return f"nested more than {_DEPTH_MAX} times"
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = ((name, one) for one in value if isinstance(one, dict | list))
+    reasons = (_no_column(*one, depth + 1) for one in inner)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def inferred(rows: Iterable[Row], names: Iterable[str] | None = None) -> pa.Schema:

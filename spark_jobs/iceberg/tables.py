@@ -34,14 +34,15 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    ManifestWriter,
     ManifestWriterV2,
     data_file_with_partition,
 )
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import AddPartitionSpecUpdate, AssertTableUUID
 from pyiceberg.table.update.snapshot import _MergeAppendFiles
 from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import TableVersion
@@ -49,7 +50,6 @@ from pyiceberg.types import IntegerType, ListType, StructType
 
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.rows import Row, inferred, widened
-from spark_jobs.job import JobFailure
 
 if TYPE_CHECKING:
     from spark_jobs.iceberg.settings import SinkSettings, SinkTables
@@ -67,6 +67,10 @@ METADATA_TYPES = {
     "_key": pa.binary(),
     "_headers": pa.map_(pa.string(), pa.binary()),
 }
+
+
+class TableUnusable(ValueError):
+    """No row can be written to a table, or it cannot be made. One sentence says why."""
 
 
 def open_catalog(settings: SinkSettings) -> Catalog:
@@ -110,8 +114,9 @@ def made(catalog: Catalog, name: str, rows: Sequence[Row], tables: SinkTables) -
     if tables.metadata_columns:
         known = {field.name: field.type for field in columns}
         columns = pa.schema({**known, **METADATA_TYPES}.items())
-    if missing := [one for one in tables.id_columns if one not in columns.names]:
-        raise JobFailure(f"{name} cannot be made: its records have no field {missing[0]}")
+    needed = [*tables.id_columns, *(partition_field(text)[0] for text in tables.partition_by)]
+    if missing := [one for one in needed if one.partition(".")[0] not in columns.names]:
+        raise TableUnusable(f"{name} cannot be made: its records have no field {missing[0]}")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     properties = {"format-version": str(FORMAT_VERSION), **tables.properties}
     try:
@@ -129,6 +134,8 @@ def made(catalog: Catalog, name: str, rows: Sequence[Row], tables: SinkTables) -
                     change.set_identifier_fields(*tables.id_columns)
     except (TableAlreadyExistsError, NamespaceAlreadyExistsError, CommitFailedException):
         pass  # another worker was faster
+    except ValueError as error:  # of PyIceberg, as for a transform that the type does not have
+        raise TableUnusable(f"{name} cannot be made: {error}") from error
     return catalog.load_table(name)
 
 
@@ -167,19 +174,39 @@ def changed(table: Table, rows: Sequence[Row], unknown: set[str]) -> Table:
     raise CommitFailedException(f"the schema of {'.'.join(table.name())} changes all the time")
 
 
+def unpartitioned_spec(table: Table) -> int:
+    """The id of the partition spec without fields, which is added if the table has none."""
+    for _ in range(_CHANGE_ATTEMPTS):
+        specs = table.metadata.partition_specs
+        if found := [spec.spec_id for spec in specs if spec.is_unpartitioned()]:
+            return found[0]
+        new = PartitionSpec(spec_id=max(spec.spec_id for spec in specs) + 1)
+        try:
+            with table.transaction() as change:
+                change._apply(
+                    (AddPartitionSpecUpdate(spec=new),),
+                    (AssertTableUUID(uuid=table.metadata.table_uuid),),
+                )
+        except CommitFailedException:
+            pass  # another worker was faster
+        table.refresh()
+    raise CommitFailedException(f"{'.'.join(table.name())} changes all the time")
+
+
 # --- data files between processes
 
 
 def file_as_bytes(file: DataFile, metadata: TableMetadata) -> WrittenFile:
     """`file`, of the table's partition spec, as Iceberg's manifests have it."""
     out = io.BytesIO()
-    spec_id = metadata.default_spec_id
-    construct_writer(_file_schema(metadata, spec_id)).write(BinaryEncoder(out), file)
-    return WrittenFile(spec_id, out.getvalue())
+    spec_id, schema_id = metadata.default_spec_id, metadata.current_schema_id
+    schema = _file_schema(metadata, spec_id, schema_id)
+    construct_writer(schema).write(BinaryEncoder(out), file)
+    return WrittenFile(spec_id, out.getvalue(), schema_id)
 
 
 def file_from_bytes(written: WrittenFile, metadata: TableMetadata) -> DataFile:
-    schema = _file_schema(metadata, written.spec_id)
+    schema = _file_schema(metadata, written.spec_id, written.schema_id)
     enums: dict[int, Callable[..., Enum]] = {101: FileFormat, 134: DataFileContent}
     reader = resolve_reader(schema, schema, read_types={-1: DataFile}, read_enums=enums)
     file: DataFile = reader.read(new_decoder(written.data_file))
@@ -187,9 +214,11 @@ def file_from_bytes(written: WrittenFile, metadata: TableMetadata) -> DataFile:
     return file
 
 
-def _file_schema(metadata: TableMetadata, spec_id: int) -> Schema:
+def _file_schema(metadata: TableMetadata, spec_id: int, schema_id: int) -> Schema:
+    """A column may have been dropped or changed since: so it is the schema of the file."""
     spec = metadata.specs()[spec_id]
-    partition = spec.partition_type(metadata.schema())
+    schema = next(one for one in metadata.schemas if one.schema_id == schema_id)
+    partition = spec.partition_type(schema)
     return Schema(*data_file_with_partition(partition, FORMAT_VERSION).fields)
 
 
@@ -241,15 +270,19 @@ class _RowDelta(_MergeAppendFiles):
         ]
         return self._process_manifests(added + self._existing_manifests())
 
+    def _schema_of(self, spec: PartitionSpec) -> Schema:
+        """The newest that has the columns of a spec: they may have been dropped since."""
+        sources = {field.source_id for field in spec.fields}
+        schemas = [self.schema(), *reversed(self._transaction.table_metadata.schemas)]
+        return next((one for one in schemas if sources <= set(one.field_ids)), self.schema())
+
     def _manifest(self, is_data: bool, spec_id: int, files: Sequence[DataFile]) -> ManifestFile:
-        writer: ManifestWriter
-        if is_data:
-            writer = self.new_manifest_writer(self.spec(spec_id))
-        else:
-            writer = DeleteManifest(
-                self.spec(spec_id), self.schema(), self.new_manifest_output(), self._snapshot_id,
-                self._compression,
-            )  # fmt: skip
+        spec = self.spec(spec_id)
+        kind = ManifestWriterV2 if is_data else DeleteManifest
+        writer = kind(
+            spec, self._schema_of(spec), self.new_manifest_output(), self._snapshot_id,
+            self._compression,
+        )  # fmt: skip
         with writer:
             for file in files:
                 writer.add(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from spark_jobs.iceberg.rows import Row
 
 _ERROR_CHARACTERS = 500
 _DECODER = json.JSONDecoder()
+_TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 class NoRows(ValueError):
@@ -102,6 +104,15 @@ def metadata_of(record: KafkaRecord) -> Row:
         "_key": record.key(),
         "_headers": {name: value or b"" for name, value in record.headers() or ()},
     }
+
+
+def checked_name(value: str) -> str:
+    """What a record names, if a table may be called so: it is a part of paths. Raises `NoRows`."""
+    if not _TABLE_NAME.fullmatch(value):
+        raise NoRows(
+            f"no table can be called {value[:100]!a}: write up to 128 letters, digits, _, -"
+        )
+    return value
 
 
 def named_table(record: KafkaRecord, row: Row, route: Route) -> str | None:

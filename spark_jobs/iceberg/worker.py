@@ -28,17 +28,29 @@ from spark_jobs.iceberg.events import (
     BeginCommit,
     DataComplete,
     DataFiles,
+    WrittenFile,
     encoded,
 )
 from spark_jobs.iceberg.files import TableWriter
 from spark_jobs.iceberg.rows import Row
 from spark_jobs.iceberg.settings import SinkSettings
-from spark_jobs.iceberg.values import NoRows, ValueReader, metadata_of, named_table
+from spark_jobs.iceberg.values import (
+    NoRows,
+    ValueReader,
+    checked_name,
+    metadata_of,
+    named_table,
+)
 
 _BATCH = 10_000
 _POLL_S = 0.1
 _CHANGES_MAX = 1_000_000
 """Of changed rows in memory; a worker that has so many waits for the commit."""
+_EVENT_BYTES = 256 << 10
+"""Of files in an event, which must not be larger than Kafka takes."""
+_FENCED = (
+    KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID, KafkaError.INVALID_PRODUCER_EPOCH,
+)  # fmt: skip
 _FIRST_DELAY_S, _DELAY_MAX_S = 0.2, 10.0
 
 Partition = tuple[str, int]
@@ -59,6 +71,19 @@ class _Batch:
     wants_metadata: bool
     rows: list[Row] = field(default_factory=list)
     records: list[Message] = field(default_factory=list)
+
+
+def _in_parts(files: Iterable[WrittenFile]) -> Iterator[tuple[WrittenFile, ...]]:
+    part: list[WrittenFile] = []
+    size_bytes = 0
+    for file in files:
+        if part and size_bytes + len(file.data_file) > _EVENT_BYTES:
+            yield tuple(part)
+            part, size_bytes = [], 0
+        part.append(file)
+        size_bytes += len(file.data_file)
+    if part:
+        yield tuple(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +107,25 @@ class SinkTask:
         except Exception as error:
             # Spark starts it again, and says so nowhere.
             print(f"worker {number} failed, and begins again: {error!r}", file=sys.stderr)
+            if is_fenced(error):
+                name = self.settings.name
+                print(
+                    f"another worker {number} of {name!r} has begun: give another --name to a"
+                    " second run of the job iceberg",
+                    file=sys.stderr,
+                )
             raise
         finally:
             worker.close()
         yield number
+
+
+def is_fenced(error: Exception) -> bool:
+    """Whether a worker with the same number has begun since."""
+    if not isinstance(error, KafkaException):
+        return False
+    found: KafkaError = error.args[0]
+    return found.code() in _FENCED or "fenced" in found.str()
 
 
 class Worker:
@@ -172,8 +212,9 @@ class Worker:
         self._generation = consumer.consumer_group_metadata()
         self._read = {(place.topic, place.partition): _Read() for place in places}
         self._stop_coordinating()
-        if (self._topics[0], 0) in self._read:
-            self._coordinator = Coordinator(self._settings, self._catalog, self._partitions())
+        counts = self._partitions()
+        if counts and (next(iter(counts)), 0) in self._read:
+            self._coordinator = Coordinator(self._settings, self._catalog, sum(counts.values()))
 
     def _revoked(self, _consumer: Consumer, _places: Sequence[TopicPartition]) -> None:
         self._forget()
@@ -191,9 +232,10 @@ class Worker:
             self._coordinator.close()
             self._coordinator = None
 
-    def _partitions(self) -> int:
+    def _partitions(self) -> dict[str, int]:
+        """How many each topic has. One that was deleted is left out."""
         found = self._consumer.list_topics(timeout=ANSWER_LIMIT_S).topics
-        return sum(len(found[topic].partitions) for topic in self._topics)
+        return {name: len(found[name].partitions) for name in self._topics if name in found}
 
     def _hold_back(self) -> None:
         """Stop reading while too many changes are in memory."""
@@ -224,6 +266,8 @@ class Worker:
             if error.code() == KafkaError._PARTITION_EOF:
                 # It counts what no reader sees, such as markers of transactions.
                 self._of(message).next_offset = message.offset()
+            elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                print(f"{message.topic()} cannot be read: {error.str()}", file=sys.stderr)
             elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
             return False
@@ -257,7 +301,12 @@ class Worker:
             self._reject(self._settings.name, message, str(error))
             return
         for row in rows:
-            for name in self._tables_of(message, row):
+            try:
+                names = self._tables_of(message, row)
+            except NoRows as error:
+                self._reject(self._settings.name, message, str(error))
+                continue
+            for name in names:
                 batch = batches.get(name)
                 if batch is None:
                     batch = batches[name] = _Batch(self._writer(name).wants_metadata)
@@ -265,6 +314,7 @@ class Worker:
                 batch.records.append(message)
 
     def _tables_of(self, message: Message, row: Row) -> Iterable[str]:
+        """Raises `NoRows`."""
         sink = self._settings.tables
         if sink.route is None:
             return sink.names
@@ -272,7 +322,7 @@ class Worker:
         if value is None:
             return ()
         fixed = [name for name, wanted in sink.names.items() if wanted == value]
-        return [f"{sink.database}.{value}", *fixed] if sink.database else fixed
+        return [f"{sink.database}.{checked_name(value)}", *fixed] if sink.database else fixed
 
     def _writer(self, name: str) -> TableWriter:
         if name not in self._writers:
@@ -287,9 +337,10 @@ class Worker:
             return
         events: list[DataFiles | DataComplete] = []
         for name, writer in self._writers.items():
-            if files := writer.finish():
-                events.append(DataFiles(commit_id, self._id, name, files))
-            writer.refresh()
+            events += [
+                DataFiles(commit_id, self._id, name, files, writer.table_uuid)
+                for files in _in_parts(writer.finish())
+            ]
         assignments = [Assignment(*place, read.latest) for place, read in self._read.items()]
         events.append(DataComplete(commit_id, self._id, tuple(assignments)))
         self._store_dead_letters()

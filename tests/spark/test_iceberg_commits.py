@@ -20,6 +20,7 @@ from spark_jobs.iceberg.events import (
 )
 
 A, B = ("orders", 0), ("orders", 1)
+UUID = "of the table"
 
 
 class Log:
@@ -31,8 +32,8 @@ class Log:
         self._offset = 0
 
     def files(self, commit: str, worker: str, *names: str, table: str = "t") -> None:
-        found = tuple(WrittenFile(0, name.encode()) for name in names)
-        self._add(DataFiles(commit, worker, table, found))
+        found = tuple(WrittenFile(0, name.encode(), 0) for name in names)
+        self._add(DataFiles(commit, worker, table, found, UUID))
 
     def complete(self, commit: str, worker: str, **latest: int | None) -> None:
         """`latest`: of partitions A and B."""
@@ -47,8 +48,10 @@ class Log:
         self.buffer.add(Place(0, self._offset), event)
         self._offset += 1
 
-    def snapshots(self, table: str = "t", stored: int = 0) -> list[list[bytes]]:
-        found = self.buffer.snapshots(table, {0: stored})
+    def snapshots(
+        self, table: str = "t", stored: int = 0, table_uuid: str = UUID
+    ) -> list[list[bytes]]:
+        found = self.buffer.snapshots(table, {0: stored}, table_uuid)
         return [[file.data_file for file in files] for files in found]
 
 
@@ -124,6 +127,14 @@ def test_files_that_a_table_has_are_left_out() -> None:
     assert log.buffer.next_offsets == {0: 5}
 
 
+def test_files_of_a_table_that_was_made_again_are_left_out() -> None:
+    log = Log()
+    log.files("c", "one", "x")
+    log.complete("c", "one", A=5, B=6)
+    assert log.snapshots(table_uuid="of the next table") == []
+    assert log.snapshots() == [[b"x"]]
+
+
 def test_files_of_the_same_partition_are_in_snapshots_in_their_order() -> None:
     log = Log()
     log.files("c", "one", "x")
@@ -178,7 +189,7 @@ def test_each_file_is_committed_once_wherever_coordinators_end(seed: int) -> Non
                 buffer.begin("c", 0.0)
             is_last = offset == len(events) - 1
             if (is_last or chance.random() < 0.4) and buffer.is_ready(9.0):
-                if snapshots := buffer.snapshots("t", stored):
+                if snapshots := buffer.snapshots("t", stored, UUID):
                     table += [file.data_file for files in snapshots for file in files]
                     stored = dict(buffer.next_offsets)
                 if chance.random() < 0.3:
@@ -202,13 +213,15 @@ def interleaved_transactions(
         else:
             busy.add(worker)
             wanted.append(str(number).encode())
-            events.append(DataFiles("c", worker, "t", (WrittenFile(0, wanted[-1]),)))
+            events.append(DataFiles("c", worker, "t", (WrittenFile(0, wanted[-1], 0),), UUID))
     events += [DataComplete("c", worker, ()) for worker in sorted(busy)]
     return events, wanted
 
 
 def test_events_are_avro_and_bring_their_schema() -> None:
-    event = DataFiles("c", "w", "db.t", (WrittenFile(3, b"\0\xff"), WrittenFile(0, b"")))
+    event = DataFiles(
+        "c", "w", "db.t", (WrittenFile(3, b"\0\xff", 0), WrittenFile(0, b"", 1)), UUID
+    )
     assert decoded(encoded("group", event)) == ("group", event)
     complete = DataComplete("c", "w", (Assignment("o", 1, None), Assignment("o", 2, 7)))
     assert decoded(encoded("group", complete)) == ("group", complete)

@@ -111,10 +111,20 @@ def iceberg_plugins() -> Path:
 @cache
 def iceberg_rest_command() -> list[str]:
     """How to start Apache Iceberg's REST catalog for tests; its settings are in the environment."""
-    libraries = ICEBERG_REST_BUILD / "lib"
+    return [*_iceberg_java(), "org.apache.iceberg.rest.RESTCatalogServer"]
+
+
+def read_iceberg(metadata: str) -> str:
+    """The rows of a table by Apache Iceberg's own reader, a line of JSON each."""
+    rows, _ = run([*_iceberg_java(), "ReadTable", metadata], limit_s=60)
+    return rows
+
+
+@cache
+def _iceberg_java() -> list[str]:
     with _alone():
-        _install_jars(ICEBERG_REST, libraries)
-    return [*_java(f"{libraries}/*", memory_mb=300), "org.apache.iceberg.rest.RESTCatalogServer"]
+        classes = _compiled(ICEBERG_REST, ICEBERG_REST_BUILD)
+    return _java(f"{classes}:{ICEBERG_REST_BUILD / 'lib'}/*", memory_mb=300)
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
-from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
@@ -162,7 +162,7 @@ class TableWriter:
             table = self._table = tables.made(self._catalog, self.name, rows, self._settings)
         if table is None:
             return None
-        fitter = self._fitter or _fitter_of(table)
+        fitter = self._fitter or _fitter_of(table, table.schema())
         if self._settings.evolve:
             unknown = fitter.unknown(rows) - set(tables.METADATA_TYPES)
             if self._settings.operations is not None:
@@ -171,7 +171,7 @@ class TableWriter:
             table = tables.changed(table, rows, unknown)
             if table.schema() != before.schema():
                 self._write(before)
-                fitter = _fitter_of(table)
+                fitter = _fitter_of(table, table.schema())
         self._fitter = fitter
         return table
 
@@ -214,7 +214,7 @@ class TableWriter:
         """It refuses a key that is null."""
         fields = table.schema().select(*self._key_columns(table)).fields
         required = [field.model_copy(update={"required": True}) for field in fields]
-        return RowFitter(Schema(*required), table.properties)
+        return _fitter_of(table, Schema(*required))
 
     def _write_changes(self) -> None:
         table = self._table
@@ -251,7 +251,7 @@ class TableWriter:
             # What is beside the key, for its partition, is not compared.
             needed = {schema.find_column_name(one) or "" for one in sources}
             narrow = schema.select(*key, *needed)
-            fitted, _ = RowFitter(narrow, table.properties).fit(rows)
+            fitted, _ = _fitter_of(table, narrow).fit(rows)
             yield from self._delete_files(table, narrow, fitted, ids, spec.spec_id)
         others = [one for one in table.metadata.partition_specs if one.fields]
         if spec.fields and (not sources <= set(ids) or len(others) > 1):
@@ -262,9 +262,8 @@ class TableWriter:
         self, table: Table, schema: Schema, rows: pa.Table, ids: list[int], spec_id: int
     ) -> Iterator[WrittenFile]:
         metadata = table.metadata.model_copy(update={"default_spec_id": spec_id})
-        for file in _dataframe_to_data_files(
-            _with_schema(metadata, schema), _labelled(rows, schema), table.io, *self._names
-        ):
+        narrow = _with_schema(metadata, schema)
+        for file in self._data_files(table, narrow, _labelled(rows, schema)):
             file[_CONTENT], file[_EQUALITY_IDS] = DataFileContent.EQUALITY_DELETES, ids
             yield tables.file_as_bytes(file, metadata)
 
@@ -277,25 +276,29 @@ class TableWriter:
             return
         table = self._table
         assert table is not None
-        rows = pa.concat_tables(waiting)
         metadata = written_for or table.metadata
+        files = self._data_files(table, metadata, pa.concat_tables(waiting))
+        self._files += [tables.file_as_bytes(file, metadata) for file in files]
+
+    def _data_files(self, table: Table, metadata: TableMetadata, rows: pa.Table) -> list[DataFile]:
         try:
-            files = list(_dataframe_to_data_files(metadata, rows, table.io, *self._names))
+            return list(_dataframe_to_data_files(metadata, rows, table.io, *self._names))
         except OSError as error:
             if error.errno != ENAMETOOLONG:
                 raise
-            metadata_of_paths = metadata.model_copy(
-                update={"properties": {**metadata.properties, **_SHORT_PATHS}}
-            )
-            files = list(_dataframe_to_data_files(metadata_of_paths, rows, table.io, *self._names))
-        self._files += [tables.file_as_bytes(file, metadata) for file in files]
+        short = {"properties": {**metadata.properties, **_SHORT_PATHS}}
+        metadata = metadata.model_copy(update=short)
+        return list(_dataframe_to_data_files(metadata, rows, table.io, *self._names))
 
 
-def _fitter_of(table: Table) -> RowFitter:
-    """PyIceberg finds no partition for NaN."""
-    by_value = [field.source_id for field in table.spec().fields]
-    schema = table.schema()
-    floats = [one for one in by_value if isinstance(schema.find_type(one), FloatType | DoubleType)]
+def _fitter_of(table: Table, schema: Schema) -> RowFitter:
+    """`schema`: all columns of the table, or some. PyIceberg finds no partition for NaN."""
+    sources = {field.source_id for field in table.spec().fields}
+    floats = [
+        field.field_id
+        for field in schema.fields
+        if field.field_id in sources and isinstance(field.field_type, FloatType | DoubleType)
+    ]
     return RowFitter(schema, table.properties, floats)
 
 

@@ -175,6 +175,19 @@ def changed(table: Table, rows: Sequence[Row], unknown: set[str]) -> Table:
     raise CommitFailedException(f"the schema of {'.'.join(table.name())} changes all the time")
 
 
+class _AssertPartitioned(AssertTableUUID):
+    """That nobody has added the spec without fields: PyIceberg's catalogs would add it twice, and
+    Iceberg's readers refuse such a table. A REST catalog sees to that itself."""
+
+    def validate(  # type: ignore[override]  # as in PyIceberg, which hides one of pydantic
+        self, base_metadata: TableMetadata | None
+    ) -> None:
+        super().validate(base_metadata)
+        assert base_metadata is not None
+        if any(not spec.fields for spec in base_metadata.partition_specs):
+            raise CommitFailedException("the table has a partition spec without fields")
+
+
 def unpartitioned_spec(table: Table) -> int:
     """The id of the partition spec without fields, which is added if the table has none."""
     for _ in range(_CHANGE_ATTEMPTS):
@@ -182,12 +195,10 @@ def unpartitioned_spec(table: Table) -> int:
         if found := [spec.spec_id for spec in specs if spec.is_unpartitioned()]:
             return found[0]
         new = PartitionSpec(spec_id=max(spec.spec_id for spec in specs) + 1)
+        needs = _AssertPartitioned(uuid=table.metadata.table_uuid)
         try:
             with table.transaction() as change:
-                change._apply(
-                    (AddPartitionSpecUpdate(spec=new),),
-                    (AssertTableUUID(uuid=table.metadata.table_uuid),),
-                )
+                change._apply((AddPartitionSpecUpdate(spec=new),), (needs,))
         except CommitFailedException:
             pass  # another worker was faster
         table.refresh()

@@ -263,6 +263,9 @@ def test_a_changed_partition_spec_and_a_dropped_column(
     put(sink, *as_json(3, a="z"))
     assert until_ids(sink, 1, 2, 3) == []
     assert sorted(sink.rows()[0]) == ["id"]
+    table = sink.table()
+    assert table is not None
+    assert len(tools.read_iceberg(table.metadata_location).splitlines()) == 3
 
 
 def test_a_partition_column_that_becomes_optional_while_files_wait(
@@ -350,6 +353,33 @@ def test_an_upsert_that_moves_to_another_partition_replaces_the_old_row(make: Ma
     rows = [{"id": 1, "p": "a", "v": "1"}, {"id": 2, "p": "a", "v": "2"}]
     put_upserts(sink, *rows, {"id": 1, "p": "b", "v": "3"}, {"id": 2, "p": "a", "v": "4"})
     assert rows_in_java(sink) == [(1, "3"), (2, "4")]
+
+
+def test_changes_in_partitions_with_strange_values(make: Make) -> None:
+    sink = make(operations=operations("op"))
+    fields = [KEY, NestedField(2, "v", StringType()), NestedField(3, "d", DoubleType())]
+    sources = [PartitionField(one, 1000 + one, IdentityTransform(), f"p{one}") for one in (2, 3)]
+    sink.catalog.create_namespace_if_not_exists("db")
+    schema = Schema(*fields, identifier_field_ids=[1])
+    sink.catalog.create_table("db.t", schema, partition_spec=PartitionSpec(*sources))
+    put_upserts(sink, {"op": "u", "id": 1, "v": "x" * 400}, {"op": "u", "id": 2, "v": "a"})
+    for row in ({"id": 1, "v": "x" * 400}, {"id": 2, "d": float("nan")}, {"id": 3, "d": "x"}):
+        put(sink, json.dumps({"op": "d", **row}))
+    put_upserts(sink, {"op": "u", "id": 4, "v": "b"})
+    run_until(sink, lambda: sink.source_offsets() == {0: 6}, "all are read")
+    assert rows_in_java(sink) == [(4, "b")]
+    specs = sink.catalog.load_table("db.t").metadata.partition_specs
+    assert [len(one.fields) for one in specs] == [2, 0]
+
+
+def test_workers_add_the_spec_without_partitions_once(make: Make) -> None:
+    sink = make()
+    sink.catalog.create_namespace_if_not_exists("db")
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "p"))
+    one = sink.catalog.create_table("db.t", Schema(KEY), partition_spec=spec)
+    two = sink.catalog.load_table("db.t")
+    assert tables.unpartitioned_spec(one) == tables.unpartitioned_spec(two) == 1
+    assert len(sink.catalog.load_table("db.t").metadata.partition_specs) == 2
 
 
 def test_upserts_of_rows_that_stay_in_their_partition_are_read_by_clickhouse(make: Make) -> None:

@@ -36,7 +36,6 @@ from pyiceberg.manifest import (
     ManifestFile,
     ManifestWriterV2,
     data_file_with_partition,
-    manifest_entry_schema_with_data_file,
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -261,20 +260,6 @@ class DeleteManifest(ManifestWriterV2):
     @property
     def _meta(self) -> dict[str, str]:
         return {**super()._meta, "content": "deletes"}
-
-    def _with_partition(self, format_version: TableVersion) -> Schema:
-        """PyIceberg has equality_ids as longs; the specification, and Iceberg's readers, as ints.
-
-        Both are the same bytes in Avro.
-        """
-        entry = super()._with_partition(format_version)
-        file = entry.find_type("data_file")
-        assert isinstance(file, StructType)
-        fields = [
-            one.model_copy(update={"field_type": _EQUALITY_IDS}) if one.field_id == 135 else one
-            for one in file.fields
-        ]
-        return manifest_entry_schema_with_data_file(format_version, StructType(*fields))
 
 
 class _RowDelta(_MergeAppendFiles):

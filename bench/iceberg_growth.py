@@ -29,11 +29,10 @@ _DELETE = "write.metadata.delete-after-commit.enabled"
 _VERSIONS = "write.metadata.previous-versions-max"
 
 PROPERTIES: Mapping[str, Mapping[str, str]] = {
-    "PyIceberg's defaults": {_MERGE: "false", _DELETE: "false", _VERSIONS: "100"},
-    "manifests merged": {_MERGE: "true", _DELETE: "false", _VERSIONS: "100"},
-    "10 old versions kept": {_MERGE: "false", _DELETE: "true", _VERSIONS: "10"},
-    "both": {_MERGE: "true", _DELETE: "true", _VERSIONS: "10"},
-    "the job's defaults": {},
+    "PyIceberg's defaults": {_MERGE: "false", _DELETE: "false"},
+    "manifests merged": {_MERGE: "true", _DELETE: "false"},
+    "the job's: merged, old metadata deleted": {},
+    "and 10 old versions at most": {_VERSIONS: "10"},
 }
 
 

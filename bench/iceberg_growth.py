@@ -69,7 +69,6 @@ def _grow(kind: str, directory: Path, properties: Mapping[str, str], commits: in
         }  # fmt: skip
         tables.commit(table, [files], summary)
         committing.append(time.perf_counter() - began)
-        writer.refresh()
         if number in _AT:
             times = [f"{_median_ms(one):.0f}" for one in (committing, loading)]
             print(f"| {kind} | {number} | {' | '.join([*times, *_sizes(directory, table)])} |")

@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What one worker has sent in one transaction."""
 
     complete: DataComplete
@@ -50,7 +50,7 @@ class CommitBuffer:
     """Of the control topic: what was read, by partition."""
     _began: float = 0.0
     _ended: float = 0.0
-    _answers: list[Answer] = field(default_factory=list)
+    _answers: list[WorkerAnswer] = field(default_factory=list)
     _open: dict[str, list[tuple[Place, DataFiles]]] = field(default_factory=dict)
 
     def begin_at(self, now: float) -> None:
@@ -63,7 +63,7 @@ class CommitBuffer:
         if isinstance(event, DataFiles):
             self._open.setdefault(event.worker, []).append((place, event))
         elif isinstance(event, DataComplete):
-            self._answers.append(Answer(event, tuple(self._open.pop(event.worker, ()))))
+            self._answers.append(WorkerAnswer(event, tuple(self._open.pop(event.worker, ()))))
 
     def is_due(self, now: float) -> bool:
         """Whether a commit is to begin."""
@@ -109,7 +109,7 @@ class CommitBuffer:
         `stored`: up to where the table has what the control topic has. Files of a table with the
         same name and another UUID, which was dropped, are left out.
         """
-        runs: list[list[Answer]] = []
+        runs: list[list[WorkerAnswer]] = []
         taken: frozenset[Partition] = frozenset()
         for answer in self._answers:
             if not runs or taken & answer.partitions:

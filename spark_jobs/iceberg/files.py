@@ -24,7 +24,7 @@ from pyiceberg.types import DoubleType, FloatType
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter, no_column
-from spark_jobs.iceberg.settings import Operation, Operations, SinkTables
+from spark_jobs.iceberg.settings import RowOperation, RowOperations, SinkTables
 
 _FILE_BYTES = 128 << 20
 """Of Arrow, at most, before a file is written, so that memory is bounded."""
@@ -177,7 +177,7 @@ class TableWriter:
 
     # --- rows that change others
 
-    def _change(self, rows: Sequence[Row], operations: Operations) -> dict[int, str]:
+    def _change(self, rows: Sequence[Row], operations: RowOperations) -> dict[int, str]:
         """Keep the last row of each key. A change is a row, whether it is still there afterwards,
         and whether rows of earlier commits with its key are to go."""
         assert self._table is not None
@@ -192,12 +192,12 @@ class TableWriter:
             if operation is None:
                 errors[number] = f"{operations.field}: {row.get(operations.field)} is no operation"
                 continue
-            is_deleted = operation is Operation.DELETE
+            is_deleted = operation is RowOperation.DELETE
             if place is None or (number in unfit and not is_deleted):
                 errors[number] = no_key.get(number) or unfit[number]
                 continue
             before = self._changes.pop(place, None)
-            replaces = operation is not Operation.INSERT or (before is not None and before[2])
+            replaces = operation is not RowOperation.INSERT or (before is not None and before[2])
             self._changes[place] = (row, not is_deleted, replaces)
         return errors
 

@@ -30,7 +30,13 @@ from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from spark_jobs import job
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.control import ANSWER_LIMIT_S, client_options, make_topic
-from spark_jobs.iceberg.settings import DEBEZIUM, Operation, Operations, SinkSettings, SinkTables
+from spark_jobs.iceberg.settings import (
+    DEBEZIUM,
+    RowOperation,
+    RowOperations,
+    SinkSettings,
+    SinkTables,
+)
 from spark_jobs.iceberg.worker import SinkTask
 from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.progress import counted
@@ -45,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _JobOffsets:
     """Asks Kafka how far the job is. Raises KafkaException."""
 
     settings: SinkSettings
@@ -92,7 +98,7 @@ def _run_workers(run: JobRun, spark: SparkSession, settings: SinkSettings, worke
 
 def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
     """Until the tables have all that the topics had. Returns how many records that are."""
-    progress = _Progress(settings, AdminClient(client_options(settings.kafka)))
+    progress = _JobOffsets(settings, AdminClient(client_options(settings.kafka)))
     begin, ends = progress.stored(settings.group), progress.source_ends()
     failed: list[Exception] = []
 
@@ -155,8 +161,8 @@ def _to_partitions(
 
 def _to_words(
     _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, Operation]:
-    known = {one.value: one for one in Operation}
+) -> dict[str, RowOperation]:
+    known = {one.value: one for one in RowOperation}
     words = {**known, **DEBEZIUM}
     for pair in pairs:
         word, _, operation = pair.partition("=")
@@ -255,7 +261,7 @@ def _settings(
     names: dict[str, str], route: str | None, kind: str, schema_registry: str, name: str,
     control_topic: str, create: bool, evolve: bool, metadata: bool, id_columns: tuple[str, ...],
     partition_by: tuple[str, ...], properties: Mapping[str, str], upsert: bool,
-    operation_field: str, words: Mapping[str, Operation], interval_ms: int, timeout_ms: int,
+    operation_field: str, words: Mapping[str, RowOperation], interval_ms: int, timeout_ms: int,
     session_timeout_ms: int, transaction_timeout_ms: int, options: dict[str, str],
 ) -> SinkSettings:  # fmt: skip
     """Checked as a whole, with Kafka and the catalog. Raises JobFailure."""
@@ -280,7 +286,7 @@ def _settings(
     sink = SinkTables(
         fixed, dynamic[0] if dynamic else "", by, create, evolve, id_columns, partition_by,
         properties, metadata,
-        Operations(operation_field, words) if upsert or operation_field else None,
+        RowOperations(operation_field, words) if upsert or operation_field else None,
     )  # fmt: skip
     settings = SinkSettings(
         name, kafka, _topics(kafka, run.topics, control_topic), control_topic, catalog,
@@ -345,7 +351,7 @@ def _sources(settings: SinkSettings) -> list[str]:
 
 def _preview(settings: SinkSettings) -> JobReport:
     """What a run would write."""
-    progress = _Progress(settings, AdminClient(client_options(settings.kafka)))
+    progress = _JobOffsets(settings, AdminClient(client_options(settings.kafka)))
     ends, stored = progress.source_ends(), progress.stored(settings.group)
     rows = [(*place, max(stored.get(place, 0), 0), end) for place, end in sorted(ends.items())]
     offsets = sum(max(end - first, 0) for _, _, first, end in rows)

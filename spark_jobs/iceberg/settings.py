@@ -13,29 +13,29 @@ from coordinator.feeds.routing import Route
 from spark_jobs.sql_client import SqlServers
 
 
-class Operation(Enum):
+class RowOperation(Enum):
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
 
 
 @dataclass(frozen=True, slots=True)
-class Operations:
+class RowOperations:
     """How rows change others. `field`: the field that names the operation; empty: every row
     replaces the one with its key. `words`: what the operations are called, in lower case."""
 
     field: str
-    words: Mapping[str, Operation]
+    words: Mapping[str, RowOperation]
 
-    def of(self, row: Mapping[str, Any]) -> Operation | None:
+    def of(self, row: Mapping[str, Any]) -> RowOperation | None:
         """None if the row names no operation."""
         if not self.field:
-            return Operation.UPDATE
+            return RowOperation.UPDATE
         return self.words.get(str(row.get(self.field)).lower())
 
 
-DEBEZIUM = {"c": Operation.INSERT, "r": Operation.INSERT, "i": Operation.INSERT,
-            "u": Operation.UPDATE, "d": Operation.DELETE}  # fmt: skip
+DEBEZIUM = {"c": RowOperation.INSERT, "r": RowOperation.INSERT, "i": RowOperation.INSERT,
+            "u": RowOperation.UPDATE, "d": RowOperation.DELETE}  # fmt: skip
 """What change data capture calls them; the words themselves are known, too."""
 
 
@@ -57,7 +57,7 @@ class SinkTables:
     partition_by: tuple[str, ...]
     properties: Mapping[str, str]
     metadata_columns: bool
-    operations: Operations | None
+    operations: RowOperations | None
 
 
 @dataclass(frozen=True, slots=True)

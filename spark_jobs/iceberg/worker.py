@@ -100,7 +100,7 @@ class SinkTask:
         if attempt:
             time.sleep(min(_FIRST_DELAY_S * 2 ** min(attempt, 10), _DELAY_MAX_S))
         [number] = numbers
-        worker = Worker(self.settings, number)
+        worker = SinkWorker(self.settings, number)
         try:
             while True:
                 worker.step()
@@ -128,7 +128,7 @@ def is_fenced(error: Exception) -> bool:
     return found.code() in _FENCED or "fenced" in found.str()
 
 
-class Worker:
+class SinkWorker:
     def __init__(self, settings: SinkSettings, number: int) -> None:
         """`number`: no other living worker has it. Raises KafkaException."""
         self._settings = settings

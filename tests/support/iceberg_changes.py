@@ -21,12 +21,12 @@ from spark_jobs.iceberg.coordinator import OFFSETS
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.files import TableWriter
 from spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten
-from spark_jobs.iceberg.settings import DEBEZIUM, Operation, Operations, SinkTables
+from spark_jobs.iceberg.settings import DEBEZIUM, RowOperation, RowOperations, SinkTables
 from spark_jobs.iceberg.table_files import live_entries
 
 NAME = "db.t"
 OFFSETS_PROPERTY = f"{OFFSETS}.iceberg-test.topic-id"
-OPERATIONS = Operations("op", {**DEBEZIUM, **{one.value: one for one in Operation}})
+OPERATIONS = RowOperations("op", {**DEBEZIUM, **{one.value: one for one in RowOperation}})
 
 
 class ChangingTable:

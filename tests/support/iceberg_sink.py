@@ -25,8 +25,8 @@ from coordinator.feeds.routing import Route
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.control import client_options, make_topic
 from spark_jobs.iceberg.job import described
-from spark_jobs.iceberg.settings import Operations, SinkSettings, SinkTables
-from spark_jobs.iceberg.worker import Worker
+from spark_jobs.iceberg.settings import RowOperations, SinkSettings, SinkTables
+from spark_jobs.iceberg.worker import SinkWorker
 from spark_jobs.sql_client import SqlServers
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER
@@ -63,7 +63,7 @@ class IcebergSink:
             **more,
         )  # fmt: skip
         self.partitions = sum(topics.values())
-        self.workers: list[Worker] = []
+        self.workers: list[SinkWorker] = []
 
     # --- what is there
 
@@ -127,12 +127,12 @@ class IcebergSink:
 
     # --- workers in this process
 
-    def start(self, number: int = 0) -> Worker:
-        worker = Worker(self.settings, number)
+    def start(self, number: int = 0) -> SinkWorker:
+        worker = SinkWorker(self.settings, number)
         self.workers.append(worker)
         return worker
 
-    def stop(self, *workers: Worker) -> None:
+    def stop(self, *workers: SinkWorker) -> None:
         for worker in workers or tuple(self.workers):
             self.workers.remove(worker)
             worker.close()
@@ -206,10 +206,10 @@ def produce(
     assert producer.flush(LIMIT_S) == 0
 
 
-def operations(field: str = "") -> Operations:
-    from spark_jobs.iceberg.settings import DEBEZIUM, Operation
+def operations(field: str = "") -> RowOperations:
+    from spark_jobs.iceberg.settings import DEBEZIUM, RowOperation
 
-    return Operations(field, {**DEBEZIUM, **{one.value: one for one in Operation}})
+    return RowOperations(field, {**DEBEZIUM, **{one.value: one for one in RowOperation}})
 
 
 def route(by: Any, name: str) -> Route:
@@ -221,7 +221,7 @@ def main() -> None:
     number = int(sys.argv[1])
     while True:
         try:
-            worker = Worker(settings, number)
+            worker = SinkWorker(settings, number)
             while True:
                 worker.step()
         except Exception as error:

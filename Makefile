@@ -1,5 +1,5 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test     installs what the tests need and runs all of them, in four lanes side by side;
+# make test     installs what the tests need and runs all of them, in five lanes side by side;
 #               with ARGS it runs one pytest with these arguments instead
 # make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
 # make test-clients-cluster   the client tests through any of three brokers;

@@ -43,4 +43,4 @@ FROM ${table}
 WHERE _offset IS NULL
     OR _offset < transform(
         cityHash64(assumeNotNull(_topic), assumeNotNull(_partition)), seam.1, seam.2, 0
-    )
+    );

@@ -619,12 +619,13 @@ def test_a_full_disk_is_waited_for(
         sink.stop()
 
 
+@pytest.mark.slow  # a worker may wait for longer than a minute for the broker that has returned
 def test_a_broker_that_is_killed_while_workers_run(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker(**SETTINGS, **GROUPS)
     create_topic(broker.kafka, "events", 2)
-    sink = IcebergSink(broker, tmp_path, {"events": 2})
+    sink = IcebergSink(broker, tmp_path, {"events": 2}, session_timeout_ms=2000)
     worker = WorkerProcess(sink.settings, 0, tmp_path / "worker.log")
     try:
         for number in range(2):

@@ -147,6 +147,9 @@ class SinkWorker:
             client_options(
                 settings.kafka, transactional_id=f"{settings.group}-{number}",
                 transaction_timeout_ms=settings.transaction_timeout_ms,
+                # Else librdkafka waits for a coordinator that it forgot while all brokers were
+                # away: https://github.com/confluentinc/librdkafka/issues/5511
+                metadata_recovery_strategy="none",
             )
         )  # fmt: skip
         self._producer.init_transactions(ANSWER_LIMIT_S)

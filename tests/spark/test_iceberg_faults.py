@@ -619,7 +619,6 @@ def test_a_full_disk_is_waited_for(
         sink.stop()
 
 
-@pytest.mark.slow  # a worker may wait for longer than a minute for the broker that has returned
 def test_a_broker_that_is_killed_while_workers_run(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ Every field has its unit and one line of description: `brokerhouse config`, the 
 change does not belong here.
 """
 
+import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ _GIB = 1024 * _MIB
 _SQL_MEMORY_MIN = 16 * _MIB
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+_WAREHOUSE = re.compile(r"[A-Za-z0-9/._-]+")
 
 
 class ConfigError(Exception):
@@ -293,6 +296,11 @@ class Settings(BaseSettings):
         "Disk for what SQL queries cannot hold in memory, and as much for results that wait",
         ge=_MIB,
     )
+    iceberg_warehouse: Path | None = _setting(
+        None,
+        "path",
+        "Directory of Iceberg tables that SQL may read with icebergLocal; for a single broker",
+    )
     http_max_connections: int = _count(
         200, "connections", "HTTP connections open at once; further ones are closed"
     )
@@ -397,22 +405,14 @@ class Settings(BaseSettings):
             max_queries=at_once,
             kept_for_writer=0 if self.sql_user is None or at_once == 1 else max(at_once // 4, 1),
             bounds=PeopleBounds(
-                each, self.sql_max_execution_ms, self.sql_temporary_bytes, self.sql_max_threads
+                each,
+                self.sql_max_execution_ms,
+                self.sql_temporary_bytes,
+                self.sql_max_threads,
+                None if self.iceberg_warehouse is None else str(self.iceberg_warehouse),
             ),
             queue=SqlQueue(self.sql_max_waiting, self.sql_wait_ms),
         )
-
-    @property
-    def limits_of_this_machine(self) -> Mapping[str, int]:
-        """Settings whose value is worked out from what the machine has."""
-        sql = self.sql_limits
-        return {
-            "decompression_memory_bytes": self.decompression_budget_bytes,
-            "response_memory_bytes": self.response_budget_bytes,
-            "sql_memory_bytes": sql.memory_bytes,
-            "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
-            "sql_max_queries": sql.max_queries,
-        }
 
     @property
     def names_for_http(self) -> frozenset[str]:
@@ -450,6 +450,18 @@ def _check_sql_user(settings: Settings) -> None:
         raise ValueError(f"sql_user and sql_password belong together: set {missing} too")
 
 
+def limits_of_this_machine(settings: Settings) -> Mapping[str, int]:
+    """Settings whose value is worked out from what the machine has."""
+    sql = settings.sql_limits
+    return {
+        "decompression_memory_bytes": settings.decompression_budget_bytes,
+        "response_memory_bytes": settings.response_budget_bytes,
+        "sql_memory_bytes": sql.memory_bytes,
+        "sql_max_memory_bytes": sql.bounds.max_memory_bytes,
+        "sql_max_queries": sql.max_queries,
+    }
+
+
 def schema_registry_url(settings: Settings) -> str:
     """The schema registry, with its user and password; nothing if there is none."""
     secret = settings.schema_registry
@@ -477,6 +489,29 @@ def prepare_data_dir(settings: Settings) -> Path:
             "name a directory that this user may write to"
         ) from error
     return path
+
+
+def enter_warehouse(settings: Settings) -> Settings:
+    """Make `iceberg_warehouse` the working directory: the engine reads local Iceberg tables only
+    below it. Returns the settings with absolute paths. Raises ConfigError.
+    """
+    if settings.iceberg_warehouse is None:
+        return settings
+    paths = {name: getattr(settings, name).resolve() for name in ("data_dir", "iceberg_warehouse")}
+    if not _WAREHOUSE.fullmatch(str(paths["iceberg_warehouse"])):
+        # The engine compares paths with rights as URIs, and not at all where there is a space.
+        raise ConfigError(
+            f"iceberg_warehouse {str(paths['iceberg_warehouse'])!a} may have only"
+            " letters, digits and /._- in its path"
+        )
+    try:
+        os.chdir(paths["iceberg_warehouse"])
+    except OSError as error:
+        raise ConfigError(
+            f"iceberg_warehouse {paths['iceberg_warehouse']} cannot be read ({error.strerror}): "
+            "name a directory that exists"
+        ) from error
+    return settings.model_copy(update=paths)
 
 
 def as_text(value: object) -> str:

@@ -22,7 +22,7 @@ from broker.cluster.config import ClusterConfig
 from broker.cluster.node import ClusterNode, open_cluster
 from broker.cluster.registry_view import WrongSlots
 from broker.cluster.session import NodeIdTaken
-from broker.config import Settings
+from broker.config import Settings, limits_of_this_machine
 from broker.connection import Connections
 from broker.leadership import BrokerEndpoint
 from broker.listener import KafkaListener, ListenError, reason
@@ -129,7 +129,7 @@ async def _serve_until(
             _collect_garbage_less()
             health.begun = True
             # Not before: what prevents a start is all that a start prints then.
-            limits = settings.limits_of_this_machine.items()
+            limits = limits_of_this_machine(settings).items()
             log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
             print(ready, flush=True)
             own = [*idle.background, *delay.periodic.background]

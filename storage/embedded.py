@@ -518,6 +518,7 @@ def _prepare(
                 sql_temporary_bytes=people.temporary_bytes,
                 sql_min_free_bytes=PEOPLE_KEEP_FREE_BYTES,
                 sql_threads=os.cpu_count() or 1,
+                sql_iceberg=_iceberg_grants(people.iceberg_warehouse),
                 sql_nice=f"<min>{read_nice}</min><max>19</max>" if read_nice else "<const/>",
             ),
             "utf-8",
@@ -532,6 +533,21 @@ def _prepare(
             f"the data directory {data_dir} cannot be written: {error.strerror}"
         ) from error
     return f"{engine_dir}?config-file={config}"
+
+
+def _iceberg_grants(warehouse: str | None) -> str:
+    """Rights for `icebergLocal` below the directory; the engine resolves paths before it compares.
+
+    ClickHouse, GRANT: "source filter grants". The second one is for table functions that reach
+    outside; sql/http/access.py lets nobody make temporary tables by it who may not already.
+    """
+    if warehouse is None:
+        return ""
+    below = literal(f"{re.escape(warehouse.rstrip('/'))}/.*")
+    return "".join(
+        f"<query>GRANT {rights}</query>"
+        for rights in (f"READ ON FILE({escape(below)})", "CREATE TEMPORARY TABLE ON *.*")
+    )
 
 
 def _render_place(place: ClusterPlace) -> str:

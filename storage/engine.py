@@ -61,13 +61,15 @@ class StorageFault(Exception):
 class PeopleBounds:
     """What a statement of people may use at most, whatever it sets.
 
-    `temporary_bytes`: on disk, of all statements together.
+    `temporary_bytes`: on disk, of all statements together. `iceberg_warehouse`: an absolute path;
+    it may read Iceberg tables below it.
     """
 
     max_memory_bytes: int = 1 << 30
     max_execution_ms: int = 300_000
     temporary_bytes: int = 4 << 30
     max_threads: int = 1
+    iceberg_warehouse: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,12 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
         cluster = None if path is None else load_cluster(path)
         if cluster is None:
             config.prepare_data_dir(settings)
+            settings = config.enter_warehouse(settings)
+        elif settings.iceberg_warehouse is not None:
+            raise config.ConfigError(
+                "iceberg_warehouse is for a single broker: in a cluster, ClickHouse's own"
+                " configuration says what it may read"
+            )
 
     from broker import server
 

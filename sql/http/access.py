@@ -10,7 +10,8 @@ Three layers, each of which stops most attempts by itself:
 3. What grants do not cover is looked for in the statement as the engine writes it back
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
    escapes are gone: the function `file`, table functions that reach outside, views that run with
-   the rights of another user. Engines and dictionaries: definitions.py.
+   the rights of another user. Engines and dictionaries: definitions.py. One table function may be
+   allowed, `icebergLocal`: then the roles have the right to read files below one directory.
 
 In the broker's own database a writer may only add rows to JOB_TABLES, and only by INSERT. The right
 to INSERT would also allow moving parts in and views that write there: both are refused.
@@ -49,10 +50,13 @@ class Action(Enum):
     SESSION = "session"  # SET, USE, temporary tables: acts on the session alone
 
 
-def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
+def judge(
+    handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, *, iceberg: bool = False
+) -> Action:
     """How to run this statement. SqlError if it does not parse or this role may not run it.
 
-    `handle` is already narrowed to the role. Nothing of `sql` is executed.
+    `handle` is already narrowed to the role. Nothing of `sql` is executed. `iceberg`: it may read
+    local Iceberg tables, of which the role's rights say where they are.
     """
     query_class = only_statement(handle, sql)
     database, canonical = _canonical(handle, sql)
@@ -64,7 +68,7 @@ def judge(handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> 
         _refuse_other_ways_in(words, database, params)
     if action is not Action.SESSION or words[0].is_word(b"CREATE"):
         tree = _syntax_tree(handle, sql, params)
-        definitions = _refuse_outside(tree)
+        definitions = _refuse_outside(tree, _WITH_ICEBERG if iceberg else _TABLE_FUNCTIONS)
         if definitions:
             refuse_definitions(_parsed(handle, sql), definitions)
         if role is Role.READER:
@@ -227,11 +231,12 @@ _TABLE_FUNCTIONS = frozenset(
         "primes", "SQLStandardValues", "values", "view", "viewExplain", "zeros", "zeros_mt",
     }
 )  # fmt: skip
+_WITH_ICEBERG = _TABLE_FUNCTIONS | {"icebergLocal"}
 _OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
 
-def _refuse_outside(tree: str) -> int:
+def _refuse_outside(tree: str, table_functions: frozenset[str]) -> int:
     """Returns how many definitions of storages and dictionaries the statement has."""
     parents: list[str] = []
     definitions = 0
@@ -248,9 +253,7 @@ def _refuse_outside(tree: str) -> int:
         parents.append(node)
         if node in ("Storage", "Dictionary") and name == "definition":
             definitions += 1
-        elif (
-            node == "Function" and parent in _OVER_TABLE_FUNCTIONS and name not in _TABLE_FUNCTIONS
-        ):
+        elif node == "Function" and parent in _OVER_TABLE_FUNCTIONS and name not in table_functions:
             raise access_denied(f"Table function {name} is not available here.")
     return definitions
 

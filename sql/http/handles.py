@@ -151,7 +151,8 @@ class FencedHandles:
         return prepared(self.new(context.role, context.tables, context.mark), context)
 
     def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
-        return judge(handle, sql, params, role)
+        iceberg = self._limits.bounds.iceberg_warehouse is not None
+        return judge(handle, sql, params, role, iceberg=iceberg)
 
 
 def prepare(handles: Handles, context: StatementContext) -> Handle:

@@ -23,7 +23,8 @@ from pyiceberg.types import DoubleType, FloatType
 
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter, no_column
+from spark_jobs.iceberg.evolution import Evolution
+from spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter
 from spark_jobs.iceberg.settings import RowOperation, RowOperations, SinkTables
 
 _FILE_BYTES = 128 << 20
@@ -118,13 +119,21 @@ class TableWriter:
 
     def _without_column(self, rows: Sequence[Row]) -> dict[int, str]:
         """Why rows have fields for which no column can be made, if any are to be made."""
-        makes_table = self._settings.create and self._current() is None
-        if not makes_table and not self._settings.evolve:
-            return {}
         table = self._current()
-        known = set() if table is None else set(table.schema().column_names)
-        found = {number: no_column(row, known) for number, row in enumerate(rows)}
-        return {number: reason for number, reason in found.items() if reason is not None}
+        if table is None:
+            if not self._settings.create:
+                return {}
+            evolution = Evolution(Schema(), {})
+        elif self._settings.evolve:
+            evolution = self._evolution(table)
+            if evolution.lacking(rows) is None:
+                return {}
+        else:
+            return {}
+        return evolution.refusals(rows)
+
+    def _evolution(self, table: Table) -> Evolution:
+        return Evolution(table.schema(), table.properties, self._without_columns)
 
     def _take(self, rows: Sequence[Row]) -> dict[int, str]:
         """Raises TableUnusable, DoesNotFit."""
@@ -150,6 +159,12 @@ class TableWriter:
 
     # --- the table
 
+    @property
+    def _without_columns(self) -> set[str]:
+        """Fields that get no column by themselves."""
+        operations = self._settings.operations
+        return {*tables.METADATA_TYPES, *([operations.field] if operations else [])}
+
     def _current(self) -> Table | None:
         if self._table is None:
             self._table = tables.existing(self._catalog, self.name)
@@ -164,11 +179,8 @@ class TableWriter:
             return None
         fitter = self._fitter or _fitter_of(table, table.schema())
         if self._settings.evolve:
-            unknown = fitter.unknown(rows) - set(tables.METADATA_TYPES)
-            if self._settings.operations is not None:
-                unknown.discard(self._settings.operations.field)
             before = table.metadata
-            table = tables.changed(table, rows, unknown)
+            table = tables.changed(table, rows, self._without_columns)
             if table.schema() != before.schema():
                 self._write(before)
                 fitter = _fitter_of(table, table.schema())

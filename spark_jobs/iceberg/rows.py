@@ -1,4 +1,4 @@
-"""Rows of records as Arrow columns of an Iceberg schema, and schemas by what rows have.
+"""Rows of records as Arrow columns of an Iceberg schema.
 
 A value is fitted to its column's type if nothing is lost: text with a number is a number, a number
 is text. Otherwise the record is a dead letter. Timestamps are ISO 8601 or milliseconds since 1970.
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
-from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -43,10 +43,10 @@ from pyiceberg.types import (
 Row = dict[str, Any]
 Convert = Callable[[Any], Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_INT_MAX, _LONG_MAX = 2**31, 2**63
-_DEPTH_MAX = 50
-"""Of nested fields of new columns; PyIceberg's visitors call themselves several times for each."""
+INT_MAX, LONG_MAX = 2**31, 2**63
 NAME_MAPPING = "schema.name-mapping.default"
+FieldNames = Mapping[int, Sequence[str]]
+"""What fields are called in records, by their id, where that is not the column's name."""
 
 
 class DoesNotFit(ValueError):
@@ -172,8 +172,8 @@ def _fixed(kind: FixedType) -> Convert:
     return convert
 
 
-def _list(kind: ListType) -> Convert:
-    item = converter(kind.element_type)
+def _list(kind: ListType, names: FieldNames) -> Convert:
+    item = converter(kind.element_type, names)
 
     def convert(value: Any) -> list[Any]:
         if not isinstance(value, list):
@@ -183,8 +183,8 @@ def _list(kind: ListType) -> Convert:
     return convert
 
 
-def _map(kind: MapType) -> Convert:
-    key, item = converter(kind.key_type), converter(kind.value_type)
+def _map(kind: MapType, names: FieldNames) -> Convert:
+    key, item = converter(kind.key_type, names), converter(kind.value_type, names)
 
     def convert(value: Any) -> list[tuple[Any, Any]]:
         if not isinstance(value, dict):
@@ -194,13 +194,16 @@ def _map(kind: MapType) -> Convert:
     return convert
 
 
-def _struct(kind: StructType) -> Convert:
-    fields = [(field.name, converter(field.field_type), field.required) for field in kind.fields]
+def _struct(kind: StructType, names: FieldNames) -> Convert:
+    fields = [
+        (field.name, names_of(field, names), converter(field.field_type, names), field.required)
+        for field in kind.fields
+    ]
 
     def convert(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError
-        return {name: _or_null(make, value.get(name), need) for name, make, need in fields}
+        return {name: _or_null(make, _first(value, of), need) for name, of, make, need in fields}
 
     return convert
 
@@ -215,8 +218,8 @@ def _or_null(make: Convert, value: Any, required: bool) -> Any:
 
 _SIMPLE: Mapping[type[IcebergType], Convert] = {
     BooleanType: _bool,
-    IntegerType: _whole(_INT_MAX),
-    LongType: _whole(_LONG_MAX),
+    IntegerType: _whole(INT_MAX),
+    LongType: _whole(LONG_MAX),
     FloatType: _double,
     DoubleType: _double,
     StringType: _string,
@@ -229,7 +232,7 @@ _SIMPLE: Mapping[type[IcebergType], Convert] = {
 }
 
 
-def converter(kind: IcebergType) -> Convert:
+def converter(kind: IcebergType, names: FieldNames) -> Convert:
     """How a value that is not null becomes one of this type. It raises ValueError and others."""
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
@@ -238,11 +241,11 @@ def converter(kind: IcebergType) -> Convert:
     if isinstance(kind, FixedType):
         return _fixed(kind)
     if isinstance(kind, ListType):
-        return _list(kind)
+        return _list(kind, names)
     if isinstance(kind, MapType):
-        return _map(kind)
+        return _map(kind, names)
     if isinstance(kind, StructType):
-        return _struct(kind)
+        return _struct(kind, names)
     raise DoesNotFit(f"columns of type {kind} cannot be filled")
 
 
@@ -258,23 +261,16 @@ class RowFitter:
         """`no_nan`: ids of fields that take every number but NaN. Raises DoesNotFit."""
         self.schema = schema
         self.arrow = schema_to_pyarrow(schema, include_field_ids=False)
+        names = field_names(properties)
         self._columns = [
             (
                 field,
-                names,
-                _number if field.field_id in no_nan else converter(field.field_type),
+                names_of(field, names),
+                _number if field.field_id in no_nan else converter(field.field_type, names),
                 self.arrow.field(field.name).type,
             )
-            for field, names in _named(schema, properties)
+            for field in schema.fields
         ]
-        self._known = {name for _, names, *_ in self._columns for name in names}
-
-    def unknown(self, rows: Iterable[Row]) -> set[str]:
-        """Fields that no column takes."""
-        found: set[str] = set()
-        for row in rows:
-            found.update(row)
-        return found - self._known
 
     def fit(self, rows: Sequence[Row]) -> tuple[pa.Table, dict[int, str]]:
         """The rows that fit, and why others do not, by their number."""
@@ -292,6 +288,8 @@ class RowFitter:
     ) -> pa.Array:  # fmt: skip
         values = _values(rows, names)
         as_it_is = isinstance(field.field_type, _AS_THEY_ARE) and convert is not _number
+        if isinstance(field.field_type, DoubleType) and bool in set(map(type, values)):
+            as_it_is = False  # Arrow takes true for 1.0
         if as_it_is and not field.required:
             try:
                 return pa.array(values, arrow)
@@ -317,128 +315,27 @@ def _values(rows: Sequence[Row], names: Sequence[str]) -> list[Any]:
     if len(names) == 1:
         name = names[0]
         return [row.get(name) for row in rows]
-    return [next((row[name] for name in names if name in row), None) for row in rows]
+    return [_first(row, names) for row in rows]
 
 
-def _named(
-    schema: Schema, properties: Mapping[str, str]
-) -> Iterable[tuple[NestedField, Sequence[str]]]:
-    mapped: dict[int, list[str]] = {}
+def _first(row: Row, names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if name in row), None)
+
+
+def field_names(properties: Mapping[str, str]) -> FieldNames:
+    """Of all fields in the table's name mapping, also of nested ones."""
+    found: dict[int, Sequence[str]] = {}
+
+    def note(fields: Iterable[MappedField]) -> None:
+        for one in fields:
+            if one.field_id is not None and one.names:
+                found[one.field_id] = list(one.names)
+            note(one.fields)
+
     if text := properties.get(NAME_MAPPING):
-        mapped = {
-            one.field_id: list(one.names)
-            for one in parse_mapping_from_json(text)
-            if one.field_id is not None
-        }
-    for field in schema.fields:
-        yield field, mapped.get(field.field_id) or [field.name]
-
-
-# --- schemas
-
-
-def no_column(row: Row, known: Collection[str] = ()) -> str | None:
-    """Why fields of a row cannot have a column. `known`: those that have one."""
-    for name, value in row.items():
-        if name not in known and (reason := _no_column(name, value, 1)) is not None:
-            return f"{name[:100]!a}: {reason}"
-    return None
-
-
-def _no_column(name: str, value: Any, depth: int) -> str | None:
-    if not name or any("\ud800" <= one <= "\udfff" for one in name):
-        return "no column can have this name"
-    if depth > _DEPTH_MAX:
-        return f"nested more than {_DEPTH_MAX} times"
-    inner: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        inner = value.items()
-    elif isinstance(value, list):
-        inner = ((name, one) for one in value if isinstance(one, dict | list))
-    reasons = (_no_column(*one, depth + 1) for one in inner)
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def inferred(rows: Iterable[Row], names: Iterable[str] | None = None) -> pa.Schema:
-    """Columns for fields, by their values: whole numbers are `long`, nested objects are structs.
-
-    `names`: only these. A field that is always null has no column yet.
-    """
-    wanted = None if names is None else set(names)
-    types: dict[str, pa.DataType] = {}
-    for row in rows:
-        for name, value in row.items():
-            if value is None or (wanted is not None and name not in wanted):
-                continue
-            found = _type_of(value)
-            if found is not None:
-                types[name] = _common(types[name], found) if name in types else found
-    return pa.schema(types.items())
-
-
-def _type_of(value: Any) -> pa.DataType | None:
-    if isinstance(value, bool):
-        return pa.bool_()
-    if isinstance(value, int):
-        return pa.int64() if -_LONG_MAX <= value < _LONG_MAX else pa.string()
-    if isinstance(value, float):
-        return pa.float64()
-    if isinstance(value, dict):
-        fields = [(name, _type_of(one)) for name, one in value.items()]
-        known = [(name, kind) for name, kind in fields if kind is not None]
-        return pa.struct(known) if known else pa.string()
-    if isinstance(value, list):
-        items = [kind for kind in map(_type_of, value) if kind is not None]
-        found = items[0] if items else pa.string()
-        for item in items[1:]:
-            found = _common(found, item)
-        return pa.list_(found)
-    if isinstance(value, bytes):
-        return pa.binary()
-    return None if value is None else pa.string()
-
-
-def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    if one == other:
-        return one
-    if {one, other} == {pa.int64(), pa.float64()}:
-        return pa.float64()
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        fields = {field.name: field.type for field in one}
-        for field in other:
-            known = fields.get(field.name)
-            fields[field.name] = field.type if known is None else _common(known, field.type)
-        return pa.struct(fields.items())
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return pa.list_(_common(one.value_type, other.value_type))
-    return pa.string()
-
-
-def widened(schema: Schema, rows: Iterable[Row]) -> dict[str, IcebergType]:
-    """Columns that are too narrow for the rows, and the type that Iceberg may give them."""
-    narrow = {
-        field.name: field.field_type
-        for field in schema.fields
-        if isinstance(field.field_type, IntegerType | FloatType)
-    }
-    found: dict[str, IcebergType] = {}
-    for row in rows if narrow else ():
-        for name, kind in narrow.items():
-            value = row.get(name)
-            if isinstance(kind, IntegerType) and _is_beyond_int(value):
-                found[name] = LongType()
-            elif isinstance(kind, FloatType) and _is_beyond_float(value):
-                found[name] = DoubleType()
+        note(parse_mapping_from_json(text))
     return found
 
 
-def _is_beyond_int(value: Any) -> bool:
-    return isinstance(value, int) and not -_INT_MAX <= value < _INT_MAX
-
-
-def _is_beyond_float(value: Any) -> bool:
-    return (
-        isinstance(value, float)
-        and not math.isnan(value)
-        and pa.scalar(value, pa.float32()).as_py() != value
-    )
+def names_of(field: NestedField, names: FieldNames) -> Sequence[str]:
+    return names.get(field.field_id) or [field.name]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,7 +49,8 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IntegerType, ListType, StructType
 
 from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.rows import Row, inferred, widened
+from spark_jobs.iceberg.evolution import Evolution, inferred
+from spark_jobs.iceberg.rows import Row
 
 if TYPE_CHECKING:
     from spark_jobs.iceberg.settings import SinkSettings, SinkTables
@@ -159,21 +160,15 @@ def partition_field(text: str) -> tuple[str, Any]:
         raise ValueError(f"{text!r}: {error}") from error
 
 
-def changed(table: Table, rows: Sequence[Row], unknown: set[str]) -> Table:
-    """The table with columns for fields that have none, and with wider ones where rows need it."""
-    new = inferred(rows, unknown)
+def changed(table: Table, rows: Sequence[Row], ignored: Collection[str]) -> Table:
+    """The table with what it lacks for the rows; `ignored` fields get no column."""
     for _ in range(_CHANGE_ATTEMPTS):
-        wider = widened(table.schema(), rows)
-        known = {field.name for field in table.schema().fields}
-        missing = [field for field in new if field.name not in known]
-        if not wider and not missing:
+        lacking = Evolution(table.schema(), table.properties, ignored).lacking(rows)
+        if lacking is None:
             return table
         try:
             with table.update_schema() as change:
-                for name, kind in wider.items():
-                    change.update_column(name, kind)
-                if missing:
-                    change.union_by_name(pa.schema(missing))
+                change.union_by_name(lacking)
         except CommitFailedException:
             pass  # another worker was faster; what is left is seen by looking again
         table.refresh()

@@ -23,13 +23,21 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
+from pyiceberg.types import (
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+)
 
 from coordinator.feeds.definition import Format
 from coordinator.feeds.routing import RouteBy
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
 from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded
+from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.iceberg_sink import IcebergSink, operations, produce, route
@@ -474,6 +482,32 @@ def test_schema_evolution_adds_columns_and_widens(make: Make) -> None:
     assert sorted(sink.rows(), key=lambda row: row["id"]) == [
         {"id": 1, "more": None}, {"id": 2, "more": {"a": 1}}, {"id": 2**40, "more": None}
     ]  # fmt: skip
+
+
+def test_schema_evolution_inside_of_objects_and_lists(make: Make) -> None:
+    sink = make(evolve=True)
+    line = StructType(NestedField(4, "n", IntegerType()))
+    schema = Schema(
+        NestedField(1, "id", IntegerType()),
+        NestedField(2, "o", StructType(NestedField(3, "n", IntegerType())), required=True),
+        NestedField(5, "l", ListType(6, line, element_required=False)),
+    )
+    sink.create("db.t", schema)
+    sink.start()
+    put(sink, *as_json(1, o={"n": 1}, l=[{"n": 1}]))
+    sink.run_until_rows(1)
+    put(sink, *as_json(2, o={"n": 2**40, "more": {"x": True}}, l=[{"n": 2**40, "more": "y"}]))
+    put(sink, *as_json(3, o={}, l=[]))
+    sink.run_until_rows(3)
+    assert sorted(sink.rows(), key=lambda row: row["id"]) == [
+        {"id": 1, "o": {"n": 1, "more": None}, "l": [{"n": 1, "more": None}]},
+        {"id": 2, "o": {"n": 2**40, "more": {"x": True}}, "l": [{"n": 2**40, "more": "y"}]},
+        {"id": 3, "o": {"n": None, "more": None}, "l": []},
+    ]
+    table = sink.table()
+    assert table is not None
+    assert table.schema().find_field("o").required
+    assert len(tools.read_iceberg(table.metadata_location).splitlines()) == 3
 
 
 def test_without_evolution_unknown_fields_are_left_out(make: Make) -> None:

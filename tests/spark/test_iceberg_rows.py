@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections.abc import Collection
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -32,7 +34,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from spark_jobs.iceberg.rows import RowFitter, inferred, widened
+from spark_jobs.iceberg.evolution import Evolution, inferred
+from spark_jobs.iceberg.rows import NAME_MAPPING, RowFitter
 
 LIST = ListType(2, IntegerType(), element_required=False)
 MAP = MapType(3, StringType(), 4, LongType(), value_required=False)
@@ -81,6 +84,7 @@ DOES_NOT_FIT: list[tuple[IcebergType, Any]] = [
     (LongType(), "x"),
     (LongType(), float("nan")),
     (DoubleType(), "x"),
+    (DoubleType(), True),
     (DecimalType(4, 2), "100.00"),
     (DecimalType(4, 2), "1.005"),
     (StringType(), "a\udcff"),
@@ -149,11 +153,70 @@ def test_columns_are_inferred_from_all_rows() -> None:
     assert inferred(rows, {"i"}).names == ["i"]
 
 
+def lacking(schema: Schema, *rows: Any, ignored: Collection[str] = ()) -> dict[str, pa.DataType]:
+    found = Evolution(schema, {}, ignored).lacking(rows)
+    return {} if found is None else {field.name: field.type for field in found}
+
+
 def test_int_and_float_are_widened_only_where_a_value_needs_it() -> None:
     schema = Schema(NestedField(1, "i", IntegerType()), NestedField(2, "f", FloatType()))
-    assert widened(schema, [{"i": 2**31 - 1, "f": 1.5}, {"f": float("nan")}]) == {}
-    assert widened(schema, [{"i": 2**31, "f": 0.1}]) == {"i": LongType(), "f": DoubleType()}
+    assert lacking(schema, {"i": 2**31 - 1, "f": 1.5}, {"f": float("nan")}) == {}
+    found = lacking(schema, {"i": 2**31, "f": 0.1})
+    assert found == {"i": pa.int64(), "f": pa.float64()}
 
 
-def test_unknown_fields() -> None:
-    assert fitter(LongType()).unknown([{"v": 1, "x": 2}, {"y": None}]) == {"x", "y"}
+def test_what_a_schema_lacks_for_rows() -> None:
+    item = StructType(NestedField(5, "a", IntegerType()))
+    schema = Schema(
+        NestedField(1, "o", StructType(NestedField(2, "n", IntegerType()))),
+        NestedField(3, "l", ListType(4, item)),
+        NestedField(6, "m", MAP),
+    )
+    plain = {"o": {"n": 1}, "l": [{"a": 1}, None, 7], "m": {"x": 1}}
+    assert lacking(schema, plain, {"o": None, "l": None}, {"o": 5, "l": {"a": 2}}) == {}
+    rows = [
+        plain,
+        {"o": {"p": {"q": 1}}, "new": True},
+        {"o": {"n": 2**40, "p": {"r": "x"}}, "l": [{}, {"b": 1.5}]},
+        {"not": 1},
+    ]
+    inner = pa.struct([("q", pa.int64()), ("r", pa.string())])
+    assert lacking(schema, *rows, ignored={"not"}) == {
+        "new": pa.bool_(),
+        "o": pa.struct([("p", inner), ("n", pa.int64())]),
+        "l": pa.list_(pa.field("element", pa.struct([("b", pa.float64())]), nullable=False)),
+    }
+
+
+def test_fields_that_the_schema_cannot_get_are_told_by_row() -> None:
+    schema = Schema(
+        NestedField(1, "o", StructType(NestedField(2, "n", LongType()))),
+        NestedField(3, "l", ListType(4, StructType(NestedField(5, "a", LongType())))),
+        NestedField(6, "m", MAP),
+    )
+    rows: list[dict[str, Any]] = [
+        {"o": {"n": 1}, "m": {"": 1}},
+        {"o": {"": 1}},
+        {"l": [{"a": 1}, {"\ud800": 1}]},
+        {"": 1},
+        {"o": {"p": json.loads("[" * 60 + "]" * 60)}},
+    ]
+    assert Evolution(schema, {}).refusals(rows) == {
+        1: "'o': no column can have this name",
+        2: "'l': no column can have this name",
+        3: "'': no column can have this name",
+        4: "'o': nested more than 50 times",
+    }
+
+
+def test_nested_fields_have_names_by_the_mapping() -> None:
+    schema = Schema(NestedField(1, "o", StructType(NestedField(2, "n", LongType()))))
+    mapping = [
+        {"field-id": 1, "names": ["object"], "fields": [{"field-id": 2, "names": ["N", "number"]}]}
+    ]
+    properties = {NAME_MAPPING: json.dumps(mapping)}
+    rows = [{"object": {"number": 1}}, {"object": {"N": 2, "number": 3}}, {"o": {"n": 4}}]
+    found, errors = RowFitter(schema, properties).fit(rows)
+    assert errors == {}
+    assert found.to_pylist() == [{"o": {"n": 1}}, {"o": {"n": 2}}, {"o": None}]
+    assert Evolution(schema, properties).lacking(rows) is None

@@ -15,7 +15,7 @@ from spark_jobs.iceberg import command
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
-from tests.support.iceberg_catalogs import BUCKET, RestCatalog, S3Server
+from tests.support.iceberg_catalogs import BUCKET, HiveMetastore, RestCatalog, S3Server
 from tests.support.iceberg_sink import produce
 from tests.support.server_process import free_port
 from tests.support.typed_tables import SETTINGS
@@ -86,6 +86,13 @@ def test_a_rest_catalog(
     with RestCatalog(tmp_path) as rest:
         check_rows(sink_broker, topic, {"type": "rest", "uri": rest.url})
         assert list(rest.warehouse.rglob("*.parquet"))
+
+
+def test_a_hive_metastore(
+    sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    with HiveMetastore(tmp_path) as hive:
+        check_rows(sink_broker, topic, hive.options)
 
 
 @pytest.mark.parametrize("kind", ["rest", "hive"])

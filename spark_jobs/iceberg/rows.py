@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -109,6 +110,8 @@ def _string(value: Any) -> str:
     if isinstance(value, str):
         value.encode()  # text of a binary format that is not UTF-8 has surrogates
         return value
+    if isinstance(value, bytes):
+        return value.decode()
     if isinstance(value, bool | dict | list):
         value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         value.encode()
@@ -287,14 +290,15 @@ class RowFitter:
         convert: Convert, arrow: pa.DataType,
     ) -> pa.Array:  # fmt: skip
         values = _values(rows, names)
-        as_it_is = isinstance(field.field_type, _AS_THEY_ARE) and convert is not _number
-        if isinstance(field.field_type, DoubleType) and bool in set(map(type, values)):
-            as_it_is = False  # Arrow takes true for 1.0
-        if as_it_is and not field.required:
-            try:
-                return pa.array(values, arrow)
-            except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                pass  # one by one, to say which does not fit
+        fitting = _AS_THEY_ARE.get(type(field.field_type))
+        if fitting is not None and convert is not _number:
+            # Arrow by itself also takes 7.5 for 7, and true for 1.0.
+            types = set(map(type, values))
+            if types <= fitting and not (field.required and NoneType in types):
+                try:
+                    return pa.array(values, arrow)
+                except (pa.ArrowException, ValueError, TypeError, OverflowError):
+                    pass  # one by one, to say which does not fit
         fitted: list[Any] = []
         for number, value in enumerate(values):
             try:
@@ -307,8 +311,15 @@ class RowFitter:
         return pa.array(fitted, arrow) if not errors else pa.nulls(len(fitted), arrow)
 
 
-_AS_THEY_ARE = (LongType, DoubleType, StringType)
-"""Types that Arrow fills from Python's own values at once, and refuses others."""
+_AS_THEY_ARE: Mapping[type[IcebergType], set[type]] = {
+    BooleanType: {bool, NoneType},
+    IntegerType: {int, NoneType},
+    LongType: {int, NoneType},
+    DoubleType: {int, float, NoneType},
+    StringType: {str, NoneType},
+    BinaryType: {bytes, NoneType},
+}
+"""Values of Python that Arrow takes for a type at once, and refuses if they are too large."""
 
 
 def _values(rows: Sequence[Row], names: Sequence[str]) -> list[Any]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from coordinator.feeds.decoding.formats import decoder
 from coordinator.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
 from coordinator.feeds.definition import Format
@@ -15,7 +17,7 @@ from coordinator.feeds.routing import Route, RouteBy
 from spark_jobs.iceberg.rows import Row
 
 _ERROR_CHARACTERS = 500
-_DECODER = json.JSONDecoder()
+_DECODER = msgspec.json.Decoder()
 _TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -54,8 +56,9 @@ class ValueReader:
             raise
         except Exception as error:  # any bytes come here, and the libraries list no errors
             raise NoRows(str(error)[:_ERROR_CHARACTERS] or type(error).__name__) from error
-        if not all(isinstance(row, dict) for row in found):
-            raise NoRows("neither an object nor an array of objects")
+        for row in found:
+            if not isinstance(row, dict):
+                raise NoRows("neither an object nor an array of objects")
         return found
 
     def _read(self, value: bytes, columns: Sequence[str]) -> list[Any]:
@@ -83,14 +86,11 @@ class ValueReader:
 
 
 def _parsed(value: bytes) -> Any:
-    """As json.loads, in half of its time for what most records have: UTF-8 without white space
-    around it."""
+    """As json.loads, in a third of its time."""
     try:
-        text = value.decode()
-        parsed, end = _DECODER.raw_decode(text)
-    except ValueError:
-        return json.loads(value)
-    return parsed if end == len(text) else json.loads(value)
+        return _DECODER.decode(value)
+    except msgspec.DecodeError:
+        return json.loads(value)  # which knows NaN, other encodings, surrogates by themselves
 
 
 def metadata_of(record: KafkaRecord) -> Row:

@@ -52,8 +52,9 @@ def seeded() -> random.Random:
 
 
 def check_each_record_once(
-    sink: IcebergSink, directory: Path, chance: random.Random, faults: int
-) -> None:
+    sink: IcebergSink, directory: Path, chance: random.Random, faults: int,
+    *, with_broker: bool = False,
+) -> None:  # fmt: skip
     numbers = itertools.count()
 
     def record() -> tuple[str, str]:
@@ -68,7 +69,10 @@ def check_each_record_once(
             for _ in range(faults):
                 time.sleep(chance.uniform(0.2, 2.0))
                 victim = chance.randrange(WORKERS)
-                if chance.random() < 0.4:
+                if with_broker and chance.random() < 0.1:
+                    sink.broker.kill()
+                    sink.broker.start()
+                elif chance.random() < 0.4:
                     workers[victim].send(signal.SIGSTOP)
                     time.sleep(chance.uniform(0.1, PAUSE_S * 1.5))
                     workers[victim].send(signal.SIGCONT)
@@ -101,7 +105,7 @@ def test_each_record_is_in_the_table_once_for_long(
     with iceberg_sink(
         events_broker, tmp_path, {"events": PARTITIONS}, session_timeout_ms=2000
     ) as sink:
-        check_each_record_once(sink, tmp_path, seeded(), 100)
+        check_each_record_once(sink, tmp_path, seeded(), 100, with_broker=True)
 
 
 # --- with Spark

@@ -34,6 +34,7 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestWriter,
     ManifestWriterV2,
     data_file_with_partition,
 )
@@ -288,13 +289,16 @@ class _RowDelta(_MergeAppendFiles):
         schemas = [self.schema(), *reversed(self._transaction.table_metadata.schemas)]
         return next((one for one in schemas if sources <= set(one.field_ids)), self.schema())
 
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        """For manifests that are merged, too: PyIceberg takes the schema of now for all specs."""
+        return self._writer(ManifestWriterV2, spec)
+
+    def _writer(self, kind: type[ManifestWriterV2], spec: PartitionSpec) -> ManifestWriterV2:
+        schema, output = self._schema_of(spec), self.new_manifest_output()
+        return kind(spec, schema, output, self._snapshot_id, self._compression)
+
     def _manifest(self, is_data: bool, spec_id: int, files: Sequence[DataFile]) -> ManifestFile:
-        spec = self.spec(spec_id)
-        kind = ManifestWriterV2 if is_data else DeleteManifest
-        writer = kind(
-            spec, self._schema_of(spec), self.new_manifest_output(), self._snapshot_id,
-            self._compression,
-        )  # fmt: skip
+        writer = self._writer(ManifestWriterV2 if is_data else DeleteManifest, self.spec(spec_id))
         with writer:
             for file in files:
                 writer.add(

@@ -84,10 +84,10 @@ class TableWriter:
 
     def add(self, rows: Sequence[Row]) -> dict[int, str]:
         """Take rows. Why some are not taken, by their number."""
-        refused = self._without_column(rows)
+        lacks, refused = self._lacks(rows)
         left = [number for number in range(len(rows)) if number not in refused]
         try:
-            errors = self._take([rows[number] for number in left])
+            errors = self._take([rows[number] for number in left], lacks)
         except (tables.TableUnusable, DoesNotFit) as error:
             errors = dict.fromkeys(range(len(left)), str(error))
         return refused | {left[number]: reason for number, reason in errors.items()}
@@ -117,29 +117,25 @@ class TableWriter:
 
     # --- rows
 
-    def _without_column(self, rows: Sequence[Row]) -> dict[int, str]:
-        """Why rows have fields for which no column can be made, if any are to be made."""
+    def _lacks(self, rows: Sequence[Row]) -> tuple[bool, dict[int, str]]:
+        """Whether the schema may have to change for the rows, and why it cannot for some."""
+        evolve = self._settings.evolve
         table = self._current()
         if table is None:
-            if not self._settings.create:
-                return {}
-            evolution = Evolution(Schema(), {})
-        elif self._settings.evolve:
-            evolution = self._evolution(table)
-            if evolution.lacking(rows) is None:
-                return {}
-        else:
-            return {}
-        return evolution.refusals(rows)
+            # Another worker may make it, by other rows.
+            return evolve, Evolution(Schema(), {}).refusals(rows) if self._settings.create else {}
+        if not evolve:
+            return False, {}
+        evolution = Evolution(table.schema(), table.properties, self._never_columns)
+        if evolution.lacking(rows) is None:
+            return False, {}
+        return True, evolution.refusals(rows)
 
-    def _evolution(self, table: Table) -> Evolution:
-        return Evolution(table.schema(), table.properties, self._without_columns)
-
-    def _take(self, rows: Sequence[Row]) -> dict[int, str]:
+    def _take(self, rows: Sequence[Row], lacks: bool) -> dict[int, str]:
         """Raises TableUnusable, DoesNotFit."""
         if not rows:
             return {}
-        table = self._fitting(rows)
+        table = self._fitting(rows, lacks)
         if table is None:
             reason = f"there is no table {self.name}"
             if self._settings.create:
@@ -160,7 +156,7 @@ class TableWriter:
     # --- the table
 
     @property
-    def _without_columns(self) -> set[str]:
+    def _never_columns(self) -> set[str]:
         """Fields that get no column by themselves."""
         operations = self._settings.operations
         return {*tables.METADATA_TYPES, *([operations.field] if operations else [])}
@@ -170,17 +166,17 @@ class TableWriter:
             self._table = tables.existing(self._catalog, self.name)
         return self._table
 
-    def _fitting(self, rows: Sequence[Row]) -> Table | None:
-        """The table, with a column for each field if that is wanted."""
+    def _fitting(self, rows: Sequence[Row], lacks: bool) -> Table | None:
+        """The table, with a column for each field if that is wanted and it lacks some."""
         table = self._current()
         if table is None and self._settings.create:
             table = self._table = tables.made(self._catalog, self.name, rows, self._settings)
         if table is None:
             return None
         fitter = self._fitter or _fitter_of(table, table.schema())
-        if self._settings.evolve:
+        if lacks:
             before = table.metadata
-            table = tables.changed(table, rows, self._without_columns)
+            table = tables.changed(table, rows, self._never_columns)
             if table.schema() != before.schema():
                 self._write(before)
                 fitter = _fitter_of(table, table.schema())

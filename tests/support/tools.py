@@ -151,14 +151,17 @@ def iceberg_rows_command() -> list[str]:
     with _alone():
         classes = _compiled(SPARK_ICEBERG, SPARK_ICEBERG_BUILD)
     java = _java(f"{classes}:{SPARK_ICEBERG_BUILD / 'lib'}/*", memory_mb=1000)
-    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_TO_SPARK]
-    return [java[0], *opened, *java[1:], "IcebergRows"]
+    return [*_opened(java), "IcebergRows"]
 
 
 @cache
 def hive_java() -> list[str]:
     """Java with the Hive and the Derby that PySpark brings: append a class."""
-    java = _java(f"{Path(pyspark.__file__).parent / 'jars'}/*", memory_mb=400)
+    return _opened(_java(f"{Path(pyspark.__file__).parent / 'jars'}/*", memory_mb=400))
+
+
+def _opened(java: Sequence[str]) -> list[str]:
+    """With what Spark and Hive reach inside of Java."""
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_TO_SPARK]
     return [java[0], *opened, *java[1:]]
 

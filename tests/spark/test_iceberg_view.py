@@ -184,3 +184,18 @@ def test_a_table_whose_rows_replace_others_has_no_view(
         ended = make_view(sink, clickhouse)
         assert ended.returncode == 1
         assert "rows of db.t replace others" in ended.stderr
+
+
+def test_a_broker_itself_refuses_the_view(kafka: BrokerProcess, tmp_path: Path, topic: str) -> None:
+    """Without `iceberg_warehouse`; with it: test_iceberg_warehouse.py."""
+    create_topic(kafka.kafka, topic, 1)
+    with iceberg_sink(kafka, tmp_path, {topic: 1}, metadata_columns=True) as sink:
+        produce(kafka, topic, [event(1)])
+        sink.start()
+        sink.run_until_rows(1)
+        ended = command_line.run(
+            "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table",
+            "db.t", "--servers", kafka.http_url, "--user", USER, "--password", PASSWORD,
+        )  # fmt: skip
+        assert ended.returncode == 1
+        assert "Table function icebergLocal is not available here" in ended.stderr

@@ -111,7 +111,7 @@ def test_a_broker_without_a_warehouse_reads_no_table(
     for writer in (False, True):
         refused = asked(broker, f"SELECT * FROM icebergLocal('{table}')", writer=writer)
         assert refused.code == ACCESS_DENIED
-        assert "icebergLocal" in refused.text
+        assert "Table function icebergLocal is not available here" in refused.text
 
 
 @pytest.mark.parametrize("place", ["missing", "file"])
@@ -129,3 +129,20 @@ def test_a_warehouse_with_a_space_in_its_path_ends_the_start(tmp_path: Path) -> 
     ended = command_line.in_a_process("serve", "--iceberg-warehouse", str(tmp_path / "a b"))
     assert ended.returncode != 0
     assert "may have only letters, digits and /._- in its path" in ended.stderr
+
+
+def test_a_broker_of_a_cluster_has_no_warehouse(tmp_path: Path) -> None:
+    config = tmp_path / "cluster.toml"
+    config.write_text("""
+[cluster]
+name = "c"
+[[cluster.shards]]
+name = "one"
+slots = "0-63"
+replicas = ["http://127.0.0.1:1"]
+""")
+    ended = command_line.in_a_process(
+        "serve", "--config", str(config), "--iceberg-warehouse", str(tmp_path)
+    )
+    assert ended.returncode != 0
+    assert "iceberg_warehouse is for a single broker" in ended.stderr

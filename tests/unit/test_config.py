@@ -275,6 +275,18 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         config.prepare_data_dir(settings)
 
 
+def test_the_warehouse_is_entered_and_paths_stay_what_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables").mkdir()
+    given = Settings(data_dir=Path("data"), iceberg_warehouse=Path("tables"))
+    settings = config.enter_warehouse(given)
+    assert Path.cwd() == tmp_path / "tables"
+    assert settings.data_dir == tmp_path / "data"
+    assert settings.sql_limits.bounds.iceberg_warehouse == str(tmp_path / "tables")
+
+
 def test_every_setting_says_its_unit_and_what_it_is_in_one_line() -> None:
     for row in config_sources.rows(config_sources.load(environ={})):
         assert row.unit

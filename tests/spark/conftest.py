@@ -1,13 +1,19 @@
-"""One Spark session for all tests here, because it takes seconds to start."""
+"""One Spark session for all tests here, because it takes seconds to start; a broker with sinks."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import session
 from tests.support import tools
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
+from tests.support.iceberg_sink import IcebergSink
+from tests.support.typed_tables import SETTINGS
 
 # Tests are short, so a Java that compiles fast takes half the processor time of one that compiles
 # well: 43 s instead of 82 s for test_session and test_lag_job. Processes of tests inherit this.
@@ -39,3 +45,37 @@ def spark_with_kafka(spark: SparkSession) -> SparkSession:
     """Fails with Maven's message if Maven could not fetch the source."""
     tools.spark_source_jars()
     return spark
+
+
+@pytest.fixture(scope="module")
+def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    settings = {
+        **SETTINGS,
+        "group_initial_rebalance_delay_ms": "0",
+        "group_min_session_timeout_ms": "500",
+    }
+    broker = BrokerProcess(tmp_path_factory.mktemp("iceberg") / "data", settings)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def make(
+    sink_broker: BrokerProcess, tmp_path: Path, topic: str
+) -> Iterator[Callable[..., IcebergSink]]:
+    """A sink of the test's own topic, with so many partitions."""
+    made: list[IcebergSink] = []
+
+    def make_sink(partitions: int = 1, **more: Any) -> IcebergSink:
+        create_topic(sink_broker.kafka, topic, partitions)
+        made.append(
+            IcebergSink(
+                sink_broker, tmp_path, {topic: partitions}, **{"session_timeout_ms": 2000, **more}
+            )
+        )
+        return made[-1]
+
+    yield make_sink
+    for sink in made:
+        sink.stop()

@@ -1,26 +1,20 @@
 """What the job `iceberg` does, feature by feature of the design that it is built to.
 
 Workers run in this process and take turns, so that a test says who does what when. Those that are
-killed are in test_iceberg_kills.py.
+killed are in test_iceberg_kills.py, failures and zombies in test_iceberg_recovery.py.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import (
@@ -38,59 +32,19 @@ from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
 from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded
 from tests.support import tools
-from tests.support.broker_process import BrokerProcess
-from tests.support.committed import create_topic
 from tests.support.iceberg_sink import IcebergSink, operations, produce, route
+from tests.support.iceberg_steps import (
+    COMMIT,
+    Died,
+    as_json,
+    changed_rows,
+    dead_letters,
+    failing,
+    put,
+)
 from tests.support.schemas import Schemas
-from tests.support.typed_tables import SETTINGS, TypedTables
 
 Make = Callable[..., IcebergSink]
-NEVER_MS = 3_600_000
-COMMIT = "spark_jobs.iceberg.tables.commit"
-
-
-@pytest.fixture(scope="module")
-def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {
-        **SETTINGS,
-        "group_initial_rebalance_delay_ms": "0",
-        "group_min_session_timeout_ms": "500",
-    }
-    broker = BrokerProcess(tmp_path_factory.mktemp("iceberg") / "data", settings)
-    broker.start()
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def make(sink_broker: BrokerProcess, tmp_path: Path, topic: str) -> Iterator[Make]:
-    """A sink of the test's own topic, with so many partitions."""
-    made: list[IcebergSink] = []
-
-    def make_sink(partitions: int = 1, **more: Any) -> IcebergSink:
-        create_topic(sink_broker.kafka, topic, partitions)
-        made.append(
-            IcebergSink(
-                sink_broker, tmp_path, {topic: partitions}, **{"session_timeout_ms": 2000, **more}
-            )
-        )
-        return made[-1]
-
-    yield make_sink
-    for sink in made:
-        sink.stop()
-
-
-def as_json(*ids: int, **more: Any) -> list[str]:
-    return [json.dumps({"id": one, **more}) for one in ids]
-
-
-def put(sink: IcebergSink, *values: Any, **more: Any) -> None:
-    produce(sink.broker, next(iter(sink.settings.topics)), list(values), **more)
-
-
-def has_id(sink: IcebergSink, number: int) -> bool:
-    return number in sink.ids()
 
 
 def control_events(sink: IcebergSink) -> list[Any]:
@@ -341,17 +295,6 @@ def test_a_partial_commit_over_several_tables_is_completed_once(
 # --- row mutations
 
 
-def changed_rows(sink: IcebergSink) -> list[dict[str, Any]]:
-    """By ClickHouse, which applies equality deletes."""
-    table = f"icebergLocal('{sink.warehouse}/db/t')"
-    query = f"SELECT id, v FROM {table} ORDER BY id FORMAT JSONEachRow"
-    print_it = f"import chdb; print(chdb.query({query!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", print_it], cwd=sink.warehouse, check=True, stdout=subprocess.PIPE
-    )
-    return [json.loads(line) for line in done.stdout.splitlines() if line]
-
-
 def test_insert_update_and_delete_by_an_operation_field(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations("op"))
     sink.start()
@@ -520,207 +463,7 @@ def test_without_evolution_unknown_fields_are_left_out(make: Make) -> None:
     assert [row["error"] for row in dead_letters(sink)] == [f"id: {2**40} does not fit int"]
 
 
-# --- delivery semantics
-
-
-class Died(BaseException):
-    """In place of a kill, at a place that a kill would hardly find."""
-
-
-def failing(error: BaseException) -> Callable[..., Any]:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return fail
-
-
-def test_zombie_worker_is_fenced(make: Make) -> None:
-    """The design leaves this open; the generation of the group closes it."""
-    sink = make(interval_ms=NEVER_MS)
-    limits = {"session.timeout.ms": "2000", "max.poll.interval.ms": "3000"}
-    sink.change(kafka={**sink.settings.kafka, **limits})
-    zombie = sink.start(0)
-    put(sink, *as_json(1, 2))
-    sink.run_until(lambda: 2 in zombie.positions.values(), "the zombie has rows in memory")
-    sink.workers.remove(zombie)
-
-    sink.change(interval_ms=200)
-    sink.start(1)
-    sink.run_until_rows(2)
-    with pytest.raises(KafkaException):
-        zombie.answer("late")
-    zombie.close()
-    put(sink, *as_json(3))
-    sink.run_until_rows(3)
-    assert sink.ids() == [1, 2, 3]
-
-
-def test_zombie_coordinator_adds_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has read the table, and another one commits the same files before it does."""
-    sink = make()
-    put(sink, *as_json(1))
-    sink.start()
-    real = tables.commit
-    others: list[int] = []
-
-    def commit(table: Any, *more: Any) -> int:
-        if not others:
-            others.append(1)
-            real(sink.catalog.load_table("db.t"), *more)
-        return real(table, *more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(COMMIT, commit)
-        sink.run_until_rows(1)
-        sink.run_until(lambda: sink.control_offsets() != {}, "the commit is complete")
-    put(sink, *as_json(2))
-    sink.run_until_rows(2)
-    assert sink.ids() == [1, 2]
-
-
-# --- recovery
-
-
-def test_worker_fails_during_processing(make: Make) -> None:
-    sink = make(interval_ms=NEVER_MS)
-    worker = sink.start()
-    put(sink, *as_json(1, 2))
-    sink.run_until(lambda: 2 in worker.positions.values(), "rows are in memory")
-    sink.stop(worker)
-    sink.change(interval_ms=200)
-    sink.start()
-    sink.run_until_rows(2)
-    assert sink.ids() == [1, 2]
-
-
-def test_worker_fails_to_receive_begin_commit_and_its_files_are_in_the_next(make: Make) -> None:
-    sink = make(2, timeout_ms=1000)
-    first, second = sink.start(0), sink.start(1)
-    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
-    other = second if first.leads else first
-    for partition in (0, 1):
-        put(sink, *as_json(partition), partition=partition)
-    sink.workers.remove(other)
-    sink.run_until_rows(1)
-    assert sink.ids() == [0]
-    sink.workers.append(other)
-    sink.run_until_rows(2)
-    assert sink.ids() == [0, 1]
-
-
-def test_coordinator_fails_while_it_waits_for_workers(make: Make) -> None:
-    sink = make(2)
-    first, second = sink.start(0), sink.start(1)
-    sink.run_until(lambda: len(first.positions) == len(second.positions) == 1, "both have one")
-    leader, other = (first, second) if first.leads else (second, first)
-    put(sink, *as_json(1), partition=1)
-    # A step may read it and answer at once; then its position is none again.
-    sink.run_until(
-        lambda: 1 in (*other.positions.values(), sink.source_offsets().get(1)), "a row is read"
-    )
-    leader.step()
-    other.step()  # it may have answered; its leader has not read that
-    sink.stop(leader)
-    sink.run_until_rows(1)
-    assert sink.ids() == [1]
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_coordinator_fails_around_the_iceberg_commit(
-    make: Make, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    sink = make()
-    put(sink, *as_json(1))
-    worker = sink.start()
-    real = tables.commit
-
-    def commit(*more: Any) -> int:
-        if moment == "after":
-            real(*more)
-        raise Died
-
-    with monkeypatch.context() as patch:
-        patch.setattr(COMMIT, commit)
-        with pytest.raises(Died):
-            sink.run_until(lambda: False, "the coordinator dies")
-    assert len(sink.ids()) == (moment == "after")
-    sink.stop(worker)
-    put(sink, *as_json(2))
-    sink.start()
-    sink.run_until_rows(2)
-    assert sink.ids() == [1, 2]
-
-
-@pytest.mark.parametrize("error", [OSError("storage is away"), CommitFailedException("again")])
-def test_coordinator_fails_to_commit_to_iceberg_and_the_next_commit_has_all(
-    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    sink = make()
-    put(sink, *as_json(1))
-    sink.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(COMMIT, failing(error))
-        sink.run_until(lambda: sink.source_offsets() == {0: 1}, "files are sent")
-        for _ in range(10):
-            sink.step()
-    assert sink.ids() == []
-    put(sink, *as_json(2))
-    sink.run_until_rows(2)
-    assert sink.ids() == [1, 2]
-
-
-def test_table_rolled_back_to_an_older_snapshot(make: Make) -> None:
-    """What was committed since is not committed again by itself; what comes is."""
-    sink = make()
-    sink.start()
-    for number in (1, 2):
-        put(sink, *as_json(number))
-        sink.run_until_rows(number)
-    sink.run_until(lambda: sink.control_offsets()[0] >= 6 * number, "the offsets are stored")
-    table = sink.table()
-    assert table is not None
-    first = min(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)
-    table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
-    put(sink, *as_json(3))
-    sink.run_until(lambda: 3 in sink.ids(), "the next record")
-    assert sink.ids() == [1, 3]
-
-
-def test_table_that_others_write_to_as_well(make: Make) -> None:
-    sink = make()
-    sink.start()
-    for number in range(3):
-        put(sink, *as_json(number))
-        sink.run_until(partial(has_id, sink, number), "a record")
-        table = sink.table()
-        assert table is not None
-        table.append(pa.table({"id": [100 + number]}))
-    assert sink.ids() == [0, 1, 2, 100, 101, 102]
-
-
-def test_control_topic_that_was_made_again(make: Make) -> None:
-    """Its offsets begin again with 0; nothing is taken for what the table has."""
-    sink = make()
-    put(sink, *as_json(1))
-    worker = sink.start()
-    sink.run_until_rows(1)
-    sink.stop(worker)
-    sink.make_control_topic_again()
-    put(sink, *as_json(2))
-    sink.start()
-    sink.run_until_rows(2)
-    assert sink.ids() == [1, 2]
-
-
 # --- error handling, formats
-
-
-def dead_letters(sink: IcebergSink) -> list[dict[str, Any]]:
-    [topic, *_] = sink.settings.topics
-    return TypedTables(sink.broker).sql(
-        "SELECT feed, partition, offset, error FROM brokerhouse_feeds.dead_letters"
-        f" WHERE topic = '{topic}' ORDER BY offset"
-    )
 
 
 def test_errors_go_to_the_dead_letters(make: Make) -> None:

@@ -38,11 +38,11 @@ from pyiceberg.types import (
 from coordinator.feeds.routing import RouteBy
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.worker import is_fenced
-from tests.spark.test_iceberg import COMMIT, as_json, changed_rows, dead_letters, failing, put
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.iceberg_sink import IcebergSink, WorkerProcess, operations, produce, route
+from tests.support.iceberg_steps import COMMIT, as_json, changed_rows, dead_letters, failing, put
 from tests.support.small_disk import MIB, in_a_mount_namespace, small_disk
 from tests.support.typed_tables import SETTINGS
 from tests.support.waiting import until
@@ -52,14 +52,6 @@ LIMIT_S = 60.0
 GROUPS = {"group_initial_rebalance_delay_ms": "0", "group_min_session_timeout_ms": "500"}
 ID = NestedField(1, "id", LongType())
 KEY = NestedField(1, "id", LongType(), required=True)
-
-
-@pytest.fixture(scope="module")
-def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("faults") / "data", {**SETTINGS, **GROUPS})
-    broker.start()
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -18,22 +18,8 @@ from tests.support.committed import create_topic
 from tests.support.iceberg_catalogs import BUCKET, HiveMetastore, RestCatalog, S3Server
 from tests.support.iceberg_sink import produce
 from tests.support.server_process import free_port
-from tests.support.typed_tables import SETTINGS
 
 COUNT = 20
-
-
-@pytest.fixture(scope="module")
-def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = {
-        **SETTINGS,
-        "group_initial_rebalance_delay_ms": "0",
-        "group_min_session_timeout_ms": "500",
-    }
-    broker = BrokerProcess(tmp_path_factory.mktemp("storage") / "data", settings)
-    broker.start()
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ import confluent_kafka
 import numpy as np
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from bench import iceberg_growth
@@ -245,7 +244,7 @@ def _job(broker: BrokerProcess, warehouse: Path, interval_s: int, _: int) -> Ite
     def table() -> Table | None:
         if not (warehouse / "catalog.db").exists():
             return None
-        catalog = load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(warehouse)))
+        catalog = tables.open_catalog(tables.LOCAL_CATALOG, tables.local_catalog(str(warehouse)))
         return tables.existing(catalog, "db.events")
 
     job = IcebergJob(broker, warehouse, name, interval_s)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from spark_jobs.iceberg import tables
@@ -50,7 +49,7 @@ def measure(commits: int) -> None:
 
 
 def _grow(kind: str, directory: Path, properties: Mapping[str, str], commits: int) -> None:
-    catalog = load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(directory)))
+    catalog = tables.open_catalog(tables.LOCAL_CATALOG, tables.local_catalog(str(directory)))
     sink = SinkTables({_NAME: ""}, "", None, True, False, (), (), properties, False, None)
     writer = TableWriter(catalog, _NAME, sink)
     offsets = f"{OFFSETS}.bench.{tables.LOCAL_CATALOG}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 
 from spark_jobs import job
@@ -79,7 +79,7 @@ def command(
 def opened_catalog(name: str, properties: Mapping[str, str], wanted: Sequence[str]) -> Catalog:
     """Raises JobFailure."""
     try:
-        catalog = load_catalog(name, **properties)
+        catalog = tables.open_catalog(name, properties)
         missing = [one for one in wanted if tables.existing(catalog, one) is None]
     except Exception as error:  # catalogs do not agree on an error
         raise JobFailure(f"the catalog {name} cannot be used: {error}") from error

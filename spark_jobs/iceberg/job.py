@@ -301,7 +301,7 @@ def _check_catalog(settings: SinkSettings) -> None:
     """Raises JobFailure."""
     sink = settings.tables
     try:
-        catalog = tables.open_catalog(settings)
+        catalog = tables.open_catalog(settings.catalog, settings.catalog_options)
         found = {name: tables.existing(catalog, name) for name in sink.names}
     except Exception as error:  # catalogs do not agree on an error
         raise JobFailure(f"the catalog {settings.catalog} cannot be used: {error}") from error

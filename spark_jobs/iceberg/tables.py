@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -48,13 +49,14 @@ from pyiceberg.table.update.snapshot import _MergeAppendFiles
 from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IntegerType, ListType, StructType
+from sqlalchemy.exc import OperationalError
 
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.evolution import Evolution, inferred
 from spark_jobs.iceberg.rows import Row
 
 if TYPE_CHECKING:
-    from spark_jobs.iceberg.settings import SinkSettings, SinkTables
+    from spark_jobs.iceberg.settings import SinkTables
 
 LOCAL_CATALOG = "local"
 """What the catalog of a directory is called: other programs must use the same name."""
@@ -66,6 +68,8 @@ OF_NEW_TABLES = {
 """A table with many commits needs both, or readers open one manifest for each commit that ever was,
 and each commit leaves a metadata.json with all snapshots (figures: docs/iceberg.md)."""
 _CHANGE_ATTEMPTS = 10
+_OPEN_ATTEMPTS = 4
+_OPEN_PAUSE_S = 0.1
 _PARTITION = re.compile(r"(?:(?P<transform>\w+)\()?(?P<column>[^(),\s]+)(?:,\s*(?P<width>\d+))?\)?")
 METADATA_TYPES = {
     "_topic": pa.string(),
@@ -81,9 +85,20 @@ class TableUnusable(ValueError):
     """No row can be written to a table, or it cannot be made. One sentence says why."""
 
 
-def open_catalog(settings: SinkSettings) -> Catalog:
-    """Raises anything: catalogs do not agree on an error."""
-    return load_catalog(settings.catalog, **settings.catalog_options)
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Raises anything: catalogs do not agree on an error.
+
+    A new catalog in SQLite gets its two tables here. PyIceberg looks for them and makes them in two
+    steps, so whoever opens it at the same moment may be told that they exist already.
+    """
+    for _ in range(_OPEN_ATTEMPTS - 1):
+        try:
+            return load_catalog(name, **properties)
+        except OperationalError as error:
+            if "already exists" not in str(error):
+                raise
+            time.sleep(_OPEN_PAUSE_S)
+    return load_catalog(name, **properties)
 
 
 def local_catalog(directory: str) -> dict[str, str]:

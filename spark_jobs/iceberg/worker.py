@@ -137,7 +137,7 @@ class SinkWorker:
     def __init__(self, settings: SinkSettings, number: int) -> None:
         """`number`: no other living worker has it. Raises KafkaException."""
         self._settings = settings
-        self._catalog: Catalog = tables.open_catalog(settings)
+        self._catalog: Catalog = tables.open_catalog(settings.catalog, settings.catalog_options)
         self._values = ValueReader(settings.format, settings.schema_registry)
         self._id = uuid.uuid4().hex
         self._read: dict[Partition, _Read] = {}

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from pyiceberg.catalog import load_catalog
 
 from spark_jobs.iceberg import tables
 from tests.spark.feed_job import FeedJob
@@ -142,7 +141,7 @@ class IcebergJob(FeedJob):
 def ids_in(directory: Path) -> list[int]:
     if not (directory / "catalog.db").exists():
         return []
-    catalog = load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(directory)))
+    catalog = tables.open_catalog(tables.LOCAL_CATALOG, tables.local_catalog(str(directory)))
     table = tables.existing(catalog, "db.events")
     found = [] if table is None else table.scan().to_arrow().column("id").to_pylist()
     return sorted(found)

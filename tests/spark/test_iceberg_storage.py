@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from spark_jobs.iceberg import command
+from spark_jobs.iceberg.tables import local_catalog, open_catalog
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
@@ -79,6 +81,15 @@ def test_a_hive_metastore(
 ) -> None:
     with HiveMetastore(tmp_path) as hive:
         check_rows(sink_broker, topic, hive.options)
+
+
+def test_a_new_catalog_is_opened_by_many_at_once(tmp_path: Path) -> None:
+    for number in range(20):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with ThreadPoolExecutor(8) as pool:
+            opened = pool.map(open_catalog, ["lake"] * 8, [local_catalog(str(directory))] * 8)
+            assert [one.list_namespaces() for one in opened] == [[]] * 8
 
 
 @pytest.mark.parametrize("kind", ["rest", "hive"])

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import POSITIONAL_DELETE_SCHEMA, DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
@@ -44,7 +44,7 @@ class ChangingTable:
 
     @property
     def catalog(self) -> Catalog:
-        return load_catalog(tables.LOCAL_CATALOG, **tables.local_catalog(str(self.directory)))
+        return tables.open_catalog(tables.LOCAL_CATALOG, tables.local_catalog(str(self.directory)))
 
     @property
     def table(self) -> Table:

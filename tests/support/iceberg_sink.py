@@ -69,7 +69,7 @@ class IcebergSink:
 
     @property
     def catalog(self) -> Catalog:
-        return tables.open_catalog(self.settings)
+        return tables.open_catalog(self.settings.catalog, self.settings.catalog_options)
 
     def table(self, name: str = "db.t") -> Table | None:
         return tables.existing(self.catalog, name)

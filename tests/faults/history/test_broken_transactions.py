@@ -181,7 +181,7 @@ BREAKS = [
         "SQL takes every marker for a commit",
         (
             Change(
-                "sql/schema/039_messages_committed_transactions.sql",
+                "sql/schema/054_messages_committed_one_step.sql",
                 r"WHERE control AND key = '\0\0\0\x01' AND",
                 "WHERE control AND",
             ),

@@ -253,7 +253,7 @@ def command(run: JobRun, /, **given: Any) -> JobReport:
         _run_workers(run, spark, settings, workers)
         return JobReport((), (), "ended")
     records = _run_once(spark, settings, workers)
-    return JobReport((), (), f"{settings.name}: {counted(records, 'offset')} are in the tables")
+    return JobReport((), (), f"{settings.name}: wrote {counted(records, 'offset')}")
 
 
 def _settings(

@@ -48,6 +48,7 @@ from tests.support import iceberg_table, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.connect_worker import ConnectWorker
+from tests.support.process_session import processes_of
 from tests.support.sql_client import PASSWORD, USER
 from tests.support.typed_tables import SETTINGS
 
@@ -103,14 +104,7 @@ class IcebergJob(FeedJob):
 
     def pids(self) -> list[int]:
         """The driver, its Java and Spark's Python workers."""
-        found = []
-        for directory in Path("/proc").glob("[0-9]*"):
-            try:
-                if os.getsid(int(directory.name)) == self.process.pid:
-                    found.append(int(directory.name))
-            except ProcessLookupError:
-                continue
-        return found
+        return processes_of(self.process.pid)
 
 
 class Worker(ConnectWorker):

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 from spark_jobs import feed
 from tests.spark.history import run_job
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
+from tests.support.process_session import signal_session
 from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER
 
@@ -56,12 +55,8 @@ class FeedJob:
             print(printed)
 
     def signal(self, number: int) -> None:
-        """To the driver with its Java and its workers, which are a process group of their own."""
-        for directory in Path("/proc").glob("[0-9]*"):
-            pid = int(directory.name)
-            with suppress(ProcessLookupError):
-                if os.getsid(pid) == self.process.pid:
-                    os.kill(pid, number)
+        """To the driver with its Java and its workers."""
+        signal_session(self.process.pid, number)
 
     def ends(self, code: int = 0) -> str:
         """Wait for the end of the job. Returns what it printed."""

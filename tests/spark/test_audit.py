@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 from spark_jobs import audit
 from tests.spark.history import History, run_job
 from tests.support.broker_process import BrokerProcess
+from tests.support.process_session import signal_session
 from tests.support.server_process import PROJECT
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -257,7 +257,7 @@ def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[
     ) as job:
         assert job.stderr is not None
         assert any(line.startswith("audit: reading the blocks") for line in job.stderr)
-        os.killpg(job.pid, signal.SIGKILL)
+        signal_session(job.pid, signal.SIGKILL)
     assert job.returncode == -signal.SIGKILL
     again = run_job(audit.command, history.broker.http, "--format", "json")
     assert json.loads(again.stdout)["rows"] == told["rows"]

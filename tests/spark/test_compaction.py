@@ -29,6 +29,7 @@ from sql.queries import query
 from tests.support.broker_process import BrokerProcess
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows, state
 from tests.support.engine_process import EngineProcess
+from tests.support.process_session import signal_session
 from tests.support.server_process import PROJECT
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import until
@@ -489,7 +490,7 @@ def big_topic(broker: BrokerProcess, topic: str) -> dict[bytes, bytes]:
 
 
 def kill_group(job: subprocess.Popen[str]) -> None:
-    os.killpg(job.pid, signal.SIGKILL)
+    signal_session(job.pid, signal.SIGKILL)
     job.communicate()
 
 

@@ -20,6 +20,7 @@ from spark_jobs.lag_steps import Windows
 from spark_jobs.sql_client import SqlServers
 from tests.spark.history import MINUTE, History, run_job
 from tests.support.broker_process import BrokerProcess
+from tests.support.process_session import signal_session
 from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER
 
@@ -246,7 +247,7 @@ def test_after_a_killed_run_the_next_one_stores_every_window_once(history: Histo
     while not _rows(broker):
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline
-    os.killpg(process.pid, signal.SIGKILL)
+    signal_session(process.pid, signal.SIGKILL)
     process.wait()
     some = _rows(broker)
     subprocess.run(command, cwd=PROJECT, env=environment, check=True, timeout=LIMIT_S)

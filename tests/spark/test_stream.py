@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -29,6 +28,7 @@ from spark_jobs.slices import DataLoss, LogSnapshot, Slice
 from tests.spark.reading import FORMAT
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
+from tests.support.process_session import signal_session
 from tests.support.records import Record
 from tests.support.server_process import PROJECT
 
@@ -315,8 +315,7 @@ class Spark:
         raise AssertionError(f"it ended without {line!r}: {Path(self._log.name).read_text()}")
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        signal_session(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.kill()

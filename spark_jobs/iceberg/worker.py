@@ -55,6 +55,9 @@ _FENCED = (
 _YOUNG_OBJECTS_MAX = 500_000
 """Several times the records of a batch and what is made of them. With Python's default, collecting
 garbage took a third of the processor time (measured)."""
+_FETCH_BACKOFF_MS = 10
+"""How long librdkafka does not fetch when it has enough. Its default is a second, in which a worker
+takes all that is there, and waits."""
 _FIRST_DELAY_S, _DELAY_MAX_S = 0.2, 10.0
 
 Partition = tuple[str, int]
@@ -169,7 +172,7 @@ class SinkWorker:
                 # Started again, it has its partitions at once, and the one before is fenced.
                 group_instance_id=f"{settings.group}-{number}",
                 isolation_level="read_committed", auto_offset_reset="earliest",
-                enable_partition_eof=True,
+                enable_partition_eof=True, fetch_queue_backoff_ms=_FETCH_BACKOFF_MS,
                 session_timeout_ms=settings.session_timeout_ms,
                 partition_assignment_strategy="range",
             )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -68,8 +67,7 @@ OF_NEW_TABLES = {
 """A table with many commits needs both, or readers open one manifest for each commit that ever was,
 and each commit leaves a metadata.json with all snapshots (figures: docs/iceberg.md)."""
 _CHANGE_ATTEMPTS = 10
-_OPEN_ATTEMPTS = 4
-_OPEN_PAUSE_S = 0.1
+_TABLES_OF_CATALOG = 2  # that PyIceberg makes in a database
 _PARTITION = re.compile(r"(?:(?P<transform>\w+)\()?(?P<column>[^(),\s]+)(?:,\s*(?P<width>\d+))?\)?")
 METADATA_TYPES = {
     "_topic": pa.string(),
@@ -88,16 +86,15 @@ class TableUnusable(ValueError):
 def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """Raises anything: catalogs do not agree on an error.
 
-    A new catalog in SQLite gets its two tables here. PyIceberg looks for them and makes them in two
-    steps, so whoever opens it at the same moment may be told that they exist already.
+    A new catalog in SQLite gets its tables here. PyIceberg looks for them and makes them in two
+    steps, so whoever opens it at the same moment may be told that one exists: once for each.
     """
-    for _ in range(_OPEN_ATTEMPTS - 1):
+    for _ in range(_TABLES_OF_CATALOG):
         try:
             return load_catalog(name, **properties)
         except OperationalError as error:
             if "already exists" not in str(error):
                 raise
-            time.sleep(_OPEN_PAUSE_S)
     return load_catalog(name, **properties)
 
 

@@ -38,6 +38,7 @@ DISTRIBUTED = "over_distributed"
 PORT = 9000
 """Nothing listens there: to the engine, a server with its own port is the engine itself."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
+# Random, as those that brokers make: messages_committed names a partition by a part of the id.
 ORDERS, PAYMENTS = "e501012c-1b8f-4ae1-afb8-c3b50ce188e8", "8d56440e-a206-4237-853f-8acb0e16fc7c"
 FEED = "00000000-0000-0000-0000-00000000000f"
 INVOICES = "05146d5f-f000-42a2-9565-6a052cf72d5a"

@@ -489,7 +489,7 @@ def big_topic(broker: BrokerProcess, topic: str) -> dict[bytes, bytes]:
     return state([Row(n, key, value) for n, (key, value) in enumerate(records)])
 
 
-def kill_group(job: subprocess.Popen[str]) -> None:
+def kill_session(job: subprocess.Popen[str]) -> None:
     signal_session(job.pid, signal.SIGKILL)
     job.communicate()
 
@@ -506,7 +506,7 @@ def test_a_killed_job_can_be_run_again(compacting: BrokerProcess, topic: str) ->
     for moment in moments:
         job = launch(broker, "--topic", topic, "--retry-window-ms", "0")
         until_rows(broker, moment, job)
-        kill_group(job)
+        kill_session(job)
     compact(broker, "--topic", topic, "--retry-window-ms", "0", "--force")
     found = read(broker.kafka, topic, 600_000)
     assert len(found) == 30_000
@@ -527,7 +527,7 @@ def test_a_broker_killed_while_it_removes_continues_after_its_start(
         broker.kill(after_s)
         assert job.poll() is None or after_s, "the job was to be at work still"
         broker.start()
-    kill_group(job)
+    kill_session(job)
     compact(broker, "--topic", topic, "--retry-window-ms", "0", "--force")
     found = read(broker.kafka, topic, 600_000)
     assert len(found) == 30_000

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.spark.feed_job import FeedJob
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.iceberg_sink import IcebergSink, WorkerProcess, iceberg_sink
+from tests.support.process_session import processes_of
 from tests.support.sql_client import PASSWORD, USER
 from tests.support.steady_producer import producing
 from tests.support.typed_tables import SETTINGS
@@ -127,14 +129,10 @@ class IcebergJob(FeedJob):
     def python_workers(self) -> list[int]:
         """Processes of Spark's workers, and the one that forks them."""
         found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (path / "cmdline").read_bytes()
-                session = (path / "stat").read_text().rpartition(")")[2].split()[3]
-            except OSError:
-                continue  # it has ended
-            if b"pyspark.daemon" in command and int(session) == self.process.pid:
-                found.append(int(path.name))
+        for pid in processes_of(self.process.pid):
+            with suppress(OSError):  # it has ended
+                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
         return found
 
 

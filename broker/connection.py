@@ -43,6 +43,7 @@ from protocol.versions import ApiKey
 log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
+_RECEIVE_BYTES = 256 << 10
 _SOCKET_UNSENT_BYTES = 256 << 10
 """What the kernel keeps for a client that does not read, of up to 4 MB by default."""
 _WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
@@ -67,7 +68,7 @@ class _BegunRequest(NamedTuple):
     began_s: float
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One client's connection, created by the listener; it ends when either side closes."""
 
     def __init__(self, broker: Broker, connections: Connections, listener: str) -> None:
@@ -109,11 +110,15 @@ class Connection(asyncio.Protocol):
             log.warning("%s refused: max_connections is reached", self.peer)
             self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go. They are taken from there before any other connection reads."""
+        return self._connections.received
+
+    def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
         held = 0
         try:
-            frames = self._frames.feed(data)
+            frames = self._frames.feed(self._connections.received[:nbytes])
             held = self._frames.buffered - self._partial
             self._partial = self._frames.buffered
             self._waiting.extend(frames)
@@ -392,6 +397,8 @@ class Connections:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._open: set[Connection] = set()
+        self.received = memoryview(bytearray(_RECEIVE_BYTES))
+        """Where every connection reads to."""
         self.turns = Turns()
         self.slow_clients = SlowClients(
             broker.response_memory, broker.settings.response_send_timeout_ms / 1000

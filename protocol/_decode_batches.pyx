@@ -80,6 +80,7 @@ cdef struct Columns:
 
 cdef enum:
     COLUMN_BUFFERS = 11
+    SPARE_MAX = 4 << 20  # bytes
 
 
 # --- reading records ---
@@ -454,6 +455,10 @@ cdef class RecordLengths:
             )
 
 
+cdef Columns _spare  # empty buffers of the last builder: to make and grow them takes longer than
+cdef bint _has_spare = False  # to fill them with the batches of one small block
+
+
 cdef class BlockBuilder:
     """Gathers batches into one block for `messages`: see `protocol.decode_batches.BlockBuilder`."""
 
@@ -466,14 +471,27 @@ cdef class BlockBuilder:
     cdef bint _busy
 
     def __cinit__(self, int64_t append_time_ms):
+        global _has_spare
+        if _has_spare:
+            self._columns = _spare
+            _has_spare = False
         self._append_time_ms = append_time_ms
         self._topics = {"": 0}  # a LowCardinality dictionary opens with the default value
         if not put_string(&self._columns.topics, NULL, 0):
             raise MemoryError()
 
     def __dealloc__(self):
+        global _spare, _has_spare
         cdef Buf *buffers = <Buf *>&self._columns
+        cdef size_t size = 0
         cdef int i
+        for i in range(COLUMN_BUFFERS):
+            buffers[i].len = 0
+            size += buffers[i].cap
+        if not _has_spare and size <= SPARE_MAX:
+            _spare = self._columns
+            _has_spare = True
+            return
         for i in range(COLUMN_BUFFERS):
             free(buffers[i].data)
 

@@ -32,8 +32,8 @@ class FrameReader:
         """Bytes of a frame that is not complete yet."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes. Raises `FrameError`."""
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """The frames that `data` completes; it may change afterwards. Raises `FrameError`."""
         if not self._buffer:  # as a rule; whole frames are copied once then
             frames, position = self._cut(data)
             self._buffer += data[position:] if position else data
@@ -45,7 +45,7 @@ class FrameReader:
         del self._buffer[:position]
         return frames
 
-    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+    def _cut(self, data: bytes | bytearray | memoryview) -> tuple[list[bytes], int]:
         """The whole frames at the beginning of `data`, and where they end."""
         frames: list[bytes] = []
         position, size = 0, len(data)

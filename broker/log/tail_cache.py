@@ -23,6 +23,9 @@ class CachedBatch(NamedTuple):
     """Of its block or a later one, as `LogProgress` counts."""
 
 
+_DROPPED = CachedBatch(-1, -1, b"")
+
+
 class PartitionTail:
     """The cached batches of one partition, in offset order, without gaps."""
 
@@ -86,7 +89,7 @@ class PartitionTail:
         self._batches.append(batch)
 
     def drop_first(self) -> None:
-        self._batches[self._head] = CachedBatch(-1, -1, b"")
+        self._batches[self._head] = _DROPPED
         self._head += 1
         if self._head > 64 and self._head * 2 > len(self._batches):
             del self._batches[: self._head]

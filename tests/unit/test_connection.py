@@ -162,7 +162,13 @@ class Client:
     wire: Wire
 
     def send(self, *frames: bytes) -> None:
-        self.connection.data_received(b"".join(frames))
+        """As a transport does: the bytes arrive in the connection's own buffer."""
+        data = b"".join(frames)
+        while data:
+            buffer = self.connection.get_buffer(len(data))
+            received, data = data[: len(buffer)], data[len(buffer) :]
+            buffer[: len(received)] = received
+            self.connection.buffer_updated(len(received))
 
     async def finish(self, number: int, *response: object) -> None:
         """The handler of a request ends, with an empty answer if none is given."""

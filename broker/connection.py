@@ -33,6 +33,7 @@ from broker.node import Broker
 from broker.outgoing import Outgoing, Piece
 from broker.request_counts import ApiCounts
 from broker.response_memory import is_tiny
+from broker.shared_buffer import SharedBufferProtocol, shared_buffer
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
@@ -43,7 +44,6 @@ from protocol.versions import ApiKey
 log = logging.getLogger(__name__)
 
 _PIPELINED_MAX = 64
-_RECEIVE_BYTES = 256 << 10
 _SOCKET_UNSENT_BYTES = 256 << 10
 """What the kernel keeps for a client that does not read, of up to 4 MB by default."""
 _WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
@@ -68,10 +68,11 @@ class _BegunRequest(NamedTuple):
     began_s: float
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(SharedBufferProtocol):
     """One client's connection, created by the listener; it ends when either side closes."""
 
     def __init__(self, broker: Broker, connections: Connections, listener: str) -> None:
+        super().__init__(connections.receive_buffer)
         self._broker = broker
         self._listener = listener
         self._connections = connections
@@ -110,15 +111,11 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("%s refused: max_connections is reached", self.peer)
             self._transport.abort()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go. They are taken from there before any other connection reads."""
-        return self._connections.received
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: memoryview) -> None:
         self.last_active = self._loop.time()
         held = 0
         try:
-            frames = self._frames.feed(self._connections.received[:nbytes])
+            frames = self._frames.feed(data)
             held = self._frames.buffered - self._partial
             self._partial = self._frames.buffered
             self._waiting.extend(frames)
@@ -397,8 +394,7 @@ class Connections:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._open: set[Connection] = set()
-        self.received = memoryview(bytearray(_RECEIVE_BYTES))
-        """Where every connection reads to."""
+        self.receive_buffer = shared_buffer()
         self.turns = Turns()
         self.slow_clients = SlowClients(
             broker.response_memory, broker.settings.response_send_timeout_ms / 1000

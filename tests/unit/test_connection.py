@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
-from kafka.protocol.producer import (
-    InitProducerIdResponse,
-)
+from kafka.protocol.producer import InitProducerIdResponse
 
 from broker import connection as connection_module
 from broker.api import APIS
@@ -106,6 +104,22 @@ async def test_requests_may_come_in_any_pieces(connect: Connect, size: int) -> N
         client.send(stream[start : start + size])
     await settle()
     assert client.handlers.started == list(range(20))
+
+
+async def test_connections_that_read_into_the_same_buffer_get_each_their_own_requests(
+    connect: Connect,
+) -> None:
+    broker = FakeBroker()
+    clients = [connect(broker), connect(broker)]
+    first, second = (produce(number, 1000) for number in (1, 2))
+    assert clients[0].connection.get_buffer(1) is clients[1].connection.get_buffer(1)
+    for begin in range(0, len(first), 300):
+        clients[0].send(first[begin : begin + 300])
+        clients[1].send(second[begin : begin + 300])
+    await settle()
+    for number, client in enumerate(clients, start=1):
+        await client.finish(number)
+        assert client.answers == [number]
 
 
 async def test_a_request_without_an_answer_is_passed_over(connect: Connect) -> None:

@@ -24,6 +24,7 @@ class CachedBatch(NamedTuple):
 
 
 _DROPPED = CachedBatch(-1, -1, b"")
+"""In the place of a batch that was dropped, until its place is removed, too."""
 
 
 class PartitionTail:

@@ -80,7 +80,7 @@ cdef struct Columns:
 
 cdef enum:
     COLUMN_BUFFERS = 11
-    SPARE_MAX = 4 << 20  # bytes
+    SPARE_MAX = 4 << 20  # bytes that are kept for the next block; small blocks take far less
 
 
 # --- reading records ---
@@ -455,8 +455,10 @@ cdef class RecordLengths:
             )
 
 
-cdef Columns _spare  # empty buffers of the last builder: to make and grow them takes longer than
-cdef bint _has_spare = False  # to fill them with the batches of one small block
+# The empty buffers of a builder that is gone, for the next one. For a small block it takes longer to
+# make and grow buffers than to fill them. The GIL guards both.
+cdef Columns _spare
+cdef bint _has_spare = False
 
 
 cdef class BlockBuilder:

@@ -10,7 +10,8 @@ moves to the first record that is to stay:
 
 Both apply where `cleanup.policy` has `delete`. A partition costs a query or two by primary key (3
 ms, whatever its size), so it is checked again only when its first record has been due for a
-hundredth of `retention.ms`.
+hundredth of `retention.ms`. Of a partition without a record that is young enough nobody knows what
+comes next, and old records may come: it is checked again after that hundredth.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Retention:
             return
         end = self._ends[partition]
         found = [await _first_young(one, partition, since_ms) for one in self._engines(partition)]
-        offset, time_ms = min((one for one in found if one is not None), default=(end, now_ms))
+        offset, time_ms = min((one for one in found if one is not None), default=(end, since_ms))
         await self._starts.raise_to(partition, offset)
         again_ms = max(time_ms, since_ms) + retention_ms + retention_ms // _EASE
         self._looks[partition] = _Look(retention_ms, again_ms)

@@ -13,7 +13,7 @@ import pytest
 from broker.log.checkpoints import read_checkpoints
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
-from broker.log.retention import Retention
+from broker.log.retention import AlwaysSettled, Retention
 from broker.log.row_sources import SingleRowLane, SingleRowSource
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
@@ -182,6 +182,42 @@ async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
     assert asked.failing_rows, "it was asked although nothing is due"
     house.clock.now_ms = NOON + 51 * HOUR
     asked.failing_rows.clear()
+    await house.retention.round()
+    assert log.log_start_offset == 1
+
+
+async def test_old_records_that_come_into_an_emptied_log_go_after_a_hundredth(
+    house: RetainedLogs,
+) -> None:
+    log = house.log(retention_ms=str(100 * HOUR))
+    await house.append(log, *aged(101))
+    await house.retention.round()
+    assert log.log_start_offset == 1
+    await house.append(log, *aged(200))
+    house.clock.now_ms = NOON + HOUR - 1
+    await house.retention.round()
+    assert log.log_start_offset == 1
+    house.clock.now_ms = NOON + HOUR
+    await house.retention.round()
+    assert log.log_start_offset == 2
+
+
+async def test_old_records_that_come_while_a_round_runs_go_after_a_hundredth(
+    house: RetainedLogs,
+) -> None:
+    log = house.log(retention_ms=str(100 * HOUR))
+
+    class Filling:
+        """A record is acknowledged while the tables are waited for."""
+
+        async def settled(self) -> None:
+            await house.append(log, *aged(101))
+
+    house.retention._tables = Filling()
+    await house.retention.round()
+    assert (log.log_start_offset, log.high_watermark) == (0, 1)
+    house.retention._tables = AlwaysSettled()
+    house.clock.now_ms = NOON + HOUR
     await house.retention.round()
     assert log.log_start_offset == 1
 

@@ -249,13 +249,19 @@ async def test_a_restart_finds_members_generation_and_offsets(
 
 
 async def test_after_a_restart_a_silent_member_goes_when_its_session_ends(
-    scripted: ScriptedEngine,
+    scripted: ScriptedEngine, clock: Clock
 ) -> None:
-    real = clocks.Clock()
-    async with running(scripted, real) as groups:
-        joined = await groups.join("group", joining(session_timeout_ms=100))
+    """The timer fires by the real time, and goes by the clock: the session ends when it says so."""
+    session_ms = 50
+    async with running(scripted, clock) as groups:
+        joined = await groups.join("group", joining(session_timeout_ms=session_ms))
         await groups.sync("group", syncing(joined, {}))
-    async with running(scripted, real) as groups:
+        clock.now_ms += session_ms - 1
+    async with running(scripted, clock) as groups:
+        clock.now_ms += session_ms - 1
+        await asyncio.sleep(3 * session_ms / 1000)  # the timer has fired, on any machine
+        assert state_of(groups) == "Stable", "a session begins anew with the restart"
+        clock.now_ms += 1
         await until_async(lambda: state_of(groups) == "Empty")
         with pytest.raises(UnknownMemberId):
             await groups.heartbeat("group", joined.member_id, None, joined.generation)

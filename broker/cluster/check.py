@@ -27,6 +27,7 @@ from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import databases
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
+from storage.registry import Registry
 from storage.registry_values import MalformedState
 from storage.schema_files import REPLICATED_WINDOW
 from storage.slot_map import SLOTS_KEY, SlotMap
@@ -85,7 +86,7 @@ async def findings(config: ClusterConfig) -> list[str]:
         found += _of_all(config, healthy)
         if any(not one.registry for one in healthy):
             found += await _of_slots(config, servers)
-            found += await _of_brokers(servers)
+            found += await _of_brokers(config, servers)
     return found
 
 
@@ -353,11 +354,15 @@ def _counts(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
+def _registry(config: ClusterConfig, servers: Mapping[str, list[ClickHouseServer]]) -> Registry:
+    return registry_of(servers, timeout_ms=config.request_timeout_ms)
+
+
 async def _of_slots(
     config: ClusterConfig, servers: Mapping[str, list[ClickHouseServer]]
 ) -> list[str]:
     try:
-        row = await registry_of(servers).get(SLOTS_KEY)
+        row = await _registry(config, servers).get(SLOTS_KEY)
         slots = SlotMap.from_text(row.value).slots if row else None
     except EngineError as error:
         return [f"the slot map cannot be read: {_one_line(str(error))}"]
@@ -379,11 +384,13 @@ async def _of_slots(
     ]
 
 
-async def _of_brokers(servers: Mapping[str, list[ClickHouseServer]]) -> list[str]:
+async def _of_brokers(
+    config: ClusterConfig, servers: Mapping[str, list[ClickHouseServer]]
+) -> list[str]:
     """Servers that have failed for brokers within the last minutes, and work now."""
     found = []
     try:
-        rows = await registry_of(servers).list(SESSION_PREFIX)
+        rows = await _registry(config, servers).list(SESSION_PREFIX)
         for row in rows.values():
             session = BrokerSession.from_text(row.value)
             if session.is_over:

@@ -266,7 +266,7 @@ def test_a_backlog_on_two_shards_is_fed_once(cluster: Cluster) -> None:
 
 
 def move_slots(cluster: Cluster, slots: str, to: str) -> None:
-    output("slots", "move", "--slots", slots, "--to", to, "--config", str(cluster.config_path))
+    output("slots", "move", "--slots", slots, "--to", to, "--config", str(cluster.commands_path))
 
 
 def places(engine: Engine, table: str, columns: str) -> set[tuple[int, int]]:

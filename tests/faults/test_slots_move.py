@@ -120,7 +120,7 @@ def rows(engine: Engine, topic: str = TOPIC) -> dict[int, tuple[int, int]]:
 
 def command(cluster: Cluster, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", *words, "--config", str(cluster.config_path)],
+        [sys.executable, "-m", "broker.cli", *words, "--config", str(cluster.commands_path)],
         cwd=PROJECT, capture_output=True, text=True, timeout=MOVE_LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         tables("create", TABLE, "--topic", TOPIC, "--columns", "id UInt64, _partition Int32")
         feed(made, tables, 0)
         moved = f"0-{SLOTS // 2 - 1}"
-        config = str(made.config_path)
+        config = str(made.commands_path)
         output("slots", "move", "--slots", moved, "--to", "shard2", "--config", config)
         feed(made, tables, 1)
         made.brokers[1].kill()

@@ -41,7 +41,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         client = ConfluentKafka()
         client.create_topic(made.bootstrap, TOPIC, PARTITIONS)
         write(made, range(EACH))
-        move = ["slots", "move", "--config", str(made.config_path), "--slots", "0-7"]
+        move = ["slots", "move", "--config", str(made.commands_path), "--slots", "0-7"]
         subprocess.run(
             [sys.executable, "-m", "broker.cli", *move, "--to", "shard2"],
             cwd=PROJECT,

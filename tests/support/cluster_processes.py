@@ -26,6 +26,8 @@ from tests.support.zookeeper import ANSWER_LIMIT_S, LOGGING_JAR, ZOOKEEPER_JAR
 
 READY = "ready "
 COMMAND_LIMIT_S = 120.0
+REQUEST_TIMEOUT_MS = 2000
+COMMAND_REQUEST_MS = 60_000
 
 KEEPER_PORT, KAFKA_PORT, OUTSIDE_PORT, HTTP_PORT = 2181, 9092, 9094, 8123
 SHARDS, BROKERS, REPLICAS, SLOTS = 2, 3, 2, 16
@@ -163,6 +165,10 @@ class Cluster:
         self.keeper = self._keeper()
         self.engines = [self._engine(number) for number in range(1, SHARDS + 1)]
         self.config_path = self.write_config("cluster.toml")
+        self.commands_path = self.write_config(
+            "commands.toml", request_timeout_ms=COMMAND_REQUEST_MS
+        )
+        """For commands of an administrator: they wait for a busy engine, which is not at fault."""
         self.brokers = [
             self.make_broker(node_id, self.config_path, tree=tree)
             for node_id in range(1, brokers + 1)
@@ -201,7 +207,13 @@ class Cluster:
         for part in self.parts:
             part.kill()
 
-    def write_config(self, name: str, *, replace: Mapping[str, str] | None = None) -> Path:
+    def write_config(
+        self,
+        name: str,
+        *,
+        replace: Mapping[str, str] | None = None,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> Path:
         """A settings file for brokers. `replace`: other URLs for some of the engines' own."""
         replace = replace or {}
         lines = [f"{setting} = {json.dumps(value)}" for setting, value in self.settings.items()]
@@ -214,7 +226,7 @@ class Cluster:
             f'user = "{SQL_USER}"',
             f'password = "{SQL_PASSWORD}"',
             "connect_timeout_ms = 500",
-            "request_timeout_ms = 2000",
+            f"request_timeout_ms = {request_timeout_ms}",
         ]
         per_shard = SLOTS // len(self.engines)
         for number, engine in enumerate(self.engines):

@@ -499,18 +499,33 @@ def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
         return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
 
     engine, other = cluster.engines
+    began = time.monotonic()
+    sizes = {broker.node_id: broker.log_size() for broker in cluster.brokers}
     with engine.paused():
         until(lambda: shard_up(engine.name) == 0)
-        assert shard_up(other.name) == 1
+        until(lambda: shard_up(other.name) == 1)
     until(lambda: shard_up(engine.name) == 1)
     # It answers again, but it did not lately, and somebody has to know.
-    failed = re.compile(rf"{re.escape(engine.urls[0])}: it failed for broker (\d) \d+ s ago, or .*")
+    failed = re.compile(r"(\S+): it failed for broker (\d) (\d+) s ago, or .*")
+
+    def has_said_so(node_id: int, url: str, ago_s: int) -> bool:
+        start = sizes[node_id] if ago_s + 1 < time.monotonic() - began else 0
+        said = cluster.brokers[node_id - 1].log(start, limit=1 << 24)
+        return f"<ClickHouseServer {url}> is not used for" in said
 
     def failed_for() -> set[int]:
-        checked = run("check", "--config", str(cluster.config_path))
-        found = checked.stdout.splitlines()
-        assert not any(url in line for line in found for url in other.urls)
-        told = {int(match[1]) for match in map(failed.fullmatch, found) if match}
+        """Brokers that have told of it. On a busy machine the other engine fails at times, too:
+        for brokers that have said so in their logs, or for the check itself, which is repeated."""
+        checked = run("check", "--config", str(cluster.commands_path))
+        told = set()
+        for line in checked.stdout.splitlines():
+            match = failed.fullmatch(line)
+            if match and match[1] == engine.urls[0]:
+                told.add(int(match[2]))
+            elif match and match[1] in other.urls:
+                assert has_said_so(int(match[2]), match[1], int(match[3])), checked
+            elif any(url in line for url in other.urls):
+                return set()
         assert checked.returncode == 1 or not told, checked
         return told
 

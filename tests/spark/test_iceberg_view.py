@@ -23,6 +23,8 @@ from tests.support.iceberg_sink import IcebergSink, iceberg_sink, operations, pr
 from tests.support.sql_client import PASSWORD, USER
 
 VIEW = "mine.events"
+LOOKS = 11
+"""How often the view is read, at least, while the sink commits. It may take seconds each time."""
 
 
 class FreeEngine(EngineProcess):
@@ -108,18 +110,21 @@ def test_there_is_no_gap_and_no_double_while_the_sink_commits(
         watcher = threading.Thread(target=look)
         watcher.start()
         try:
-            for number in range(40):
+            number = 0
+            while number < 40 or len(found) < LOOKS:
+                assert watcher.is_alive(), "the view cannot be read"
                 values = [event(total + n) for n in range(50)]
                 produce(kafka, topic, values, partition=number % 2)
                 total += len(values)
                 for _ in range(5):
                     sink.workers[0].step()
+                number += 1
             sink.run_until_rows(total)
         finally:
             stop.set()
             watcher.join()
     assert len(sink.summaries()) > 5
-    assert len(found) > 10
+    assert len(found) >= LOOKS
     for before, row in found:
         assert row["rows"] == row["ids"] >= before, (before, row)
 

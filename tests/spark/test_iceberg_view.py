@@ -107,22 +107,21 @@ def test_there_is_no_gap_and_no_double_while_the_sink_commits(
                 [row] = clickhouse.sql(f"SELECT count() AS rows, uniqExact(id) AS ids FROM {VIEW}")
                 found.append((before, row))
 
-        watcher = threading.Thread(target=look)
-        watcher.start()
-        try:
-            number = 0
-            while number < 40 or len(found) < LOOKS:
-                assert watcher.is_alive(), "the view cannot be read"
-                values = [event(total + n) for n in range(50)]
-                produce(kafka, topic, values, partition=number % 2)
-                total += len(values)
-                for _ in range(5):
-                    sink.workers[0].step()
-                number += 1
-            sink.run_until_rows(total)
-        finally:
-            stop.set()
-            watcher.join()
+        with ThreadPoolExecutor(1) as pool:
+            watching = pool.submit(look)
+            try:
+                number = 0
+                while (number < 40 or len(found) < LOOKS) and not watching.done():
+                    values = [event(total + n) for n in range(50)]
+                    produce(kafka, topic, values, partition=number % 2)
+                    total += len(values)
+                    for _ in range(5):
+                        sink.workers[0].step()
+                    number += 1
+                sink.run_until_rows(total)
+            finally:
+                stop.set()
+            watching.result()
     assert len(sink.summaries()) > 5
     assert len(found) >= LOOKS
     for before, row in found:

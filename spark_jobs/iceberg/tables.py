@@ -52,6 +52,7 @@ from sqlalchemy.exc import OperationalError
 
 from spark_jobs.iceberg.events import WrittenFile
 from spark_jobs.iceberg.evolution import Evolution, inferred
+from spark_jobs.iceberg.local_files import LocalFileIO
 from spark_jobs.iceberg.rows import Row
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def local_catalog(directory: str) -> dict[str, str]:
         "type": "sql",
         "uri": f"sqlite:///{directory}/catalog.db",
         "warehouse": f"file://{directory}",
+        "py-io-impl": f"{LocalFileIO.__module__}.{LocalFileIO.__name__}",
     }
 
 

@@ -92,6 +92,33 @@ def test_a_new_catalog_is_opened_by_many_at_once(tmp_path: Path) -> None:
             assert [one.list_namespaces() for one in opened] == [[]] * 8
 
 
+def test_no_reader_finds_a_part_of_the_metadata_in_a_directory(tmp_path: Path) -> None:
+    """ClickHouse takes the newest metadata.json that is there, whatever the catalog says."""
+    files = open_catalog("local", local_catalog(str(tmp_path)))._load_file_io()
+    folder = tmp_path / "db" / "t" / "metadata"
+    location = f"file://{folder}/00001-one.metadata.json"
+    with files.new_output(location).create() as written:
+        written.write(b"{")
+        assert not folder.exists()
+        written.write(b"}")
+    assert [one.read_bytes() for one in folder.iterdir()] == [b"{}"]
+    assert files.new_input(location).open().read() == b"{}"
+    with pytest.raises(FileExistsError):
+        files.new_output(location).create()
+
+    def fail(overwrite: bool) -> None:
+        with files.new_output(location).create(overwrite) as written:
+            written.write(b"[")
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        fail(overwrite=True)
+    assert [one.read_bytes() for one in folder.iterdir()] == [b"{}"]
+    with files.new_output(location).create(overwrite=True) as written:
+        written.write(b"[]")
+    assert [one.read_bytes() for one in folder.iterdir()] == [b"[]"]
+
+
 @pytest.mark.parametrize("kind", ["rest", "hive"])
 def test_a_catalog_that_is_away_is_named_in_the_error(
     sink_broker: BrokerProcess, topic: str, kind: str

@@ -86,9 +86,14 @@ class Scaling:
     _since_ns: int = field(default_factory=time.monotonic_ns)
 
     def settle(self) -> None:
-        """Each partition has found its member, and what was written until now is processed."""
-        owned = self.group.await_settled()
+        """What was written until now is processed, and each partition has found its member.
+
+        The next step begins with what members own then: on a busy machine the group may change
+        again meanwhile, as when a member that could not send heartbeats is removed and comes back.
+        """
+        self.group.await_settled()
         self.group.await_processed(self.flow.acknowledged())
+        owned = self.group.await_stable()
         now_ns = time.monotonic_ns()
         self.steps.append(Step(self._since_ns, now_ns, self._owned, owned))
         self._owned, self._since_ns = owned, now_ns

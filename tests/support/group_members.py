@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import confluent_kafka
+from confluent_kafka import ConsumerGroupState
+from confluent_kafka.admin import AdminClient
 from kafka import KafkaAdminClient
 
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.group_history import Event, History, Partition, event_from_json, violations
+from tests.support.waiting import until
 
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "kafkajs", "java")
 COOPERATIVE = ("kafka-python", "confluent-kafka", "java")
@@ -223,6 +226,29 @@ class Group:
 
         self.await_events(settled, f"settled: {sorted(self._members)}")
         return {member: set(held[member]) for member in self._members}
+
+    def await_stable(self) -> dict[str, set[Partition]]:
+        """`await_settled`, and the broker says the same: no rebalance is under way.
+
+        Members may have all partitions while a rebalance is about to take some from them.
+        """
+        admin = AdminClient({"bootstrap.servers": self._address})
+        owned: dict[str, set[Partition]] = {}
+
+        def agreed() -> bool:
+            owned.clear()
+            owned.update(self.await_settled())
+            found = admin.describe_consumer_groups([self.name])[self.name].result(LIMIT_S)
+            told = [
+                sorted((one.topic, one.partition) for one in member.assignment.topic_partitions)
+                for member in found.members
+            ]
+            return found.state is ConsumerGroupState.STABLE and sorted(told) == sorted(
+                map(sorted, owned.values())
+            )
+
+        until(agreed, f"the broker says the same of {self.name}", LIMIT_S, every_s=0.1)
+        return owned
 
     def await_processed(self, produced: Mapping[Partition, int]) -> None:
         """Until the first that many records of each partition were processed."""

@@ -31,6 +31,8 @@ from tests.support.wire import Wire
 EVERY_MS = "100"
 """How often a broker of these tests looks for what is to go."""
 LIMIT_S = 60.0
+LOOK_AGAIN_S = 0.1
+"""The broker that removes records is the one that is asked."""
 DAY_MS = 86_400_000
 PRODUCE, FETCH, LIST, DELETE, LOG_DIRS = 12, 12, 7, 2, 4
 EARLIEST, LATEST = -2, -1
@@ -100,8 +102,12 @@ def test_offsets_go_on_in_a_partition_that_was_emptied_whatever_ends_the_broker(
     with Wire(broker) as wire:
         target = messages.create_topic(wire, topic, configs={"retention.ms": "60000"})
         assert write(wire, target, 5, now_ms() - 3_600_000) == 0
-        until(lambda: offset(wire, target, EARLIEST) == 5, "the log starts at its end")
-        until(lambda: rows(broker, topic) == 0, "its rows are gone")
+        until(
+            lambda: offset(wire, target, EARLIEST) == 5,
+            "the log starts at its end",
+            every_s=LOOK_AGAIN_S,
+        )
+        until(lambda: rows(broker, topic) == 0, "its rows are gone", every_s=LOOK_AGAIN_S)
         assert fetched(wire, target, 4).error_code == errors.OffsetOutOfRange.code
         assert fetched(wire, target, 5).error_code == 0
     END[end](broker)

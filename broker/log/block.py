@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 from broker.log.batch_records import BatchRecords
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
-from broker.log.tail_cache import CachedBatch
 from broker.log.transactions import OpenTransaction
 from protocol._batches import BatchHeader, parse_headers, stamp_batch
 from protocol._decode_batches import BlockBuilder
@@ -139,7 +138,8 @@ class PendingBlock:
     append_time_ms: int
     staging: Staging = field(default_factory=Staging)
     answers: list[tuple[PendingAppend, Outcome]] = field(default_factory=list)
-    new_batches: list[tuple[PartitionLog, CachedBatch]] = field(default_factory=list)
+    new_batches: list[tuple[PartitionLog, int, int, bytes]] = field(default_factory=list)
+    """Where each batch goes: its partition, first <= offset < end, and the batch for consumers."""
     data: bytes = b""
     rows: int = 0
     left_over: list[PendingAppend] = field(default_factory=list)
@@ -208,21 +208,21 @@ def _add(
     partition, header, now_ms = append.partition, append.header, block.append_time_ms
     if partition.closed is not None:
         raise partition.closed
-    append_time_ms = (
-        now_ms if partition.topic.config.message_timestamp_type == "LogAppendTime" else None
-    )
+    topic, producer_id = partition.topic, header.producer_id
+    append_time_ms = now_ms if topic.config.message_timestamp_type == "LogAppendTime" else None
     answered_ms = -1 if append_time_ms is None else append_time_ms
     partition.forget_producers(now_ms - limits.producer_id_expiration_ms)
-    entry = partition.producers.get(header.producer_id) if header.producer_id >= 0 else None
+    entry = partition.producers.get(producer_id)
     if isinstance(append, PendingMarker):
         return _add_marker(append, entry, builder, block)
-    if header.producer_id >= 0:
-        _check_transaction(append, entry)
-    if entry is None and header.producer_id >= 0:
-        _check_first_batch(partition, header)
-    duplicate_of = find_duplicate(entry, header)
-    if duplicate_of is not None:
-        return Appended(duplicate_of, answered_ms)
+    if producer_id >= 0:
+        if header.transactional or partition.transactions.open:
+            _check_transaction(append, entry)
+        if entry is None:
+            _check_first_batch(partition, header)
+        duplicate_of = find_duplicate(entry, header)
+        if duplicate_of is not None:
+            return Appended(duplicate_of, answered_ms)
 
     payload = memoryview(append.records)[header.start + BATCH_OVERHEAD : header.end]
     if header.codec:
@@ -230,36 +230,35 @@ def _add(
     base_offset = partition.next_offset
     transaction_start = -1
     if header.transactional:
-        open_one = partition.transactions.open.get(header.producer_id)
+        open_one = partition.transactions.open.get(producer_id)
         transaction_start = base_offset if open_one is None else open_one.first_offset
     builder.append(
-        partition.topic.name,
-        partition.topic_id.bytes,
+        topic.name,
+        topic.topic_id.bytes,
         partition.partition,
         base_offset,
         partition.leader_epoch,
         header,
         payload,
         append_time_ms,
-        "compact" in partition.topic.config.cleanup_policy,
+        "compact" in topic.config.cleanup_policy,
         transaction_start,
     )
     data = stamp_batch(append.records, header, base_offset, partition.leader_epoch, append_time_ms)
     block.staging.reserve(partition, header.count)
-    if header.producer_id >= 0:
+    if producer_id >= 0:
         block.staging.set_producer(
             partition,
-            header.producer_id,
+            producer_id,
             entry.after(header, base_offset, now_ms)
             if entry is not None
             else first_entry(header, base_offset, now_ms),
         )
     if header.transactional:
-        partition.verifying.pop(header.producer_id, None)
+        partition.verifying.pop(producer_id, None)
         begun = OpenTransaction(base_offset, header.producer_epoch)
-        block.staging.begin_transaction(partition, header.producer_id, begun)
-    last_offset = base_offset + header.count - 1
-    block.new_batches.append((partition, CachedBatch(base_offset, last_offset, data)))
+        block.staging.begin_transaction(partition, producer_id, begun)
+    block.new_batches.append((partition, base_offset, base_offset + header.count, data))
     return Appended(base_offset, answered_ms)
 
 
@@ -339,7 +338,7 @@ def _add_marker(
     block.staging.set_producer(partition, producer_id, after)
     block.staging.end_transaction(partition, producer_id, offset, commit=marker.commit)
     data = stamp_batch(batch, batch_header, offset, partition.leader_epoch, None)
-    block.new_batches.append((partition, CachedBatch(offset, offset, data)))
+    block.new_batches.append((partition, offset, offset + 1, data))
     return Appended(offset, -1)
 
 

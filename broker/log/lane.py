@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -234,7 +235,7 @@ class Lane:
     async def _commit(self, appends: list[PendingAppend]) -> None:
         """Build a block, store it, and answer. Raises `LeaseOver`."""
         for append in appends:
-            if may_have_rows(append.partition, append.header) and not append.is_answered:
+            if not append.is_answered and may_have_rows(append.partition, append.header):
                 await self._recover_producer(append)
         # Read the floors after `_settled` is cleared: a block respects them, or callers await it.
         append_time_ms = self._append_time_ms = self.append_time_ms()
@@ -255,14 +256,16 @@ class Lane:
             )
         self._keep(block)
         if block.rows:
+            began_s = time.perf_counter()
             try:
-                with self.counts.inserts.timed():
-                    await self._store.store(block)
+                await self._store.store(block)
             except EngineError as error:
                 self.counts.refused += 1
                 self._refusals.failed(error)
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
+            finally:
+                self.counts.inserts.add(time.perf_counter() - began_s)
             self._refusals.worked()
         self._store.check_lease(append_time_ms)
         self._publish(block)
@@ -285,10 +288,10 @@ class Lane:
         self.counts.blocks += 1 if block.rows else 0
         block.staging.publish()
         ends: dict[PartitionLog, int] = {}
-        for partition, batch in block.new_batches:
-            self._cache.add(partition.tail, batch)
-            ends[partition] = batch.last_offset + 1
-            self.counts.note_batch(ends[partition] - batch.base_offset, len(batch.data))
+        for partition, base_offset, end, data in block.new_batches:
+            self._cache.add(partition.tail, base_offset, end - 1, data)
+            ends[partition] = end
+            self.counts.note_batch(end - base_offset, len(data))
         for partition, end in ends.items():
             partition.advance(end)
         block.answer_all()

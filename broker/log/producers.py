@@ -85,11 +85,12 @@ class ProducerEntry(NamedTuple):
         ranges = self.ranges if header.producer_epoch == self.epoch else ()
         return ProducerEntry(
             header.producer_epoch,
-            (*ranges, stored)[-BATCHES_KEPT:],
+            (*ranges[1 - BATCHES_KEPT :], stored),
             now_ms,
             self.recovered,
-            coordinator_epoch=self.coordinator_epoch,
-            ended_offset=self.ended_offset,
+            0,
+            self.coordinator_epoch,
+            self.ended_offset,
         )
 
 

@@ -125,13 +125,14 @@ class TailCache:
         self.size = 0
         self._order: deque[tuple[PartitionTail, int]] = deque()
 
-    def add(self, tail: PartitionTail, batch: CachedBatch) -> None:
+    def add(self, tail: PartitionTail, base_offset: int, last_offset: int, data: bytes) -> None:
         """Append a batch that is stored, and drop the oldest of all partitions to make room."""
-        size = len(batch.data) + _ENTRY_OVERHEAD_BYTES
-        base_offset, last_offset, data, _ = batch
+        size = len(data) + _ENTRY_OVERHEAD_BYTES
         tail.append(CachedBatch(base_offset, last_offset, data, self._progress.appended))
         self._order.append((tail, size))
         self.size += size
+        if self.size <= self.max_bytes:
+            return
         in_engine = self._progress.in_engine
         while self.size > self.max_bytes and self._order[0][0].first_position <= in_engine:
             oldest, oldest_size = self._order.popleft()

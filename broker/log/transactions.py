@@ -63,7 +63,9 @@ class PartitionTransactions:
 
     def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
-        return min((one.first_offset for one in self.open.values()), default=None)
+        if not self.open:  # as a rule
+            return None
+        return min(one.first_offset for one in self.open.values())
 
     def has_open(self, producer_id: int, epoch: int) -> bool:
         """Whether a producer of this epoch has begun one. With version 2 of the protocol the epoch

@@ -16,10 +16,14 @@ def batch(base: int, count: int = 1, size: int = 100) -> CachedBatch:
     return CachedBatch(base, base + count - 1, b"%d" % base + b"." * (size - len(b"%d" % base)))
 
 
+def add(cache: TailCache, tail: PartitionTail, one: CachedBatch) -> None:
+    cache.add(tail, one.base_offset, one.last_offset, one.data)
+
+
 def filled(*batches: CachedBatch, budget: int = 1 << 20) -> PartitionTail:
     cache, tail = TailCache(budget), PartitionTail()
     for one in batches:
-        cache.add(tail, one)
+        add(cache, tail, one)
     return tail
 
 
@@ -68,22 +72,22 @@ def test_an_offset_between_batches_reads_from_the_next() -> None:
 def test_the_batch_that_came_first_of_all_partitions_goes_first() -> None:
     cache, a, b = TailCache(3 * (100 + OVERHEAD_BYTES)), PartitionTail(), PartitionTail()
     for tail, base in ((a, 0), (b, 0), (a, 1)):
-        cache.add(tail, batch(base))
+        add(cache, tail, batch(base))
     assert (a.start_offset, b.start_offset) == (0, 0)
-    cache.add(b, batch(1))
+    add(cache, b, batch(1))
     assert (a.start_offset, b.start_offset) == (1, 0)
-    cache.add(a, batch(2))
+    add(cache, a, batch(2))
     assert (a.start_offset, b.start_offset) == (1, 1)
-    cache.add(a, batch(3))
+    add(cache, a, batch(3))
     assert (a.start_offset, b.start_offset) == (2, 1)
 
 
 def test_a_batch_larger_than_the_budget_is_not_kept_and_spoils_nothing() -> None:
     cache, tail = TailCache(1000), PartitionTail()
-    cache.add(tail, batch(0))
-    cache.add(tail, batch(1, size=5000))
+    add(cache, tail, batch(0))
+    add(cache, tail, batch(1, size=5000))
     assert tail.start_offset is None
-    cache.add(tail, batch(2))
+    add(cache, tail, batch(2))
     assert bases(tail.read(2, 1000, at_least_one=False)) == [2]
     assert tail.read(1, 1000, at_least_one=True) is None
 
@@ -121,7 +125,7 @@ class Tails(RuleBasedStateMachine):
         one = batch(log[-1].last_offset + 1 + gap if log else 0, count, size)
         log.append(one)
         self.order.append((number, one))
-        self.cache.add(self.tails[number], one)
+        add(self.cache, self.tails[number], one)
 
     def kept(self) -> list[tuple[int, CachedBatch]]:
         """The newest of all that fit the budget together."""

@@ -19,6 +19,8 @@ setup(
             "protocol/_decode_batches",
             "protocol/_encode_batches",
             "protocol/_produce_request",
+            "protocol/_produce_response",
+            "protocol/_request_head",
             "storage/_merge_blocks",
             "storage/_result_bytes",
         )

@@ -36,9 +36,9 @@ from broker.response_memory import is_tiny
 from broker.shared_buffer import SharedBufferProtocol, shared_buffer
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
+from protocol._request_head import FrameError
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
-from protocol.frames import FrameError, FrameReader
 from protocol.versions import ApiKey
 
 log = logging.getLogger(__name__)
@@ -72,13 +72,12 @@ class Connection(SharedBufferProtocol):
     """One client's connection, created by the listener; it ends when either side closes."""
 
     def __init__(self, broker: Broker, connections: Connections, listener: str) -> None:
-        super().__init__(connections.receive_buffer)
+        super().__init__(connections.receive_buffer, broker.settings.request_max_bytes)
         self._broker = broker
         self._listener = listener
         self._connections = connections
         self._in_flight = broker.in_flight
         self._counts = broker.requests
-        self._frames = FrameReader(broker.settings.request_max_bytes)
         self._transport: asyncio.Transport | None = None
         self.peer = "?"
         self._loop = asyncio.get_running_loop()
@@ -111,20 +110,17 @@ class Connection(SharedBufferProtocol):
             log.warning("%s refused: max_connections is reached", self.peer)
             self._transport.abort()
 
-    def data_received(self, data: memoryview) -> None:
+    def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
-        held = 0
         try:
-            frames = self._frames.feed(data)
-            held = self._frames.buffered - self._partial
-            self._partial = self._frames.buffered
-            self._waiting.extend(frames)
-            held += sum(map(len, frames))
+            frames = self._read(nbytes)
         except FrameError as error:
             self.abort(str(error))
             return
-        finally:
-            self._hold(held)
+        partial = self._frames.buffered
+        self._hold(partial - self._partial + sum(map(len, frames)))
+        self._partial = partial
+        self._waiting.extend(frames)
         self._advance()
 
     def pause_writing(self) -> None:
@@ -264,8 +260,11 @@ class Connection(SharedBufferProtocol):
             return
         self._has_unsent = True
         if isinstance(response, list):
-            counts.sent_bytes += sum(map(len, response))
+            size = sum(map(len, response))
+            counts.sent_bytes += size
             self._outgoing.add(response)
+            if request.api.key is ApiKey.Produce:  # others were charged when they were encoded
+                self._uncharged += size
             return
         counts.note_response(response)
         try:

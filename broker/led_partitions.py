@@ -40,6 +40,18 @@ class LedPartitions:
             raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
         raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
 
+    def ready_log(self, key: str | UUID, partition: int) -> PartitionLog | None:
+        """The log if it is open, this broker leads it, and no request waits for any to open.
+
+        Not of `__consumer_offsets`. If None, `opening` and then `log_of` say why, or find it.
+        """
+        if self._awaited:
+            return None
+        topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
+        if topic is None or not self._logs.may_serve():
+            return None
+        return self._logs.find(topic.topic_id, partition)
+
     async def await_open(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
         """Returns when these logs are open, or cannot be opened: see `opening`."""
         opening = self.opening(wanted)

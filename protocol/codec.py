@@ -1,6 +1,6 @@
 """Frames to requests and responses to frames, with kafka-python's message classes.
 
-The header is decoded here and not by kafka-python, which copies the whole frame for it. A frame is
+The header is not decoded by kafka-python, which copies the whole frame for it. A frame is
 refused if a length inside it reaches beyond its end. Bytes after the last field are ignored, as in
 Kafka (librdkafka 2.16 sends three of them in some Metadata requests).
 
@@ -17,24 +17,17 @@ from typing import Any, Generic, NamedTuple
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchResponse
 
+from protocol._request_head import RequestHeader, decode_head
 from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
 from protocol.fetch_frame import fetch_frame
 from protocol.versions import ApiKey, ServedT, served
 
-_FIXED = struct.Struct(">hhih")  # key, version, correlation id, length of client id
 _HEADER = struct.Struct(">ii")  # of a response: length of the frame, correlation id
 _FLEXIBLE_HEADER = struct.Struct(">iix")  # and no tagged fields, which is a zero
 
 
 class MalformedRequest(Exception):
     """The bytes are not a request that can be answered. The connection is closed."""
-
-
-class RequestHeader(NamedTuple):
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
 
 
 class Request(NamedTuple, Generic[ServedT]):
@@ -48,20 +41,19 @@ class Request(NamedTuple, Generic[ServedT]):
 def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT]:
     """The request in `frame`, of one of the `apis`. Raises `MalformedRequest`."""
     try:
-        header, position = _decode_header(frame)
-        api = served(apis, header.api_key, header.api_version)
+        header, position = decode_head(frame)
+        version = header.api_version
+        api = served(apis, header.api_key, version)
         if api is None:
             if header.api_key == ApiKey.ApiVersions:
                 return Request(header, apis[ApiKey.ApiVersions], None)
-            raise MalformedRequest(
-                f"API key {header.api_key} version {header.api_version} is not served"
-            )
-        if api.request.flexible_version_q(header.api_version):
+            raise MalformedRequest(f"API key {header.api_key} version {version} is not served")
+        if version >= api.flexible_since:
             position = skip_tagged_fields(frame, position)
         if api.decode is not None:
-            message, end = api.decode(frame, position, header.api_version)
+            message, end = api.decode(frame, position, version)
         else:
-            message, end = decoder(api.request, header.api_version)(frame, position)
+            message, end = decoder(api.request, version)(frame, position)
     except MalformedRequest:
         raise
     except (MalformedMessage, UnicodeDecodeError) as error:
@@ -70,7 +62,7 @@ def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT
         raise MalformedRequest("a request that ends too early") from error
     if end > len(frame):
         raise MalformedRequest(
-            f"{api.key.name} version {header.api_version} ends at byte {end} of {len(frame)}"
+            f"{api.key.name} version {version} ends at byte {end} of {len(frame)}"
         )
     return Request(header, api, message)
 
@@ -94,16 +86,3 @@ def encode_response(
     response.with_header(correlation_id=header.correlation_id)
     frame: bytes | bytearray = response.encode(header=True, framed=True)
     return (frame,)
-
-
-def _decode_header(frame: bytes) -> tuple[RequestHeader, int]:
-    api_key, version, correlation_id, client_id_bytes = _FIXED.unpack_from(frame)
-    position = _FIXED.size
-    client_id = None
-    if client_id_bytes >= 0:
-        end = position + client_id_bytes
-        if end > len(frame):
-            raise MalformedRequest("the client id reaches beyond the frame")
-        client_id = frame[position:end].decode()
-        position = end
-    return RequestHeader(api_key, version, correlation_id, client_id), position

@@ -73,6 +73,8 @@ def unsigned_varint(data: bytes, position: int) -> tuple[int, int]:
 
 def skip_tagged_fields(data: bytes, position: int) -> int:
     """The position after a section of tagged fields, all of which are unknown."""
+    if data[position] == 0:  # as a rule
+        return position + 1
     count, position = unsigned_varint(data, position)
     for _ in range(count):
         _, position = unsigned_varint(data, position)

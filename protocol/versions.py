@@ -31,9 +31,14 @@ class ServedApi:
     decode: Callable[[bytes, int, int], tuple[Any, int]] | None = None
 
     key: ApiKey = field(init=False)
+    flexible_since: int = field(init=False)
+    """The first version whose requests are flexible (KIP-482); above `versions` if none is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", ApiKey(self.request.API_KEY))
+        first, last = self.versions
+        flexible = filter(self.request.flexible_version_q, range(first, last + 1))
+        object.__setattr__(self, "flexible_since", next(flexible, last + 1))
 
     @property
     def min_version(self) -> int:
@@ -44,7 +49,8 @@ class ServedApi:
         return self.versions[1]
 
     def serves(self, version: int) -> bool:
-        return self.min_version <= version <= self.max_version
+        first, last = self.versions
+        return first <= version <= last
 
     def has_error_code(self, version: int) -> bool:
         """Whether the response itself, not only its parts, has an error code in this version."""

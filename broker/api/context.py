@@ -17,7 +17,7 @@ from broker.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
 from broker.response_memory import ResponseCharge
 from coordinator.messages import Client
-from protocol.codec import RequestHeader
+from protocol._request_head import RequestHeader
 from protocol.versions import ServedApi
 
 NAME_MAX_BYTES = 16_384
@@ -76,9 +76,10 @@ class RequestContext(NamedTuple):
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]
-"""Takes a request and returns the response of the same API, its body in bytes, or None: no answer
-(acks=0). A coroutine function begins in a later turn of the event loop, and in the order of the
-requests; a function that returns a future has done its first part when it returns."""
+"""Takes a request and returns the response of the same API, its body in bytes, its whole frame in a
+list of pieces, or None: no answer (acks=0). A coroutine function begins in a later turn of the
+event loop, and in the order of the requests; a function that returns a future has done its first
+part when it returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

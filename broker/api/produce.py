@@ -42,6 +42,8 @@ from protocol._produce_request import (
     ProducePartition,
     decode_produce_request,
 )
+from protocol._produce_response import StoredBatch, produce_response
+from protocol._request_head import RequestHeader
 from protocol.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
@@ -56,7 +58,6 @@ from protocol.errors import (
     UnsupportedCompressionType,
     UnsupportedForMessageFormat,
 )
-from protocol.produce_body import StoredBatch, StoredTopic, produce_body
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,10 @@ _RecordError: TypeAlias = (
 
 def produce(
     ctx: RequestContext, request: ProduceMessage
-) -> Awaitable[ProduceResponse | bytes | None]:
+) -> Awaitable[ProduceResponse | list[bytes] | None]:
+    appends = _Appends(ctx, request)
+    if appends.queue_if_ready():  # as a rule
+        return appends.response
     # This keeps the order of requests: those that arrive meanwhile wait for the same logs.
     opening = ctx.broker.partitions.opening(
         [
@@ -83,7 +87,6 @@ def produce(
             for partition in topic.partition_data
         ]
     )
-    appends = _Appends(ctx, request)
     if opening is None:
         appends.queue()
     else:
@@ -94,24 +97,35 @@ def produce(
 
 
 _Answer: TypeAlias = StoredBatch | _PartitionResponse
-_TopicAnswers: TypeAlias = tuple[str | UUID, Sequence[_Answer]]
+_Answers: TypeAlias = list[tuple[str | UUID, list[_Answer | None]]]
+"""For each topic, by its key in the request, an answer for each partition; None: not yet."""
 
 
 class _Appends:
     """The batches of one request; when the last of them has its answer, the request is answered."""
 
-    __slots__ = ("_missing", "_request", "_topics", "ctx", "response")
+    __slots__ = ("_answers", "_missing", "_request", "ctx", "response")
 
     def __init__(self, ctx: RequestContext, request: ProduceMessage) -> None:
         self.ctx = ctx
         self._request = request
-        self._topics = [
-            (topic.key, [_PartitionAppend(self, part.index) for part in topic.partition_data])
-            for topic in request.topic_data
-        ]
-        self._missing = sum(len(appends) for _, appends in self._topics)
-        self.response: asyncio.Future[ProduceResponse | bytes | None]
+        self._answers: _Answers = []
+        self._missing = 0
+        self.response: asyncio.Future[ProduceResponse | list[bytes] | None]
         self.response = asyncio.get_running_loop().create_future()
+
+    def queue_if_ready(self) -> bool:
+        """As `queue`. False, and nothing is done, unless all the logs can be written now."""
+        ready_log = self.ctx.broker.partitions.ready_log
+        logs = []
+        for topic in self._request.topic_data:
+            for data in topic.partition_data:
+                log = ready_log(topic.key, data.index)
+                if log is None:
+                    return False
+                logs.append(log)
+        self._queue(logs)
+        return True
 
     def queue_after(self, opening: asyncio.Task[None]) -> None:
         """The logs are open, or cannot be opened."""
@@ -129,11 +143,20 @@ class _Appends:
 
     def queue(self) -> None:
         """Check every batch and queue it. Then `response` ends with the response."""
-        for topic_data, (key, appends) in zip(self._request.topic_data, self._topics, strict=True):
-            for partition_data, append in zip(topic_data.partition_data, appends, strict=True):
-                append.queue(key, partition_data, self._request)
-        if not self._missing:  # there was none
-            self._respond()
+        self._queue([None for topic in self._request.topic_data for _ in topic.partition_data])
+
+    def _queue(self, logs: Sequence[PartitionLog | None]) -> None:
+        """`logs`: of all partitions, in order; None where it has to be found."""
+        self._missing = len(logs) + 1
+        found = iter(logs)
+        for topic in self._request.topic_data:
+            batches = topic.partition_data
+            answers: list[_Answer | None] = [None] * len(batches)
+            self._answers.append((topic.key, answers))
+            for position, data in enumerate(batches):
+                append = _PartitionAppend(self, answers, position, data.index)
+                append.queue(topic.key, data, self._request, next(found))
+        self.answered()
 
     def answered(self) -> None:
         """One more of the batches has its answer."""
@@ -144,14 +167,13 @@ class _Appends:
     def _respond(self) -> None:
         if self.response.done():
             return  # its client has left
-        answers = [(key, [one.answer for one in appends]) for key, appends in self._topics]
-        self._topics.clear()  # else only a garbage collection would free them
+        answers, self._answers = self._answers, []  # else only a garbage collection would free them
         try:
             if self._request.acks == 0:
                 _close_if_failed(answers)
                 self.response.set_result(None)
             else:
-                self.response.set_result(_response(self.ctx.version, answers))
+                self.response.set_result(_response(self.ctx.header, answers))
         except Exception as error:
             self.response.set_exception(error)
 
@@ -159,33 +181,42 @@ class _Appends:
 class _PartitionAppend:
     """The batch for one partition: checked and queued, then answered."""
 
-    __slots__ = ("_appends", "_header", "_index", "_partition", "answer")
+    __slots__ = ("_answers", "_appends", "_header", "_index", "_partition", "_position")
 
     _partition: PartitionLog
     _header: BatchHeader
-    answer: _Answer
 
-    def __init__(self, appends: _Appends, index: int) -> None:
+    def __init__(
+        self, appends: _Appends, answers: list[_Answer | None], position: int, index: int
+    ) -> None:
+        """The answer belongs at this position of `answers`."""
         self._appends = appends
+        self._answers = answers
+        self._position = position
         self._index = index
 
-    def queue(self, key: str | UUID, data: ProducePartition, request: ProduceMessage) -> None:
+    def queue(
+        self,
+        key: str | UUID,
+        data: ProducePartition,
+        request: ProduceMessage,
+        log: PartitionLog | None,
+    ) -> None:
         """Check the batch and queue it."""
         ctx, acks = self._appends.ctx, request.acks
         try:
             if acks not in _ACKS:
                 raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {acks}")
-            topic = find_topic(ctx, key)
-            self._partition = self._find_log(topic, data)
-            self._header = header = _check_batch(data, topic, ctx.version)
-            may_begin = self._asked(request.transactional_id, header)
+            self._partition = partition = log or self._find_log(find_topic(ctx, key), data)
+            self._header = header = _check_batch(data, partition.topic, ctx.header.api_version)
+            may_begin = (
+                self._asked(request.transactional_id, header) if header.transactional else None
+            )
         except KafkaError as error:
             self._end(_failed(self._index, error))
             return
-        ctx.broker.refused_batches.tell(self._partition, header)
-        append = PendingAppend(
-            self._partition, data.frame, header, self._told, ctx.sender, acks != 0
-        )
+        ctx.broker.refused_batches.tell(partition, header)
+        append = PendingAppend(partition, data.frame, header, self._told, ctx.sender, acks != 0)
         if may_begin is None:
             ctx.broker.appender.append(append)
         else:
@@ -194,9 +225,7 @@ class _PartitionAppend:
     def _asked(
         self, transactional_id: str | None, header: BatchHeader
     ) -> asyncio.Task[object] | None:
-        """The question to the coordinator, if the batch may begin a transaction here."""
-        if not header.transactional:
-            return None
+        """The question to the coordinator, if this batch may begin a transaction here."""
         if transactional_id is None:
             raise InvalidTxnState("a batch of a transaction needs a transactional id")
         if self._partition.transactions.has_open(header.producer_id, header.producer_epoch):
@@ -249,7 +278,7 @@ class _PartitionAppend:
         self._end(_failed(self._index, outcome, record_errors))
 
     def _end(self, answer: _Answer) -> None:
-        self.answer = answer
+        self._answers[self._position] = answer
         self._appends.answered()
 
 
@@ -308,9 +337,10 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
         )
 
 
-def _response(version: int, answers: Sequence[_TopicAnswers]) -> ProduceResponse | bytes:
-    if all(isinstance(one, StoredBatch) for _, found in answers for one in found):
-        return produce_body(version, [StoredTopic(key, found) for key, found in answers])
+def _response(header: RequestHeader, answers: _Answers) -> ProduceResponse | list[bytes]:
+    stored = produce_response(header.api_version, header.correlation_id, answers)
+    if stored is not None:
+        return [stored]
     return ProduceResponse(
         responses=[
             ProduceResponse.TopicProduceResponse(
@@ -357,11 +387,11 @@ def _failed(
     )
 
 
-def _close_if_failed(answers: Sequence[_TopicAnswers]) -> None:
+def _close_if_failed(answers: _Answers) -> None:
     """With acks=0 there is no answer to hold an error, so the connection is closed, as in Kafka."""
     for _, found in answers:
         for one in found:
-            if not isinstance(one, StoredBatch):
+            if one is not None and not isinstance(one, StoredBatch):
                 raise CloseConnection(f"an append with acks=0 failed: {one.error_message}")
 
 

@@ -19,7 +19,7 @@ from broker.log.topic import Topic
 from broker.node import Broker
 from broker.response_memory import ResponseMemory
 from protocol._produce_request import decode_produce_request
-from protocol.codec import RequestHeader
+from protocol._request_head import RequestHeader
 from protocol.errors import (
     InvalidRecord,
     KafkaError,
@@ -180,11 +180,14 @@ class Client:
         request, _ = decode_produce_request(body, 0, header.api_version)
         answer = await produce(context, request)
         assert answer is not None
-        if isinstance(answer, bytes):  # only where every partition succeeded
+        if isinstance(answer, list):  # only where every partition succeeded
             return 0
         return int(answer.responses[0].partition_responses[0].error_code)
 
     # broker.topics and broker.partitions
+
+    def ready_log(self, key: object, partition: int) -> PartitionLog | None:
+        return self._log if self.leads else None
 
     def opening(self, wanted: object) -> None: ...
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kafka.protocol.api_message import ApiMessage
 
 from broker.api.context import Api
-from protocol.codec import Request, RequestHeader, encode_response
+from protocol._request_head import RequestHeader
+from protocol.codec import Request, encode_response
 
 
 def response_frame(api: Api, version: int, response: ApiMessage | bytes) -> bytes:

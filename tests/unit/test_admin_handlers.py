@@ -30,7 +30,7 @@ from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
-from protocol.codec import RequestHeader
+from protocol._request_head import RequestHeader
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError

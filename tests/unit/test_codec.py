@@ -18,10 +18,10 @@ from kafka.protocol.producer import InitProducerIdRequest
 from broker.api import APIS
 from broker.api.context import Api
 from protocol._produce_request import ProduceMessage
+from protocol._request_head import RequestHeader
 from protocol.codec import (
     MalformedRequest,
     Request,
-    RequestHeader,
     decode_request,
     encode_response,
 )
@@ -157,7 +157,7 @@ def test_a_frame_cut_anywhere_is_refused(api: ApiKey) -> None:
     version = APIS[api].max_version
     sent = APIS[api].request[version]()
     sent.with_header(correlation_id=1, client_id="someone")
-    frame = sent.encode(header=True, framed=False)
+    frame = bytes(sent.encode(header=True, framed=False))
     for end in range(len(frame)):
         with pytest.raises(MalformedRequest):
             decoded(frame[:end])

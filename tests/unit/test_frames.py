@@ -1,14 +1,15 @@
 """Frames from a byte stream: its pieces may have any size, and a claimed length uses no memory."""
 
+import random
 import struct
 import tracemalloc
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.frames import FrameError, FrameReader
+from protocol._request_head import FrameError, FrameReader
 
 LIMIT = 1000
 
@@ -63,6 +64,56 @@ def test_what_was_read_may_be_overwritten_in_the_buffer_it_came_in() -> None:
     assert frame == b"first"
     assert type(frame) is bytes
     assert reader.feed(framed(b"a part")[7:]) == [b"a part"]
+
+
+LARGE = 1 << 20
+large_bodies = st.lists(
+    st.integers(0, LARGE).map(lambda size: random.Random(size).randbytes(size)), max_size=4
+)
+
+
+@settings(deadline=None)
+@given(large_bodies, st.lists(st.integers(1, 1 << 18), min_size=1, max_size=20))
+def test_the_rest_of_a_large_frame_may_be_received_in_its_place(
+    bodies: list[bytes], sizes: list[int]
+) -> None:
+    reader, stream, found = FrameReader(LARGE), framed(*bodies), list[bytes]()
+    shared = memoryview(bytearray(1 << 18))
+    for size in cycle(sizes):
+        if not stream:
+            break
+        place = reader.place()
+        room = shared if place is None else place
+        count = min(size, len(room), len(stream))
+        room[:count], stream = stream[:count], stream[count:]
+        found += reader.feed(shared, count) if place is None else reader.received(count)
+        assert reader.buffered <= LARGE + 4
+    assert found == bodies
+    assert reader.buffered == 0
+
+
+def test_only_the_rest_of_a_large_frame_has_a_place() -> None:
+    reader = FrameReader(LARGE)
+    assert reader.place() is None
+    large = framed(b"x" * LARGE)
+    reader.feed(large[:-100])
+    assert reader.place() is None  # the rest is small
+    assert reader.feed(large[-100:]) == [large[4:]]
+    assert reader.place() is None
+
+
+def test_no_more_is_received_in_a_place_than_it_has() -> None:
+    reader = FrameReader(LARGE)
+    with pytest.raises(ValueError, match="not received in the place"):
+        reader.received(1)
+    reader.feed(framed(b"x" * LARGE)[: 1 << 18])
+    place = reader.place()
+    assert place is not None
+    for size in (-1, len(place) + 1):
+        with pytest.raises(ValueError, match="not received in the place"):
+            reader.received(size)
+    with pytest.raises(ValueError, match="fewer bytes"):
+        reader.feed(b"abc", 4)
 
 
 def test_a_frame_of_exactly_the_limit_is_taken() -> None:

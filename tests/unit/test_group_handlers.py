@@ -39,7 +39,8 @@ from coordinator.messages import (
     TopicPartition,
 )
 from protocol import errors
-from protocol.codec import RequestHeader, decode_request, encode_response
+from protocol._request_head import RequestHeader
+from protocol.codec import decode_request, encode_response
 from protocol.errors import KafkaError
 from protocol.versions import ApiKey
 from tests.support import messages

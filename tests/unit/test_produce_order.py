@@ -17,6 +17,8 @@ from broker.log.block import PendingAppend
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from protocol._produce_request import ProduceMessage
+from protocol._request_head import RequestHeader
+from protocol.versions import ApiKey
 from tests.support.log_parts import make_log, make_topic
 from tests.support.record_batches import Record, batch_of
 
@@ -72,7 +74,8 @@ async def order_of(seed: int) -> list[int]:
         refused_batches=RefusedBatches(),
         appender=SimpleNamespace(append=append),
     )
-    ctx = cast(RequestContext, SimpleNamespace(broker=broker, version=9, sender=None))
+    header = RequestHeader(ApiKey.Produce, 9, 1, None)
+    ctx = cast(RequestContext, SimpleNamespace(broker=broker, header=header, sender=None))
     sequence = 0
     waiting = []
     for _ in range(rng.randrange(3, 14)):

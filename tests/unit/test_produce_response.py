@@ -1,8 +1,8 @@
-"""The body of a Produce response without errors, against kafka-python's in every version."""
+"""A Produce response without errors, against kafka-python's in every version."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TypeAlias
 from uuid import UUID
 
 import pytest
@@ -11,29 +11,32 @@ from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceResponse
 
 from broker.api import APIS
-from protocol.produce_body import StoredBatch, StoredTopic, produce_body
+from protocol._produce_response import StoredBatch, produce_response
 from protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 
 API = APIS[ApiKey.Produce]
 VERSIONS = range(API.min_version, API.max_version + 1)
 BY_ID = 13
+CORRELATION_ID = 99  # of `response_frame`
+
+Topics: TypeAlias = list[tuple[str | UUID, list[StoredBatch]]]
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 batches = st.lists(st.builds(StoredBatch, st.integers(-(2**31), 2**31 - 1), int64, int64, int64))
 
 
-def topics(version: int) -> st.SearchStrategy[list[StoredTopic]]:
+def topics(version: int) -> st.SearchStrategy[Topics]:
     keys = st.uuids() if version >= BY_ID else st.text(max_size=300)
-    return st.lists(st.builds(StoredTopic, keys, batches), max_size=4)
+    return st.lists(st.tuples(keys, batches), max_size=4)
 
 
-def encoded_by_kafka_python(version: int, stored: Sequence[StoredTopic]) -> bytes:
+def encoded_by_kafka_python(version: int, stored: Topics) -> bytes:
     topic = ProduceResponse.TopicProduceResponse
     response = ProduceResponse(
         responses=[
             topic(
-                **({"topic_id": one.key} if isinstance(one.key, UUID) else {"name": one.key}),
+                **({"topic_id": key} if isinstance(key, UUID) else {"name": key}),
                 partition_responses=[
                     topic.PartitionProduceResponse(
                         index=batch.partition,
@@ -44,18 +47,18 @@ def encoded_by_kafka_python(version: int, stored: Sequence[StoredTopic]) -> byte
                         record_errors=[],
                         error_message=None,
                     )
-                    for batch in one.batches
+                    for batch in batches
                 ],
             )
-            for one in stored
+            for key, batches in stored
         ],
         throttle_time_ms=0,
     )
     return response_frame(API, version, response)
 
 
-def packed(version: int, stored: Sequence[StoredTopic]) -> bytes:
-    return response_frame(API, version, produce_body(version, stored))
+def packed(version: int, stored: Topics) -> bytes | None:
+    return produce_response(version, CORRELATION_ID, stored)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -70,6 +73,21 @@ def test_it_is_what_kafka_python_encodes(version: int, data: st.DataObject) -> N
 def test_counts_of_any_length(version: int, count: int) -> None:
     batches = [StoredBatch(n, n, -1, 0) for n in range(count)]
     by_id = version >= BY_ID
-    stored = [StoredTopic(UUID(int=1) if by_id else "t" * count, batches)]
-    stored += [StoredTopic(UUID(int=0) if by_id else "", [])] * count
+    stored: Topics = [(UUID(int=1) if by_id else "t" * count, batches)]
+    stored += [(UUID(int=0) if by_id else "", [])] * count
     assert packed(version, stored) == encoded_by_kafka_python(version, stored)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_there_is_none_if_a_batch_was_not_stored(version: int) -> None:
+    key = UUID(int=1) if version >= BY_ID else "t"
+    stored = StoredBatch(0, 0, -1, 0)
+    for answers in ([None], [stored, None], [None, stored]):
+        assert produce_response(version, 1, [(key, [stored]), (key, answers)]) is None
+
+
+def test_correlation_ids_of_any_sign() -> None:
+    for correlation_id in (-(2**31), -1, 0, 2**31 - 1):
+        frame = produce_response(9, correlation_id, [])
+        assert frame is not None
+        assert int.from_bytes(frame[4:8], "big", signed=True) == correlation_id

@@ -64,9 +64,9 @@ BREAKS = [
         (
             Change(
                 "broker/log/lane.py",
-                "            try:\n                with self.counts.inserts.timed():\n",
+                "            try:\n                await self._store.store(block)\n",
                 "            block.answer_all()\n"
-                "            try:\n                with self.counts.inserts.timed():\n",
+                "            try:\n                await self._store.store(block)\n",
             ),
         ),
         a_lost_insert,

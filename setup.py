@@ -18,6 +18,7 @@ setup(
             "protocol/_batches",
             "protocol/_decode_batches",
             "protocol/_encode_batches",
+            "protocol/_frames",
             "protocol/_produce_request",
             "protocol/_produce_response",
             "protocol/_request_head",

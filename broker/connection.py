@@ -36,7 +36,7 @@ from broker.response_memory import is_tiny
 from broker.shared_buffer import SharedBufferProtocol, shared_buffer
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
-from protocol._request_head import FrameError
+from protocol._frames import FrameError
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.versions import ApiKey

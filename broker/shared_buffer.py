@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from protocol._request_head import FrameReader
+from protocol._frames import FrameReader
 
 _READ_BYTES = 256 << 10
 """What one turn of the event loop takes from a socket at most; as uvloop does by default."""
@@ -31,7 +31,7 @@ class SharedBufferProtocol(asyncio.BufferedProtocol):
         self._has_place = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        place = self._frames.place()
+        place = self._frames.place(_READ_BYTES)
         if place is None:
             self._has_place = False
             return self._shared

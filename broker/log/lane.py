@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,16 +255,14 @@ class Lane:
             )
         self._keep(block)
         if block.rows:
-            began_s = time.perf_counter()
             try:
-                await self._store.store(block)
+                with self.counts.inserts.timed():
+                    await self._store.store(block)
             except EngineError as error:
                 self.counts.refused += 1
                 self._refusals.failed(error)
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
-            finally:
-                self.counts.inserts.add(time.perf_counter() - began_s)
             self._refusals.worked()
         self._store.check_lease(append_time_ms)
         self._publish(block)

@@ -88,9 +88,8 @@ class ProducerEntry(NamedTuple):
             (*ranges[1 - BATCHES_KEPT :], stored),
             now_ms,
             self.recovered,
-            0,
-            self.coordinator_epoch,
-            self.ended_offset,
+            coordinator_epoch=self.coordinator_epoch,
+            ended_offset=self.ended_offset,
         )
 
 

@@ -64,9 +64,9 @@ BREAKS = [
         (
             Change(
                 "broker/log/lane.py",
-                "            try:\n                await self._store.store(block)\n",
+                "            try:\n                with self.counts.inserts.timed():\n",
                 "            block.answer_all()\n"
-                "            try:\n                await self._store.store(block)\n",
+                "            try:\n                with self.counts.inserts.timed():\n",
             ),
         ),
         a_lost_insert,

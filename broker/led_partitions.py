@@ -45,12 +45,9 @@ class LedPartitions:
 
         Not of `__consumer_offsets`. If None, `opening` and then `log_of` say why, or find it.
         """
-        if self._awaited:
+        if self._awaited or not self._logs.may_serve():
             return None
-        topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
-        if topic is None or not self._logs.may_serve():
-            return None
-        return self._logs.find(topic.topic_id, partition)
+        return self._find(key, partition)
 
     async def await_open(self, wanted: Sequence[tuple[str | UUID, int]]) -> None:
         """Returns when these logs are open, or cannot be opened: see `opening`."""
@@ -101,7 +98,10 @@ class LedPartitions:
                 if not offsets_topic.is_open(partition):
                     return False
                 continue
-            topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
-            if topic is None or self._logs.find(topic.topic_id, partition) is None:
+            if self._find(key, partition) is None:
                 return False
         return True
+
+    def _find(self, key: str | UUID, partition: int) -> PartitionLog | None:
+        topic = self._topics.by_id(key) if isinstance(key, UUID) else self._topics.get(key)
+        return None if topic is None else self._logs.find(topic.topic_id, partition)

@@ -391,7 +391,8 @@ def _close_if_failed(answers: _Answers) -> None:
     """With acks=0 there is no answer to hold an error, so the connection is closed, as in Kafka."""
     for _, found in answers:
         for one in found:
-            if one is not None and not isinstance(one, StoredBatch):
+            if not isinstance(one, StoredBatch):
+                assert one is not None, "every batch has its answer"
                 raise CloseConnection(f"an append with acks=0 failed: {one.error_message}")
 
 

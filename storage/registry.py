@@ -142,6 +142,8 @@ _KEEPER_SETTINGS = (
 
 ANSWER_LIMIT_MS = 5000
 """How long a broker waits for the registry: well below the lease of its session."""
+STATEMENT_LIMIT_MS = 1500
+"""How long it waits for one server with one statement of that."""
 
 
 class KeeperRegistry:

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AWAY_AFTER_MS, STATEMENT_MS = 3000, 1500
+AWAY_AFTER_MS = 3000
 SYNCED_TABLES = (
     "messages",
     "consumer_offsets",
@@ -516,7 +516,7 @@ class AnyServer:
     owners.
     """
 
-    def __init__(self, servers: Sequence[ClickHouseServer], timeout_ms: int = STATEMENT_MS) -> None:
+    def __init__(self, servers: Sequence[ClickHouseServer], timeout_ms: int) -> None:
         """`timeout_ms`: for one statement on one server; a lease may depend on it."""
         self._replicas = [_Replica(server) for server in servers]
         self._timeout_s = timeout_ms / 1000

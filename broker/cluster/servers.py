@@ -13,8 +13,8 @@ from broker.cluster.config import ClusterConfig
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.cluster_schema import Migrated, migrate_cluster
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout
-from storage.registry import ANSWER_LIMIT_MS, KeeperRegistry
-from storage.shards import STATEMENT_MS, AnyServer
+from storage.registry import ANSWER_LIMIT_MS, STATEMENT_LIMIT_MS, KeeperRegistry
+from storage.shards import AnyServer
 
 MIGRATION_TIMEOUT_MS = 60_000
 """How long one statement may take: a new replica fetches its parts while its table is created."""
@@ -63,7 +63,7 @@ def registry_of(
     Who gives a call more time than brokers do gives each of its statements more.
     """
     everyone = [server for replicas in servers.values() for server in replicas]
-    statement_ms = max(STATEMENT_MS, timeout_ms * STATEMENT_MS // ANSWER_LIMIT_MS)
+    statement_ms = max(STATEMENT_LIMIT_MS, timeout_ms * STATEMENT_LIMIT_MS // ANSWER_LIMIT_MS)
     return KeeperRegistry(
         AnyServer(everyone, statement_ms), f"{SHARD_DATABASE}.{table}", timeout_ms
     )

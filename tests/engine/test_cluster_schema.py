@@ -25,10 +25,9 @@ from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard_migrations
 from storage.engine import EngineError
-from storage.registry import KeeperRegistry
+from storage.registry import STATEMENT_LIMIT_MS, KeeperRegistry
 from storage.schema import migrations
 from storage.schema_files import SchemaError
-from storage.shards import STATEMENT_MS
 from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
 from tests.support.waiting import LIMIT_S
@@ -366,7 +365,7 @@ def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
 def test_a_command_waits_for_servers_that_are_slow(standing: Cluster) -> None:
     """As long as the file says, which is longer than a broker waits."""
     asyncio.run(set_slots(standing, standing.config.first_map()))
-    slow = threading.Timer(2 * STATEMENT_MS / 1000, lambda: resume(standing))
+    slow = threading.Timer(2 * STATEMENT_LIMIT_MS / 1000, lambda: resume(standing))
     for one in standing.shards:
         one.pause()
     slow.start()

@@ -20,6 +20,7 @@ from storage.engine import (
     Row,
     TokenUsed,
 )
+from storage.registry import STATEMENT_LIMIT_MS
 from storage.shards import SYNCED_TABLES, AnyServer, Shard
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy
@@ -353,7 +354,7 @@ async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_f
     assert proxies[0].url in pinged, "its answer is late"
     monkeypatch.setattr(shards, "_PING_FIRST_S", 1.5)
     answered = {one.server.url: one.server for one in shard._replicas}
-    other = AnyServer([answered[proxies[0].url]])
+    other = AnyServer([answered[proxies[0].url]], STATEMENT_LIMIT_MS)
     pinged.clear()
     while len(pinged) < 5:
         await other.rows("SELECT 1")
@@ -573,7 +574,7 @@ async def test_any_server_sends_a_statement_once(
 async def test_a_server_that_refuses_a_statement_is_asked_again(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
-    any_server = AnyServer(replicas)
+    any_server = AnyServer(replicas, STATEMENT_LIMIT_MS)
     replicas[0].failures["INSERT"] = [999]  # such a key exists
     with pytest.raises(EngineError):
         await any_server.execute("INSERT")

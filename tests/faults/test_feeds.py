@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,9 @@ def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
     def had_a_request() -> bool:
         return "the decoder of msgpack ended with code -9" in broker.log(logged)
 
+    def is_noticed(killed: int) -> bool:
+        return had_a_request() or decoder_of(broker) not in (None, killed)
+
     with producing(broker.kafka, TOPIC, record):
         while not had_a_request():
             tables.await_more_rows(TABLE)
@@ -205,7 +209,7 @@ def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
             )
             os.kill(killed, signal.SIGKILL)
             until(
-                lambda killed=killed: had_a_request() or decoder_of(broker) not in (None, killed),  # type: ignore[misc]
+                partial(is_noticed, killed),
                 "the broker says that its decoder has ended, or has another one",
             )
         tables.await_more_rows(TABLE)

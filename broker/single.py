@@ -29,7 +29,7 @@ from broker.log.log_starts import LogStarts
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
-from broker.log.rollup import Rollup
+from broker.log.rollup import ROW_BYTES_BY_SIZES, Rollup
 from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
@@ -114,7 +114,7 @@ class SingleNode:
             self._decompressions,
         )
         row_sources = SingleRowSource(engine, engine)
-        self.rollup = Rollup(engine.patient, self.appender, wall_ms)
+        self.rollup = Rollup(engine.patient, self.appender, wall_ms, ROW_BYTES_BY_SIZES)
         self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(

@@ -33,6 +33,12 @@ _DELAY_MS = 1_000  # after a minute ends, before it is counted
 _CLOCK_TOLERANCE_MS = 5 * MINUTE_MS  # how far append_time may stay ahead of the clock
 _WINDOW_ROWS = 1_000_000  # partitions times minutes: limits the memory that a window needs
 
+ROW_BYTES = "ifNull(length(key), 0) + ifNull(length(value), 0)"
+"""Bytes of key and value of a row, for every ClickHouse from 24.8 on."""
+ROW_BYTES_BY_SIZES = "ifNull(key.size, 0) + ifNull(value.size, 0)"
+"""The same for the ClickHouse that is in chDB, which stores the sizes of strings apart: the values
+are not read (measured: 0.11 instead of 0.26 us of CPU for a row of 100 bytes)."""
+
 
 class NotYet(Exception):
     """Another broker may still write rows of the minutes that are over."""
@@ -92,12 +98,19 @@ class CountedMinutes:
 class Rollup(Periodic):
     """Keeps `partition_minutes` up to the last full minute."""
 
-    def __init__(self, engine: Engine, appends: AppendTimes, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        appends: AppendTimes,
+        clock_ms: Callable[[], int],
+        row_bytes: str = ROW_BYTES,
+    ) -> None:
         super().__init__("rollup", self._pause_s, self._count_or_log, at_once=True)
         self._engine = engine
         self._appends = appends
         self._clock_ms = clock_ms
         self._counted = CountedMinutes(engine, clock_ms)
+        self._row_bytes = row_bytes
         self._complete_ms: int | None = None
 
     def is_complete(self) -> bool:
@@ -158,7 +171,8 @@ class Rollup(Periodic):
         # stored, is repeated with the same token, and a new window never has an old token.
         token = f"{self._counted.token_prefix}{start_ms}"
         await self._engine.execute(
-            query("count_minutes", token=token), {"start_ms": start_ms, "end_ms": end_ms}
+            query("count_minutes", token=token, row_bytes=self._row_bytes),
+            {"start_ms": start_ms, "end_ms": end_ms},
         )
 
     async def _first_minute(self, start_ms: int, end_ms: int) -> int:

@@ -1,8 +1,9 @@
 -- Counts the rows of a window into partition_minutes, a row for each partition and minute, and
 -- stores, in a row of its own (topic ''), up to which time the log is counted now.
 --
--- Parameters: start_ms, end_ms: the window, without its end. Placeholder: ${token}: the
--- deduplication token of the window. The settings make it one block, however many rows it has.
+-- Parameters: start_ms, end_ms: the window, without its end. Placeholders: ${token}: the
+-- deduplication token of the window; ${row_bytes}: of key and value (broker/log/rollup.py). The
+-- settings make it one block, however many rows it has.
 INSERT INTO partition_minutes
     (topic, topic_id, partition, minute, records, bytes, min_offset, max_offset,
      first_append_time, last_append_time)
@@ -11,7 +12,7 @@ WITH
     fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC') AS end_time
 SELECT
     topic, topic_id, partition, toStartOfMinute(append_time) AS minute, count(),
-    sum(ifNull(length(key), 0) + ifNull(length(value), 0)), min(offset), max(offset),
+    sum(${row_bytes}), min(offset), max(offset),
     min(append_time), max(append_time)
 FROM messages
 WHERE append_time >= start_time AND append_time < end_time

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.log import rollup as rollup_module
-from broker.log.rollup import Rollup
+from broker.log.rollup import ROW_BYTES, ROW_BYTES_BY_SIZES, Rollup
 from storage.engine import EngineError
 from storage.engine import Row as EngineRow
 from storage.schema import migrations
@@ -39,7 +39,7 @@ def log(engine: CountedEngine) -> Log:
 
 @pytest.fixture
 def rollup(log: Log) -> Rollup:
-    return Rollup(log.engine, log, log.clock_ms)
+    return Rollup(log.engine, log, log.clock_ms, ROW_BYTES_BY_SIZES)
 
 
 async def minutes(log: Log) -> list[EngineRow]:
@@ -101,6 +101,27 @@ async def test_what_is_stored_is_in_the_views_at_once(log: Log, rollup: Rollup) 
         log.now_ms += MINUTE
         await rollup.count()
         assert await stats(log) == truth(log)
+
+
+@pytest.mark.parametrize("row_bytes", [ROW_BYTES, ROW_BYTES_BY_SIZES], ids=["values", "sizes"])
+@pytest.mark.parametrize("stored", ["with_size_stream", "single_stream"])
+async def test_bytes_are_those_of_key_and_value(log: Log, row_bytes: str, stored: str) -> None:
+    """In parts that have the sizes of strings apart, and in those of older versions."""
+    topic_id = await log.topic("orders")
+    await log.engine.execute(
+        f"ALTER TABLE messages MODIFY SETTING string_serialization_version = '{stored}'"
+    )
+    await log.engine.execute(
+        "INSERT INTO messages (topic, topic_id, partition, offset, key, value, append_time)"
+        " SELECT 'orders', {topic_id:UUID}, 0, number,"
+        " [NULL, '', NULL, 'é', 'a\\0b'][number + 1],"
+        " [NULL, NULL, repeat('a', 300), '', '1234'][number + 1],"
+        " fromUnixTimestamp64Milli({now_ms:Int64}) FROM numbers(5)",
+        {"topic_id": str(topic_id), "now_ms": log.now_ms},
+    )
+    log.now_ms += MINUTE
+    await Rollup(log.engine, log, log.clock_ms, row_bytes).count()
+    assert await minutes(log) == [["orders", "12:00", 5, 300 + 2 + 3 + 4, 0, 4]]
 
 
 async def test_counting_again_changes_nothing(log: Log, rollup: Rollup) -> None:

@@ -2,7 +2,7 @@
 
 The directory holds `LOCK` (flock, so that a second process is refused), `engine.xml` with
 `engine.d/` (the engine's configuration, rendered at each start; other .xml files in `engine.d/` are
-kept and merged into it) and `clickhouse/` (its own files).
+kept and merged into it), `clickhouse/` (its own files) and `definitions/` (definition_files.py).
 
 A chDB handle runs one statement at a time and blocks its thread, with the GIL released. Each lane
 of inserts has its own handle and thread, and a few more serve reads. A process with the engine must
@@ -32,6 +32,8 @@ from xml.sax.saxutils import escape
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile
+from storage.definition_files import DefinitionError, DefinitionFiles
+from storage.definition_guard import DefinitionGuard
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
 from storage.engine import (
     DATABASE,
@@ -130,7 +132,11 @@ class EmbeddedEngine:
                 place,
                 self.reserve.part_max_bytes,
             )
+            definitions = _whole_definitions(data_dir)
             self._connect = _chdb_connect()
+            self._guard = DefinitionGuard(
+                definitions, partial(self._connect, self._connection_string)
+            )
             base = self._open(self._connection_string)
             base.query(f"CREATE DATABASE IF NOT EXISTS {DATABASE} ENGINE = Atomic", "Null")
         except BaseException:
@@ -172,7 +178,7 @@ class EmbeddedEngine:
 
     def _open(self, connection_string: str) -> Handle:
         try:
-            return self._connect(connection_string)
+            return self._guard.handle(self._connect(connection_string))
         except (RuntimeError, ValueError) as error:
             raise DataDirectoryError(
                 f"the embedded ClickHouse cannot open {self.data_dir}: {error}"
@@ -453,6 +459,19 @@ def _reserve(data_dir: Path, size: int) -> DiskReserve:
         raise DataDirectoryError(
             f"the data directory {data_dir} cannot be written: {error.strerror}"
         ) from error
+
+
+def _whole_definitions(data_dir: Path) -> DefinitionFiles:
+    definitions = DefinitionFiles(data_dir)
+    try:
+        definitions.recover()
+    except DefinitionError as error:
+        raise DataDirectoryError(str(error)) from error
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data_dir} cannot be written: {error.strerror}"
+        ) from error
+    return definitions
 
 
 def _may_renice() -> bool:

@@ -10,6 +10,9 @@ of some seconds come after it.
 ClickHouse lowers the base as parts become more, down to 2 at 50 of them in one day, so the parts
 that wait are bounded. Deletions and other mutations are not affected. The setting is in the table
 only meanwhile. A crash leaves it there; the next start removes it.
+
+On a disk that is low the setting stays as it is: the engine could not write the definition of the
+table (definition_guard.py), and merges stop there anyway.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import asyncio
 import logging
 
 from common.tasks import cancel, event_within
+from storage.disk_reserve import LOW_BYTES
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.journal_statements import LOG_TABLE
@@ -67,7 +71,7 @@ class MergePace:
             await self._large_round.wait()
             try:
                 await self._change(f"MODIFY SETTING {SETTING} = {_AT_FULL_SPEED}")
-                while await event_within(self._large_round, _PAUSE_S):
+                while await event_within(self._large_round, _PAUSE_S) or self._is_low():
                     self._large_round.clear()
             finally:
                 await self._merge_soon()
@@ -75,7 +79,12 @@ class MergePace:
     async def _merge_soon(self) -> None:
         await self._change(f"RESET SETTING {SETTING}")
 
+    def _is_low(self) -> bool:
+        return self._engine.reserve.free_bytes() < LOW_BYTES
+
     async def _change(self, what: str) -> None:
+        if self._is_low():
+            return
         try:
             await self._engine.execute(f"ALTER TABLE {self._table} {what}")
         except EngineError as error:

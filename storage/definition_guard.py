@@ -1,0 +1,216 @@
+"""Wraps the handles of the engine: a statement that changes definitions leaves whole files.
+
+Before such a statement, the definitions of all that it may name are copied (definition_files.py),
+and their files are read behind it. If the disk was full while one was written:
+
+* the file before a change is put back at once, so that a kill at any moment is followed by a start.
+  Until that start the engine works as if it was changed;
+* what was created is dropped, also in place of another table, because that one's rows are gone;
+* the statement fails with NOT_ENOUGH_SPACE, whoever sent it.
+
+A statement that deletes or updates rows fails, too, if its mutation was not stored, so that it is
+repeated. The engine runs the mutation, but would not know of it after a kill.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.definition_files import DefinitionFiles, is_whole, may_be_cut
+from storage.disk_reserve import NOT_ENOUGH_SPACE
+from storage.free_space import FAILED_WRITES
+from storage.parameters import literal, quoted
+
+log = logging.getLogger(__name__)
+
+Handle = Any  # chdb._chdb.connect: a native class without type stubs
+
+_HEAD_CHARS = 1 << 16
+"""Data of an insert may follow."""
+_NAMES_CHARS = 1 << 11
+"""What a statement changes is named at its beginning; then come columns, conditions, queries."""
+_CHANGES = re.compile(
+    r"(?:\s|--[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*"
+    r"(?:ALTER|ATTACH|CREATE(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)|DELETE|EXCHANGE|RENAME|REPLACE"
+    r"|UNDROP|UPDATE)\b",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"\w+|`((?:[^`\\]|``|\\.)+)`|\"((?:[^\"\\]|\"\"|\\.)+)\"", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)|``|\"\"", re.DOTALL)
+
+
+def names_changed(sql: str | bytes, params: Mapping[str, str]) -> set[str]:
+    """Names of what the statement may change, among others; none if it changes no definition."""
+    head = sql[:_HEAD_CHARS]
+    text = head.decode("utf-8", "replace") if isinstance(head, bytes) else head
+    change = _CHANGES.match(text)
+    if change is None:
+        return set()
+    names = set()
+    for name in _NAME.finditer(text, change.end(), change.end() + _NAMES_CHARS):
+        in_quotes = name[1] or name[2]
+        names.add(_ESCAPED.sub(_unescaped, in_quotes) if in_quotes else name[0])
+    if "Identifier" in names:
+        names.update(params.values())
+    return names
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return found[1] or found[0][0]
+
+
+class GuardedHandle:
+    """A chDB connection whose statements leave whole definitions."""
+
+    def __init__(self, handle: Handle, guard: DefinitionGuard) -> None:
+        self._handle = handle
+        self._guard = guard
+
+    def query(self, sql: str | bytes, *args: Any, **options: Any) -> Any:
+        """As that of the connection. Raises `RuntimeError`, as that does."""
+        names = names_changed(sql, options.get("params", {}))
+        if not names:
+            return self._handle.query(sql, *args, **options)
+        with self._guard.change(names):
+            return self._handle.query(sql, *args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+class DefinitionGuard:
+    """Of one engine. Methods block their thread."""
+
+    def __init__(self, files: DefinitionFiles, connect: Callable[[], Handle]) -> None:
+        """`connect`: opens a connection with all privileges."""
+        self._files = files
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._changing: Counter[Path] = Counter()
+        """The definitions that have a copy, and how many statements may be changing each."""
+
+    def handle(self, handle: Handle) -> GuardedHandle:
+        return GuardedHandle(handle, self)
+
+    @contextmanager
+    def change(self, names: Collection[str]) -> Iterator[None]:
+        """Wraps a statement that may change what has these names. Raises `RuntimeError`."""
+        with self._lock, _as_engine_errors("cannot be copied before the change"):
+            held = self._hold(names)
+            unstored = self._unstored(held)
+        try:
+            yield
+        except BaseException:
+            self._end(names, held)
+            raise
+        damaged = self._end(names, held)
+        damaged += (f"the mutation {one}" for one in self._unstored(held) - unstored)
+        if damaged:
+            raise _no_space(
+                f"The disk was full while {' and '.join(damaged)} was written:"
+                " make room and repeat the statement"
+            )
+
+    def _hold(self, names: Collection[str]) -> set[Path]:
+        """Make copies of definitions. Raises `OSError`."""
+        held: set[Path] = set()
+        try:
+            for path in self._files.named(names):
+                if path not in self._changing:
+                    self._files.keep(path)
+                self._changing[path] += 1
+                held.add(path)
+        except OSError:
+            self._let_go(held)
+            raise
+        return held
+
+    def _let_go(self, held: Collection[Path]) -> None:
+        for path in held:
+            self._changing[path] -= 1
+            if not self._changing[path]:
+                del self._changing[path]
+                self._files.forget(path)
+            elif path.exists():
+                self._files.keep(path)  # another statement changes it as it is now
+
+    def _end(self, names: Collection[str], held: Collection[Path]) -> list[str]:
+        """Returns what the disk had no space for. All definitions are whole then."""
+        with self._lock, _as_engine_errors("cannot be checked after the change"):
+            damaged = [path for path in self._files.named(names) if not self._is_whole(path)]
+            for path in damaged:
+                self._repair(path)
+            self._let_go(held)
+        return [f"the definition of {self._files.readable(path)}" for path in damaged]
+
+    def _is_whole(self, path: Path) -> bool:
+        if self._files.is_unchanged(path):
+            return True
+        try:
+            definition = path.read_bytes()
+        except FileNotFoundError:  # it was dropped meanwhile
+            return True
+        if may_be_cut(definition):
+            return is_whole(definition) and not self._failed_writes()
+        return True
+
+    def _repair(self, path: Path) -> None:
+        """Leave a whole definition in place of a damaged one, or nothing."""
+        name = self._files.readable(path)
+        kind, table_id = self._in_engine(path)
+        if path in self._changing and table_id in ("", self._files.table_id(path)):
+            self._files.put_back(path)
+            log.warning(
+                "the disk was full when the definition of %s was written:"
+                " it is the one before that change again", name,
+            )  # fmt: skip
+            return
+        with closing(self._connect()) as handle:
+            handle.query(
+                f"DROP {kind} IF EXISTS {'.'.join(map(quoted, self._files.names(path)))} SYNC",
+                "Null",
+            )
+        log.warning("the disk was full when %s was created: it is dropped", name)
+
+    def _in_engine(self, path: Path) -> tuple[str, str]:
+        """What the engine has of this name, and its UUID, or "" if no rows depend on that."""
+        if self._files.is_of_a_database(path):
+            return "DATABASE", ""
+        names = ", ".join(literal(name) for name in self._files.names(path))
+        with closing(self._connect()) as handle:
+            found = handle.query(
+                "SELECT engine, toString(uuid) FROM system.tables"
+                f" WHERE (database, name) = ({names})",
+                "TSV",
+            )
+        engine, _, table_id = found.bytes().decode().strip().partition("\t")
+        if engine == "Dictionary":
+            return "DICTIONARY", ""
+        return "TABLE", "" if engine == "View" else table_id
+
+    def _unstored(self, definitions: Collection[Path]) -> set[Path]:
+        """The mutations of tables that the engine would not find at its next start."""
+        return {one for path in definitions for one in self._files.unstored_mutations(path)}
+
+    def _failed_writes(self) -> bool:
+        with closing(self._connect()) as handle:
+            return int(handle.query(FAILED_WRITES, "TSV").bytes()) > 0
+
+
+@contextmanager
+def _as_engine_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _no_space(f"A definition {what}: {error.strerror} ({error.filename})") from error
+
+
+def _no_space(sentence: str) -> RuntimeError:
+    return RuntimeError(f"Code: {NOT_ENOUGH_SPACE}. DB::Exception: {sentence} (NOT_ENOUGH_SPACE)")

@@ -98,8 +98,8 @@ class DefinitionFiles:
                 table = path.parent
                 self._set_aside(path, f"{table.parent.name}.{table.name}.{path.name}")
                 log.error(
-                    "the disk was full when a change of rows of %s was stored: it is not made, and"
-                    " its file %s is set aside", _readable(table), path.name,
+                    "the disk was full when a change of rows of %s was written: it is not made,"
+                    " and its file %s is set aside", _readable(table), path.name,
                 )  # fmt: skip
         for path in self._tables.glob("*/*/format_version.txt"):
             if path.stat().st_size == 0:

@@ -9,7 +9,7 @@ and their files are read behind it. If the disk was full while one was written:
 * the statement fails with NOT_ENOUGH_SPACE, whoever sent it.
 
 A statement that deletes or updates rows fails, too, if its mutation was not stored, so that it is
-repeated. The engine runs the mutation, but would not know of it after a kill.
+repeated: the engine would not know of that mutation after a kill. It is killed.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class DefinitionGuard:
         self._lock = threading.Lock()
         self._changing: Counter[Path] = Counter()
         """The definitions that have a copy, and how many statements may be changing each."""
+        self._lost_mutations: Counter[Path] = Counter()
 
     def handle(self, handle: Handle) -> GuardedHandle:
         return GuardedHandle(handle, self)
@@ -104,14 +105,20 @@ class DefinitionGuard:
         """Wraps a statement that may change what has these names. Raises `RuntimeError`."""
         with self._lock, _as_engine_errors("cannot be copied before the change"):
             held = self._hold(names)
-            unstored = self._unstored(held)
+            lost = {path: self._lost_mutations[path] for path in held}
         try:
             yield
         except BaseException:
             self._end(names, held)
             raise
-        damaged = self._end(names, held)
-        damaged += (f"the mutation {one}" for one in self._unstored(held) - unstored)
+        damaged = [
+            f"the definition of {self._files.readable(path)}" for path in self._end(names, held)
+        ]
+        damaged += (
+            f"a change of rows of {self._files.readable(path)}"
+            for path, before in lost.items()
+            if self._lost_mutations[path] > before
+        )
         if damaged:
             raise _no_space(
                 f"The disk was full while {' and '.join(damaged)} was written:"
@@ -141,14 +148,17 @@ class DefinitionGuard:
             elif path.exists():
                 self._files.keep(path)  # another statement changes it as it is now
 
-    def _end(self, names: Collection[str], held: Collection[Path]) -> list[str]:
-        """Returns what the disk had no space for. All definitions are whole then."""
+    def _end(self, names: Collection[str], held: Collection[Path]) -> list[Path]:
+        """Returns the definitions that were damaged. All are whole then."""
         with self._lock, _as_engine_errors("cannot be checked after the change"):
             damaged = [path for path in self._files.named(names) if not self._is_whole(path)]
             for path in damaged:
                 self._repair(path)
+            for path in held:
+                for mutation in self._files.unstored_mutations(path):
+                    self._kill(path, mutation)
             self._let_go(held)
-        return [f"the definition of {self._files.readable(path)}" for path in damaged]
+        return damaged
 
     def _is_whole(self, path: Path) -> bool:
         if self._files.is_unchanged(path):
@@ -163,45 +173,55 @@ class DefinitionGuard:
 
     def _repair(self, path: Path) -> None:
         """Leave a whole definition in place of a damaged one, or nothing."""
-        name = self._files.readable(path)
         kind, table_id = self._in_engine(path)
         if path in self._changing and table_id in ("", self._files.table_id(path)):
             self._files.put_back(path)
             log.warning(
                 "the disk was full when the definition of %s was written:"
-                " it is the one before that change again", name,
+                " it is the one before that change again", self._files.readable(path),
             )  # fmt: skip
             return
-        with closing(self._connect()) as handle:
-            handle.query(
-                f"DROP {kind} IF EXISTS {'.'.join(map(quoted, self._files.names(path)))} SYNC",
-                "Null",
-            )
-        log.warning("the disk was full when %s was created: it is dropped", name)
+        name = ".".join(quoted(name) for name in self._files.names(path))
+        self._run(f"DROP {kind} IF EXISTS {name} SYNC")
+        log.warning(
+            "the disk was full when %s was created: it is dropped", self._files.readable(path)
+        )
 
     def _in_engine(self, path: Path) -> tuple[str, str]:
         """What the engine has of this name, and its UUID, or "" if no rows depend on that."""
         if self._files.is_of_a_database(path):
             return "DATABASE", ""
-        names = ", ".join(literal(name) for name in self._files.names(path))
-        with closing(self._connect()) as handle:
-            found = handle.query(
-                "SELECT engine, toString(uuid) FROM system.tables"
-                f" WHERE (database, name) = ({names})",
-                "TSV",
-            )
-        engine, _, table_id = found.bytes().decode().strip().partition("\t")
+        found = self._run(
+            f"SELECT engine, toString(uuid) FROM system.tables WHERE {self._named(path)}"
+        )
+        engine, _, table_id = found.strip().partition("\t")
         if engine == "Dictionary":
             return "DICTIONARY", ""
         return "TABLE", "" if engine == "View" else table_id
 
-    def _unstored(self, definitions: Collection[Path]) -> set[Path]:
-        """The mutations of tables that the engine would not find at its next start."""
-        return {one for path in definitions for one in self._files.unstored_mutations(path)}
+    def _kill(self, path: Path, mutation: Path) -> None:
+        """The engine would not find the mutation at its next start."""
+        self._run(
+            f"KILL MUTATION WHERE {self._named(path, 'table')}"
+            f" AND mutation_id = {literal(mutation.name)}"
+        )
+        self._lost_mutations[path] += 1
+        log.warning(
+            "the disk was full: a change of rows of %s is not made", self._files.readable(path)
+        )
 
     def _failed_writes(self) -> bool:
+        return self._run(FAILED_WRITES).strip() != "0"
+
+    def _run(self, sql: str) -> str:
         with closing(self._connect()) as handle:
-            return int(handle.query(FAILED_WRITES, "TSV").bytes()) > 0
+            result: str = handle.query(sql, "TSV").bytes().decode()
+            return result
+
+    def _named(self, path: Path, column: str = "name") -> str:
+        """A condition for tables of the engine."""
+        database, table = self._files.names(path)
+        return f"database = {literal(database)} AND {column} = {literal(table)}"
 
 
 @contextmanager

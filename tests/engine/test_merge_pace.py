@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from storage import merge_pace
 from storage.blocks import block
+from storage.disk_reserve import LOW_BYTES
 from storage.engine import EngineError
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits
@@ -146,4 +148,31 @@ async def test_an_engine_that_refuses_the_setting_stops_nothing(
             await pace.close()
         assert [sql.split()[3] for sql in asked] == ["MODIFY", "RESET"]
         assert "the pace of merges cannot be changed: no" in caplog.text
+        monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("short_pause")
+async def test_on_a_low_disk_the_definition_of_the_log_is_not_written(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with journal(data_dir) as opened:
+        asked: list[str] = []
+        looked = 0
+
+        async def note(sql: str) -> None:
+            asked.append(sql)
+
+        def free_bytes() -> int:
+            nonlocal looked
+            looked += 1
+            return 0 if looked < 5 else 2 * LOW_BYTES
+
+        monkeypatch.setattr(opened.embedded, "execute", note)
+        monkeypatch.setattr(opened.embedded, "reserve", SimpleNamespace(free_bytes=free_bytes))
+        pace = MergePace(opened.embedded)
+        pace.large_round()
+        await until_async(lambda: bool(asked))
+        assert looked > 5
+        await pace.close()
+        assert [sql.split()[3] for sql in asked] == ["RESET"]
         monkeypatch.undo()

@@ -1,8 +1,8 @@
 """A disk that is full, and data directories that cannot be used.
 
 Acknowledged records stay, others are not in the log, offsets stay dense, and the same broker
-continues when there is space again. A start that cannot succeed ends with exit code 1 or 2 and one
-sentence.
+continues when there is space again. Definitions of tables that had no space are those before. A
+start that cannot succeed ends with exit code 1 or 2 and one sentence.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from kafka.protocol.producer import InitProducerIdRequest
 from broker.api import APIS
 from protocol import errors
 from protocol.versions import ApiKey
+from storage.definition_files import DefinitionFiles
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples
 from tests.support.broker_process import NEVER_MS, BrokerProcess
+from tests.support.engine_owner import EngineOwner
 from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of
 from tests.support.server_process import PROJECT
@@ -319,6 +321,173 @@ class TestFullDisk:
             found = wire.ask(messages.list_offsets(target, -1), 7).topics[0].partitions[0]
             assert found.offset == 2
         assert broker.sql("SELECT value FROM messages") == [{"value": "public"}] * 2
+
+
+class TestDefinitions:
+    """The files that say what tables are (storage/definition_files.py)."""
+
+    def test_a_log_whose_definition_was_lost_in_a_change_is_all_there(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker()
+        with Wire(broker) as wire:
+            producer = Producer(broker, messages.create_topic(wire, topic))
+        for _ in range(50):
+            assert producer.send() == 0
+        producer.check(broker)  # half of them are in the table, and half in the journal
+        for _ in range(50):
+            assert producer.send() == 0
+        broker.kill()
+        _empty_definition(broker.data_dir, "messages", copied=True)
+        broker.start()
+        assert "the definition of brokerhouse.messages" in broker.log()
+        producer.connect(broker)
+        producer.check(broker)
+        assert producer.send() == 0
+        producer.check(broker)
+
+    def test_without_a_copy_the_start_says_which_file_is_damaged(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        broker = own_broker()
+        with Wire(broker) as wire:
+            producer = Producer(broker, messages.create_topic(wire, topic))
+        assert producer.send() == 0
+        broker.stop()
+        path = _empty_definition(broker.data_dir, "messages", copied=False)
+        code, printed = start_that_fails(broker.data_dir)
+        assert code == 1
+        assert one_sentence(printed).endswith(f"or put the definition into {path}")
+
+    def test_a_deletion_that_was_not_stored_is_made_after_the_next_start(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
+        """The broker was killed before it knew that the deletion of the topic was stored."""
+        broker = own_broker()
+        with Wire(broker) as wire:
+            kept = Producer(broker, messages.create_topic(wire, f"{topic}-kept"))
+            target = messages.create_topic(wire, topic)
+            wire.ask(messages.produce(target, messages.small_batch()), VERSION)
+        assert kept.send() == 0
+        kept.check(broker)
+        broker.stop()
+        _run_sql(
+            broker.data_dir,
+            "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
+            " SELECT topic_id, version + 1, name, partitions, configs, 'deleting'"
+            f" FROM topic_versions WHERE name = '{topic}'",
+        )
+        table = broker.data_dir / "clickhouse" / "data" / "brokerhouse" / "messages"
+        (table / "mutation_1000000.txt").touch()
+        broker.start()
+        assert "a change of rows of brokerhouse.messages was written: it is not" in broker.log()
+        found = "SELECT count() AS n FROM messages WHERE topic = {topic:String}"
+        until(lambda: broker.sql(found, {"topic": topic}) == [{"n": 0}])
+        kept.connect(broker)
+        kept.check(broker)
+
+    @in_a_mount_namespace
+    def test_what_people_create_or_change_on_a_full_disk_stops_no_start(
+        self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
+    ) -> None:
+        settings = {"sql_user": "admin", "sql_password": "secret"}
+        with small_disk(tmp_path, 256 * MIB) as disk, running(disk.path, **settings) as broker:
+
+            def run(sql: str) -> None:
+                broker.sql(sql, user="admin", password="secret")
+
+            with Wire(broker) as wire:
+                producer = Producer(broker, messages.create_topic(wire, topic))
+            assert producer.send() == 0
+            producer.check(broker)
+            run("CREATE DATABASE shop")
+            run("CREATE TABLE shop.orders (n Int64) ENGINE = MergeTree ORDER BY n")
+            run("INSERT INTO shop.orders VALUES (7)")
+            run("CREATE VIEW shop.all_orders AS SELECT n FROM shop.orders")
+            disk.fill()
+            for sql in (
+                "ALTER TABLE shop.orders ADD COLUMN note String",
+                "CREATE OR REPLACE VIEW shop.all_orders AS SELECT 1",
+                "CREATE TABLE shop.more (n Int64) ENGINE = MergeTree ORDER BY n",
+                "CREATE VIEW shop.more_orders AS SELECT n FROM shop.orders",
+                "CREATE MATERIALIZED VIEW shop.topics ENGINE = MergeTree ORDER BY topic"
+                " AS SELECT topic FROM brokerhouse.messages",
+                "CREATE DATABASE market",
+            ):
+                with pytest.raises(SqlError, match="The disk was full") as refused:
+                    run(sql)
+                assert refused.value.code == 243
+            broker.kill()
+            disk.free()
+            broker.start()
+            producer.connect(broker)
+            producer.check(broker)
+            assert broker.sql("SELECT * FROM shop.all_orders") == [{"n": 7}]
+            tables = broker.sql("SELECT name FROM system.tables WHERE database = 'shop' ORDER BY 1")
+            assert [row["name"] for row in tables] == ["all_orders", "orders"]
+            run("CREATE DATABASE market")
+            assert not list((disk.path / "definitions").iterdir())
+
+    @in_a_mount_namespace
+    def test_definitions_may_change_while_space_comes_and_goes(
+        self, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        """The engine is killed again and again in the middle of changes of the log's table."""
+        with small_disk(tmp_path, 256 * MIB) as disk:
+            for _ in range(8):
+                owner = EngineOwner(disk.path, _CHANGE_DEFINITIONS)
+                try:
+                    assert owner.line() == "open"
+                    outcomes = {"refused": 0, "done": 0}
+                    while outcomes["refused"] < 20 or outcomes["done"] < 20:
+                        disk.fill()
+                        if sum(outcomes.values()) % 3 == 0:
+                            disk.free(MIB)
+                        outcomes[owner.line()] += 1
+                finally:
+                    disk.fill()
+                    owner.kill()
+                    disk.free()
+            with running(disk.path) as broker:
+                assert broker.sql("SELECT count() AS n FROM messages") == [{"n": 8}]
+
+
+_CHANGE_DEFINITIONS = """
+import asyncio, sys
+from pathlib import Path
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from storage.schema import migrate
+async def main():
+    engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
+    await migrate(engine)
+    await engine.execute("INSERT INTO messages (topic) SELECT toString(generateUUIDv4())")
+    print("open", flush=True)
+    while True:
+        for sql in (
+            "ALTER TABLE messages MODIFY SETTING merge_selector_base = 100",
+            "CREATE OR REPLACE VIEW v AS SELECT 1",
+            "ALTER TABLE messages RESET SETTING merge_selector_base",
+            "DELETE FROM messages WHERE topic = 'u' SETTINGS lightweight_deletes_sync = 0",
+        ):
+            try:
+                await engine.execute(sql)
+            except EngineError as error:
+                print("refused" if error.code == 243 else error, flush=True)
+            else:
+                print("done", flush=True)
+asyncio.run(main())
+"""
+
+
+def _empty_definition(data_dir: Path, table: str, *, copied: bool) -> Path:
+    """What a kill leaves behind in the middle of a change that the disk has no space for."""
+    path = data_dir / "clickhouse" / "metadata" / "brokerhouse" / f"{table}.sql"
+    if copied:
+        DefinitionFiles(data_dir).keep(path)
+    path.unlink()
+    path.touch()
+    return path
 
 
 def _run_sql(data_dir: Path, sql: str) -> None:

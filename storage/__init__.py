@@ -1,7 +1,8 @@
 """ClickHouse behind one interface, and what is stored there beside the log.
 
 * engine.py: the interface. embedded.py: chDB in this process, with free_space.py, disk_reserve.py,
-  block_file.py (what it reads inserts from) and _result_bytes.pyx. clickhouse.py: one server over
+  block_file.py (what it reads inserts from) and _result_bytes.pyx. definition_guard.py and
+  definition_files.py: a full disk damages no definition of a table. clickhouse.py: one server over
   HTTP. shards.py: the replicas of a shard as one engine.
 * journal.py: the embedded engine behind a journal. journal_files.py: its files. journal_drain.py
   and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a

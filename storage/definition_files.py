@@ -11,8 +11,10 @@ take the place of a definition, and the engine does not open such a directory ag
 * A start, before the engine opens the directory, puts a copy in the place of a damaged file. A
   damaged file without a copy is set aside in `definitions/damaged/` if no row can depend on it;
   otherwise the start is refused, with the name of the file.
-* A mutation that is damaged was never stored. Its file is set aside, too: whoever asked for it got
-  an error (definition_guard.py), or the process ended before.
+* A mutation that is damaged was never stored. Its file is set aside, too: the process ended before
+  whoever asked for it got an answer (definition_guard.py). The broker asks again: a deleted topic
+  stays in the state "deleting" until its deletion is stored, and what is below the start of a log
+  is counted at each start.
 
 A definition begins with ATTACH and ends with a line feed. On a full disk a write stops at the end
 of a block, so only a file of whole blocks can be cut and still look complete: if there is a copy of
@@ -49,7 +51,7 @@ _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK})
 
 
 class DefinitionError(Exception):
-    """A definition is damaged and cannot be replaced. The message says what to do."""
+    """The engine could not open the directory. The message says in one sentence why."""
 
 
 def is_whole(definition: bytes) -> bool:
@@ -62,7 +64,7 @@ def may_be_cut(definition: bytes) -> bool:
 
 
 def is_stored(mutation: bytes) -> bool:
-    """Whether the file of a mutation is whole: the commands are its last line but one or two."""
+    """Whether the file of a mutation is whole: the commands are its last line."""
     return b"\ncommands: " in mutation and mutation.endswith(b"\n")
 
 
@@ -84,7 +86,15 @@ class DefinitionFiles:
     # --- at the start
 
     def recover(self) -> None:
-        """Leave nothing that the engine cannot open. Raises `DefinitionError` and `OSError`."""
+        """Leave nothing that the engine cannot open. Raises `DefinitionError`."""
+        try:
+            self._recover()
+        except OSError as error:
+            raise DefinitionError(
+                f"{error.filename} cannot be read or written: {error.strerror}"
+            ) from error
+
+    def _recover(self) -> None:
         self._copies.mkdir(exist_ok=True)
         for part in self._copies.glob(f"*{_UNFINISHED}"):
             part.unlink()

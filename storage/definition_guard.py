@@ -167,9 +167,8 @@ class DefinitionGuard:
             definition = path.read_bytes()
         except FileNotFoundError:  # it was dropped meanwhile
             return True
-        if may_be_cut(definition):
-            return is_whole(definition) and not self._failed_writes()
-        return True
+        # One of 512 definitions has whole blocks. It counts as cut if any write has failed.
+        return not may_be_cut(definition) or (is_whole(definition) and not self._failed_writes())
 
     def _repair(self, path: Path) -> None:
         """Leave a whole definition in place of a damaged one, or nothing."""

@@ -467,10 +467,6 @@ def _whole_definitions(data_dir: Path) -> DefinitionFiles:
         definitions.recover()
     except DefinitionError as error:
         raise DataDirectoryError(str(error)) from error
-    except OSError as error:
-        raise DataDirectoryError(
-            f"the data directory {data_dir} cannot be written: {error.strerror}"
-        ) from error
     return definitions
 
 

@@ -3,13 +3,13 @@
 Before such a statement, the definitions of all that it may name are copied (definition_files.py),
 and their files are read behind it. If the disk was full while one was written:
 
-* the file before a change is put back at once, so that a kill at any moment is followed by a start.
-  Until that start the engine works as if it was changed;
-* what was created is dropped, also in place of another table, because that one's rows are gone;
+* the file from before the change is put back at once, so the engine can be started after a kill at
+  any moment. The engine that runs has made the change; the next start does not know it;
+* what was created is dropped, even if it has replaced a table: the rows of that one are gone;
 * the statement fails with NOT_ENOUGH_SPACE, whoever sent it.
 
-A statement that deletes or updates rows fails, too, if its mutation was not stored, so that it is
-repeated: the engine would not know of that mutation after a kill. It is killed.
+A statement that deletes or updates rows fails, too, if its mutation was not stored. The engine would
+not know of such a mutation after a kill, so it is killed, and whoever sent the statement repeats it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class DefinitionGuard:
         """The definitions that have a copy, and how many statements may be changing each."""
         self._lost_mutations: Counter[Path] = Counter()
 
-    def handle(self, handle: Handle) -> GuardedHandle:
+    def wrap(self, handle: Handle) -> GuardedHandle:
         return GuardedHandle(handle, self)
 
     @contextmanager

@@ -178,7 +178,7 @@ class EmbeddedEngine:
 
     def _open(self, connection_string: str) -> Handle:
         try:
-            return self._guard.handle(self._connect(connection_string))
+            return self._guard.wrap(self._connect(connection_string))
         except (RuntimeError, ValueError) as error:
             raise DataDirectoryError(
                 f"the embedded ClickHouse cannot open {self.data_dir}: {error}"

@@ -225,7 +225,7 @@ class NoSpace:
 
 def change(engine: EmbeddedEngine, sql: str, damage: Callable[[], None]) -> None:
     guard: DefinitionGuard = vars(engine)["_guard"]
-    guard.handle(NoSpace(engine, damage)).query(sql, "Null")
+    guard.wrap(NoSpace(engine, damage)).query(sql, "Null")
 
 
 async def test_definitions_are_copied_only_while_they_change(engine: EmbeddedEngine) -> None:

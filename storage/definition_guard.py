@@ -8,8 +8,9 @@ and their files are read behind it. If the disk was full while one was written:
 * what was created is dropped, even if it has replaced a table: the rows of that one are gone;
 * the statement fails with NOT_ENOUGH_SPACE, whoever sent it.
 
-A statement that deletes or updates rows fails, too, if its mutation was not stored. The engine would
-not know of such a mutation after a kill, so it is killed, and whoever sent the statement repeats it.
+A statement that deletes or updates rows fails, too, if its mutation was not stored. The engine
+would not know of that mutation after a kill, so it is killed at once, and the sender has to repeat
+the statement.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ take the place of a definition, and the engine does not open such a directory ag
   stays in the state "deleting" until its deletion is stored, and what is below the start of a log
   is counted at each start.
 
-A definition begins with ATTACH and ends with a line feed. On a full disk a write stops at the end
-of a block, so only a file of whole blocks can be cut and still look complete: if there is a copy of
-such a file, the copy is used.
+A definition ends with a line feed. On a full disk a write stops at the end of a block, so only a
+file of whole blocks can be cut and still look complete: if there is a copy of such a file, the copy
+is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DefinitionError(Exception):
 
 
 def is_whole(definition: bytes) -> bool:
-    return definition.startswith(b"ATTACH ") and definition.endswith(b"\n")
+    return definition.endswith(b"\n")
 
 
 def may_be_cut(definition: bytes) -> bool:
@@ -223,6 +223,11 @@ class DefinitionFiles:
         """The UUID in the copy."""
         return _table_id(self._copy_of(path))
 
+    def inner_table(self, path: Path) -> Path | None:
+        """The definition of the table in which a materialized view has its rows, if it made one."""
+        inner = path.with_name(f"{file_name(f'.inner_id.{_table_id(path)}')}.sql")
+        return inner if inner.exists() else None
+
     def unstored_mutations(self, path: Path) -> Iterator[Path]:
         """The files of mutations of a table that are damaged."""
         for mutation in self._directory(path).glob("mutation_*.txt"):
@@ -252,7 +257,10 @@ class DefinitionFiles:
 
 
 def _table_id(definition: Path) -> str | None:
-    found = _UUID.search(definition.read_bytes())
+    try:
+        found = _UUID.search(definition.read_bytes())
+    except FileNotFoundError:  # it was dropped
+        return None
     return found[1].decode() if found else None
 
 

@@ -152,7 +152,7 @@ class DefinitionGuard:
     def _end(self, names: Collection[str], held: Collection[Path]) -> list[Path]:
         """Returns the definitions that were damaged. All are whole then."""
         with self._lock, _as_engine_errors("cannot be checked after the change"):
-            damaged = [path for path in self._files.named(names) if not self._is_whole(path)]
+            damaged = [path for path in self._files.named(names) if not self._is_complete(path)]
             for path in damaged:
                 self._repair(path)
             for path in held:
@@ -160,6 +160,12 @@ class DefinitionGuard:
                     self._kill(path, mutation)
             self._let_go(held)
         return damaged
+
+    def _is_complete(self, path: Path) -> bool:
+        if not self._is_whole(path):
+            return False
+        inner = None if path in self._changing else self._files.inner_table(path)
+        return inner is None or self._is_whole(inner)
 
     def _is_whole(self, path: Path) -> bool:
         if self._files.is_unchanged(path):

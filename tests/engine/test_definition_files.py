@@ -174,6 +174,20 @@ async def test_what_was_only_being_created_is_set_aside_and_can_be_created_again
     assert "the disk was full when default.a.b was created, so it does not exist" in caplog.text
 
 
+async def test_a_view_whose_own_table_was_only_being_created_stops_no_start(
+    data_dir: Path,
+) -> None:
+    async with opened(data_dir) as engine:
+        await engine.execute(
+            "CREATE MATERIALIZED VIEW default.v ENGINE = MergeTree ORDER BY topic"
+            " AS SELECT topic FROM messages"
+        )
+    (inner,) = definition(data_dir, "v", "default").parent.glob("%2Einner*.sql")
+    empty(inner)
+    async with opened(data_dir) as engine:
+        await engine.execute("DROP VIEW default.v")
+
+
 async def test_a_database_with_tables_is_never_set_aside(data_dir: Path) -> None:
     empty(data_dir / "clickhouse" / "metadata" / "brokerhouse.sql")
     with pytest.raises(DataDirectoryError, match="the definition of brokerhouse is damaged"):
@@ -297,6 +311,25 @@ async def test_what_is_created_without_space_does_not_exist(engine: EmbeddedEngi
     assert await engine.rows("EXISTS DATABASE shop") == [[0]]
 
 
+async def test_a_view_whose_own_table_cannot_be_created_does_not_exist(
+    engine: EmbeddedEngine,
+) -> None:
+    folder = definition(engine.data_dir, "v", "default").parent
+
+    def damage() -> None:
+        (inner,) = folder.glob("%2Einner*.sql")
+        empty(inner)
+
+    with pytest.raises(RuntimeError, match=r"definition of default\.v"):
+        change(
+            engine,
+            "CREATE MATERIALIZED VIEW default.v ENGINE = MergeTree ORDER BY topic"
+            " AS SELECT topic FROM messages",
+            damage,
+        )
+    assert list(folder.glob("*.sql")) == []
+
+
 async def test_a_view_that_cannot_be_replaced_is_the_old_one(data_dir: Path) -> None:
     path = definition(data_dir, "v", "default")
     async with opened(data_dir) as engine:
@@ -344,6 +377,26 @@ async def test_a_deletion_that_is_not_stored_is_an_error_and_can_be_repeated(
     await engine.execute("SYSTEM START MERGES")
     await engine.execute("DELETE FROM messages WHERE offset = 3")
     assert await engine.rows("SELECT count() FROM messages") == [[9]]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "CREATE DICTIONARY default.x (k UInt64, v String) PRIMARY KEY k"
+        " SOURCE(CLICKHOUSE(TABLE 'y')) LAYOUT(FLAT()) LIFETIME(0)",
+        "CREATE TABLE default.x (k UInt64) ENGINE = Memory COMMENT 'of five\n\nlines\n'",
+        "CREATE TABLE default.x (k UInt64) ENGINE = Log",
+        "CREATE MATERIALIZED VIEW default.x REFRESH EVERY 1 HOUR APPEND ENGINE = MergeTree"
+        " ORDER BY topic AS SELECT topic FROM brokerhouse.messages",
+        "CREATE DATABASE x ENGINE = Memory",
+        "CREATE DATABASE x COMMENT 'of nobody'",
+    ],
+)
+async def test_every_kind_of_definition_is_known_to_be_whole(data_dir: Path, sql: str) -> None:
+    async with opened(data_dir) as engine:
+        await engine.execute(sql)
+    async with opened(data_dir):
+        assert set_aside(data_dir) == []
 
 
 async def test_without_a_copy_a_definition_is_not_changed(

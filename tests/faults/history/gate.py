@@ -55,10 +55,14 @@ class Held:
 
     def await_given_up(self) -> None:
         """Wait until the broker waits for the answer no longer."""
+        if not self.is_given_up(within_s=LIMIT_S):
+            raise GateError(f"the broker still waits for the answer to block {self.token}")
+
+    def is_given_up(self, within_s: float = 0.0) -> bool:
+        """Whether the broker waits for the answer no longer: it sends the block again."""
         with selectors.DefaultSelector() as ready:
             ready.register(self.client, selectors.EVENT_READ)
-            if not ready.select(LIMIT_S):  # a connection that ends is readable
-                raise GateError(f"the broker still waits for the answer to block {self.token}")
+            return bool(ready.select(within_s))  # a connection that ends is readable
 
 
 class Gates:

@@ -307,7 +307,13 @@ class Rereader(Worker):
 
 
 class Member(Worker):
-    """A member of a group: reads what it is assigned, and commits what it has read."""
+    """A member of a group: reads what it is assigned, and commits what it has read.
+
+    It begins at 0 where nothing is committed, and not by `auto.offset.reset = earliest`: librdkafka
+    2.x asks for the earliest offset again, and reads from there, when the answer to an earlier such
+    question comes late, from a broker that led before (`rd_kafka_toppar_handle_Offset`). So an
+    offset that a broker refuses shows here, too.
+    """
 
     def __init__(self, name: str, place: Place, history: History, seed: int, group: str) -> None:
         super().__init__(name, place, history, seed)
@@ -319,7 +325,6 @@ class Member(Worker):
         consumer = self.place.consumer(
             self.name,
             group_id=self.group,
-            auto_offset_reset="earliest",
             session_timeout_ms=SESSION_TIMEOUT_MS,
             heartbeat_interval_ms=500,
         )
@@ -333,11 +338,18 @@ class Member(Worker):
             while not self.stopping.is_set():
                 ends = time.monotonic() + self.chance.uniform(0.2, 1.0)
                 while time.monotonic() < ends and not self.stopping.is_set():
-                    for record in poll(consumer, self.name, self.history):
+                    for record in poll(consumer, self.name, self.history, self._begin):
                         self._positions[record.partition] = record.offset + 1
                 self._commit(consumer)
         finally:
             consumer.close()
+
+    def _begin(self, consumer: Consumer, partition: int) -> bool:
+        """Of a partition without a place to read from. False if it had one."""
+        if partition in self._positions:
+            return False
+        consumer.seek(TopicPartition(self.place.topic, partition, 0))
+        return True
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = tuple(one.partition for one in partitions)
@@ -382,13 +394,29 @@ class EndWatcher(Worker):
             consumer.close()
 
 
-def poll(consumer: Consumer, name: str, history: History) -> list[Record]:
-    """What the consumer gives next, after it was written down."""
+def _is_no_beginning(_consumer: Consumer, _partition: int) -> bool:
+    return False
+
+
+def poll(
+    consumer: Consumer,
+    name: str,
+    history: History,
+    begin: Callable[[Consumer, int], bool] = _is_no_beginning,
+) -> list[Record]:
+    """What the consumer gives next, after it was written down.
+
+    `begin`: called for a partition that has no offset to read from, or none that its leader has.
+    """
     records = []
     for message in consumer.consume(500, 0.1):
         error = message.error()
         if error is not None:
-            if error.code() not in PASSING:
+            code, partition = error.code(), message.partition()
+            is_lost = code == KafkaError._AUTO_OFFSET_RESET
+            if is_lost and partition is not None and begin(consumer, partition):
+                continue
+            if code not in PASSING:
                 history.add(ReaderFailed(now_ns(), name, str(error)))
             continue
         records.append(_record(message))

@@ -137,7 +137,9 @@ class DrainStream:
         self._waiting: deque[JournalBlock] = deque()
         self._oldest_s = 0.0
         self._wanted = 0
-        self._failures = 0
+        self._attempts = 0
+        self._failed_attempt = 0
+        """The last one that failed."""
         self._halvings = 0
         self._due = asyncio.Event()
         self._retry = asyncio.Event()
@@ -190,18 +192,21 @@ class DrainStream:
     async def reached(self, sequence: int, *, at_once: bool) -> None:
         """Wait until all blocks up to this one are in the engine.
 
-        `at_once`: do not wait for more blocks. Raises `EngineError` if the engine refuses them.
+        `at_once`: do not wait for more blocks. Raises `EngineError` if the engine refuses them in
+        an attempt that begins from now on.
         """
-        failures = self._failures
+        attempts = self._attempts  # what made the last of them fail may be over
         if at_once:
             self._begin_up_to(sequence)
-            self._retry.set()
         while self.drained < sequence:
-            if isinstance(self.refusal, StorageFault) or self._failures > failures:
+            is_final = isinstance(self.refusal, StorageFault) or (self._closing and self.refusal)
+            if is_final or self._failed_attempt > attempts:
                 raise EngineError(
                     f"acknowledged rows cannot be put into the table: {self.refusal}",
                     getattr(self.refusal, "code", 0),
                 )
+            if at_once:
+                self._retry.set()
             caller: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._callers.add(caller)
             try:
@@ -323,11 +328,12 @@ class DrainStream:
         ]
         steps_with_rows = len(steps) - 1
         while steps:
+            self._attempts += 1
             try:
                 await steps[0]()
             except EngineError as error:
                 self.refusal = error
-                self._failures += 1
+                self._failed_attempt = self._attempts
                 self._retry.clear()
                 self._wake_callers()
                 if self._closing:

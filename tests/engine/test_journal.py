@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -236,6 +237,31 @@ async def test_rows_that_the_engine_refuses_until_the_end_are_there_when_a_start
     await engine.close()
     async with journal(data_dir) as opened:
         assert await stored(opened) == [0]
+
+
+async def test_a_refusal_that_began_before_a_statement_is_not_its_own(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What made it fail may be over, so it is tried once more, and at once."""
+    async with journal(data_dir) as opened:
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+        insert = opened.embedded.insert_blocks
+
+        async def refuse_once(*arguments: Any) -> None:
+            if not begun.is_set():
+                begun.set()
+                await goes_on.wait()
+                raise EngineError("not yet")
+            await insert(*arguments)
+
+        monkeypatch.setattr(opened.embedded, "insert_blocks", refuse_once)
+        await append(opened, 0)
+        opened.streams[LOG].hurry()
+        await begun.wait()
+        statement = asyncio.create_task(seen(opened))
+        await asyncio.sleep(0.05)  # it waits for the rows
+        goes_on.set()
+        assert await statement == [0]
 
 
 async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(

@@ -338,23 +338,30 @@ class Member(Worker):
             while not self.stopping.is_set():
                 ends = time.monotonic() + self.chance.uniform(0.2, 1.0)
                 while time.monotonic() < ends and not self.stopping.is_set():
-                    for record in poll(consumer, self.name, self.history, self._begin):
+                    for record in poll(consumer, self.name, self.history):
                         self._positions[record.partition] = record.offset + 1
                 self._commit(consumer)
         finally:
             consumer.close()
 
-    def _begin(self, consumer: Consumer, partition: int) -> bool:
-        """Of a partition without a place to read from. False if it had one."""
-        if partition in self._positions:
-            return False
-        consumer.seek(TopicPartition(self.place.topic, partition, 0))
-        return True
-
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = tuple(one.partition for one in partitions)
         self._revoked(consumer, partitions)
         self.history.add(Assigned(now_ns(), self.group, self.name, numbers))
+        consumer.assign(self._begins(consumer, partitions))
+
+    def _begins(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where the group stands in each. Heartbeats go on meanwhile."""
+        while not self.stopping.is_set():
+            try:
+                found = consumer.committed(partitions, timeout=1.0)
+            except KafkaException:  # its coordinator is away
+                continue
+            if all(one.error is None for one in found):
+                return [
+                    TopicPartition(one.topic, one.partition, max(one.offset, 0)) for one in found
+                ]
+        return partitions
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for one in partitions:
@@ -394,29 +401,13 @@ class EndWatcher(Worker):
             consumer.close()
 
 
-def _is_no_beginning(_consumer: Consumer, _partition: int) -> bool:
-    return False
-
-
-def poll(
-    consumer: Consumer,
-    name: str,
-    history: History,
-    begin: Callable[[Consumer, int], bool] = _is_no_beginning,
-) -> list[Record]:
-    """What the consumer gives next, after it was written down.
-
-    `begin`: called for a partition that has no offset to read from, or none that its leader has.
-    """
+def poll(consumer: Consumer, name: str, history: History) -> list[Record]:
+    """What the consumer gives next, after it was written down."""
     records = []
     for message in consumer.consume(500, 0.1):
         error = message.error()
         if error is not None:
-            code, partition = error.code(), message.partition()
-            is_lost = code == KafkaError._AUTO_OFFSET_RESET
-            if is_lost and partition is not None and begin(consumer, partition):
-                continue
-            if code not in PASSING:
+            if error.code() not in PASSING:
                 history.add(ReaderFailed(now_ns(), name, str(error)))
             continue
         records.append(_record(message))

@@ -109,12 +109,12 @@ class DefinitionFiles:
                 self._set_aside(path, f"{table.parent.name}.{table.name}.{path.name}")
                 log.error(
                     "the disk was full when a change of rows of %s was written: it is not made,"
-                    " and its file %s is set aside", _readable(table), path.name,
+                    " and its file %s is set aside", self.readable(table), path.name,
                 )  # fmt: skip
         for path in self._tables.glob("*/*/format_version.txt"):
             if path.stat().st_size == 0:
                 path.write_text(_FORMAT_VERSION)
-                log.warning("the disk was full when %s was created", _readable(path.parent))
+                log.warning("the disk was full when %s was created", self.readable(path.parent))
 
     def _use(self, copy: Path) -> None:
         """Put the copy into its place, if the change that it was made for has damaged the file."""
@@ -248,6 +248,7 @@ class DefinitionFiles:
         return [unquote(name) for name in escaped]
 
     def readable(self, path: Path) -> str:
+        """Also of the directory of a table: its name has no dot either."""
         return ".".join(self.names(path))
 
     def _copy_of(self, path: Path) -> Path:
@@ -262,7 +263,3 @@ def _table_id(definition: Path) -> str | None:
     except FileNotFoundError:  # it was dropped
         return None
     return found[1].decode() if found else None
-
-
-def _readable(path: Path) -> str:
-    return f"{unquote(path.parent.name)}.{unquote(path.stem)}"

@@ -33,7 +33,7 @@ from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile
 from storage.definition_files import DefinitionError, DefinitionFiles
-from storage.definition_guard import DefinitionGuard
+from storage.definition_guard import DefinitionGuard, Handle
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
 from storage.engine import (
     DATABASE,
@@ -52,7 +52,6 @@ from storage.view_guard import FailedViews, ViewGuard
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Handle = Any  # chdb._chdb.connect: a native class without type stubs
 
 # Reads of a range of the log run in one thread, with a lower priority than inserts (measured: a
 # heavy query beside inserts takes their p99 from 3 ms to 11 ms, with these settings to 4 ms). They

@@ -199,6 +199,7 @@ class DrainStream:
         if at_once:
             self._begin_up_to(sequence)
         while self.drained < sequence:
+            # A journal that closes tries nothing again.
             is_final = isinstance(self.refusal, StorageFault) or (self._closing and self.refusal)
             if is_final or self._failed_attempt > attempts:
                 raise EngineError(

@@ -256,12 +256,14 @@ async def test_a_refusal_that_began_before_a_statement_is_not_its_own(
 
         monkeypatch.setattr(opened.embedded, "insert_blocks", refuse_once)
         await append(opened, 0)
-        opened.streams[LOG].hurry()
+        log_stream = opened.streams[LOG]
+        log_stream.hurry()
         await begun.wait()
-        statement = asyncio.create_task(seen(opened))
-        await asyncio.sleep(0.05)  # it waits for the rows
+        statement = asyncio.create_task(log_stream.reached(log_stream.appended, at_once=True))
+        await asyncio.sleep(0)  # it has begun, and waits for the rows
         goes_on.set()
-        assert await statement == [0]
+        await statement
+        assert await stored(opened) == [0]
 
 
 async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(

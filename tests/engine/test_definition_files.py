@@ -245,11 +245,12 @@ def change(engine: EmbeddedEngine, sql: str, damage: Callable[[], None]) -> None
 async def test_definitions_are_copied_only_while_they_change(engine: EmbeddedEngine) -> None:
     path = definition(engine.data_dir, "messages")
     copy = engine.data_dir / "definitions" / "brokerhouse.messages.sql"
+    copied: list[bytes] = []
     for sql in (CHANGE, f"ALTER TABLE messages RESET SETTING {SETTING}"):
         before = path.read_bytes()
-        copied: list[bytes] = []
-        change(engine, sql, lambda: copied.append(copy.read_bytes()))  # noqa: B023
-        assert copied == [before]
+        change(engine, sql, lambda: copied.append(copy.read_bytes()))
+        assert copied.pop() == before
+        assert copied == []
         assert path.read_bytes() != before
         assert copies(engine.data_dir) == []
     with pytest.raises(EngineError):

@@ -285,3 +285,16 @@ def test_a_refreshable_view_refreshes_by_itself(own: BrokerProcess) -> None:
                " ENGINE = MergeTree ORDER BY (t, n) AS SELECT now() AS t, 1 AS n")  # fmt: skip
     until(lambda: read(own, "SELECT uniqExact(t) >= 2 FROM own.ticks") == "1\n", limit_s=30)
     write(own, "DROP VIEW own.ticks SYNC")
+
+
+def test_a_copy_of_the_log_has_its_codecs(own: BrokerProcess) -> None:
+    """LZ4 in new parts, ZSTD in merged ones (storage/part_codecs.py)."""
+    write(own, "CREATE TABLE own.copy AS brokerhouse.messages")
+    for _ in range(2):
+        write(own, "INSERT INTO own.copy (value) SELECT hex(number) FROM numbers(1000)")
+    write(own, "OPTIMIZE TABLE own.copy FINAL")
+    codecs = "SELECT groupUniqArray(default_compression_codec) FROM system.parts"
+    parts = f"{codecs} WHERE database = 'own' AND table = 'copy'"
+    assert read(own, f"{parts} AND active") == "['ZSTD(1)']\n"
+    assert read(own, f"{parts} AND NOT active") == "['LZ4']\n"
+    write(own, "DROP TABLE own.copy SYNC")

@@ -1,0 +1,57 @@
+"""New parts of the log are compressed with LZ4, merged ones with ZSTD.
+
+At full speed compression is the largest part of an insert, and what it writes is soon merged and
+written again. LZ4 takes a fraction of ZSTD's time, and parts are only larger until their first
+merge. ClickHouse chooses the codec `Default` by the size of a part: `compression` in
+engine_config.xml has ZSTD(1) for all that have one, which an insert has not, so it takes LZ4
+(https://clickhouse.com/docs/operations/server-configuration-parameters/settings#compression).
+
+This is for the engine of a single broker, whose configuration brokerhouse writes. On other servers
+`Default` is what their owner chose, so the tables of a cluster keep ZSTD(1).
+
+Tables of people have the setting `default_compression_codec` from engine_config.xml, which is
+ClickHouse's own default, LZ4, for all their parts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from storage.disk_reserve import LOW_BYTES
+from storage.embedded import EmbeddedEngine
+from storage.journal_statements import LOG_TABLE
+
+# Columns that hardly change from row to row are as small with LZ4, and are read faster.
+_CODECS: Final = {
+    "topic": "LZ4",
+    "topic_id": "LZ4",
+    "partition": "LZ4",
+    "timestamp_type": "LZ4",
+    "key": "Default",
+    "value": "Default",
+    "headers": "Default",
+    "producer_epoch": "LZ4",
+    "transactional": "LZ4",
+    "control": "LZ4",
+    "leader_epoch": "LZ4",
+}
+
+
+async def compress_by_age(engine: EmbeddedEngine) -> None:
+    """Give the log these codecs, unless it has them. Rows that are there keep theirs until merged.
+
+    On a disk that is low the definition of the table is not written (definition_guard.py): the next
+    start does it. Raises `EngineError`.
+    """
+    rows = await engine.rows(
+        "SELECT name, compression_codec FROM system.columns"
+        " WHERE database = {database:String} AND table = {table:String}",
+        {"database": engine.database, "table": LOG_TABLE},
+    )
+    present = [(name, codec) for name, codec in rows]
+    missing = [one for one in _CODECS if (one, f"CODEC({_CODECS[one]})") not in present]
+    if not missing or engine.reserve.free_bytes() < LOW_BYTES:
+        return
+    changes = [f"MODIFY COLUMN {name} CODEC({_CODECS[name]})" for name in missing]
+    changes.append("MODIFY SETTING default_compression_codec = ''")
+    await engine.execute(f"ALTER TABLE {engine.database}.{LOG_TABLE} {', '.join(changes)}")

@@ -1,0 +1,118 @@
+"""New parts of the log have LZ4, merged ones ZSTD; people's tables have ClickHouse's default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from storage.disk_reserve import LOW_BYTES
+from storage.embedded import EmbeddedEngine
+from storage.part_codecs import compress_by_age
+from storage.schema import migrate
+
+# Letters that only an entropy coder makes smaller.
+ROWS = "SELECT number AS offset, hex(sipHash128(number)) AS key, hex(sipHash128(-number)) AS value"
+
+
+async def parts(engine: EmbeddedEngine, table: str) -> list[tuple[str, int]]:
+    """The codec `Default` of each part, and its bytes."""
+    rows = await engine.rows(
+        "SELECT default_compression_codec, bytes_on_disk FROM system.parts"
+        " WHERE database = currentDatabase() AND table = {table:String} AND active ORDER BY name",
+        {"table": table},
+    )
+    return [(codec, int(size)) for codec, size in rows]
+
+
+async def two_parts_then_one(engine: EmbeddedEngine, table: str) -> list[tuple[str, int]]:
+    """Insert twice the same, look at the parts, and at the one that they become."""
+    await engine.execute(f"SYSTEM STOP MERGES {table}")
+    for block in range(2):
+        await engine.execute(
+            f"INSERT INTO {table} (offset, key, value) {ROWS} FROM numbers({block * 20_000}, 20000)"
+        )
+    found = await parts(engine, table)
+    await engine.execute(f"SYSTEM START MERGES {table}")
+    await engine.execute(f"OPTIMIZE TABLE {table} FINAL")
+    return found + await parts(engine, table)
+
+
+async def test_new_parts_of_the_log_have_lz4_and_merged_ones_zstd(engine: EmbeddedEngine) -> None:
+    await compress_by_age(engine)
+    (first, new), (second, also_new), (merged, together) = await two_parts_then_one(
+        engine, "messages"
+    )
+    assert (first, second, merged) == ("LZ4", "LZ4", "ZSTD(1)")
+    assert together < 0.7 * (new + also_new)
+
+
+async def test_a_table_of_people_has_the_default_of_clickhouse(engine: EmbeddedEngine) -> None:
+    columns = "offset UInt64, key String, value String"
+    await engine.execute(f"CREATE TABLE own ({columns}) ORDER BY offset")
+    (first, new), (second, also_new), (merged, together) = await two_parts_then_one(engine, "own")
+    assert (first, second, merged) == ("LZ4", "LZ4", "LZ4")
+    assert together > 0.9 * (new + also_new)
+
+
+async def test_the_log_of_a_cluster_keeps_its_codecs(engine: EmbeddedEngine) -> None:
+    (_, new), (_, also_new), (_, together) = await two_parts_then_one(engine, "messages")
+    assert together > 0.9 * (new + also_new), "these are new parts with ZSTD"
+
+
+async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
+    await engine.execute(f"INSERT INTO messages (offset, key, value) {ROWS} FROM numbers(1000)")
+    read = "SELECT count(), sum(cityHash64(offset, key, value)) FROM messages"
+    before = await engine.rows(read)
+    await compress_by_age(engine)
+    assert await engine.rows(read) == before
+    await engine.execute("OPTIMIZE TABLE messages FINAL")
+    assert await engine.rows(read) == before
+
+
+async def test_the_log_is_changed_once(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await compress_by_age(engine)
+
+    async def refuse(sql: str) -> None:
+        raise AssertionError(sql)
+
+    monkeypatch.setattr(engine, "execute", refuse)
+    await compress_by_age(engine)
+    monkeypatch.undo()
+    assert await migrate(engine) == []
+
+
+async def test_on_a_low_disk_the_next_start_changes_it(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = "SELECT create_table_query FROM system.tables WHERE name = 'messages'"
+    before = await engine.rows(definition)
+    low = SimpleNamespace(free_bytes=lambda: LOW_BYTES - 1)
+    monkeypatch.setattr(engine, "reserve", low)
+    await compress_by_age(engine)
+    assert await engine.rows(definition) == before
+    monkeypatch.undo()
+    await compress_by_age(engine)
+    assert await engine.rows(definition) != before
+
+
+async def test_a_column_with_another_codec_gets_its_own_again(engine: EmbeddedEngine) -> None:
+    await compress_by_age(engine)
+    await engine.execute("ALTER TABLE messages MODIFY COLUMN value CODEC(ZSTD(1))")
+    await compress_by_age(engine)
+    rows = await engine.rows(
+        "SELECT compression_codec FROM system.columns WHERE database = currentDatabase()"
+        " AND table = 'messages' AND name = 'value'"
+    )
+    assert rows == [["CODEC(Default)"]]
+
+
+async def test_free_memory_is_kept_longer_than_by_default(data_dir: Path) -> None:
+    """What jemalloc itself says, in this process."""
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    rows = await engine.rows("SELECT * FROM system.jemalloc_stats")
+    await engine.close()
+    assert "opt.dirty_decay_ms: 30000" in str(rows)

@@ -1,7 +1,8 @@
 """The files of the journal (storage/journal.py): segments of entries, each with a checksum.
 
-A segment is a file `NUMBER.journal` of a fixed size, allocated before it is used and recycled when
-all of it is in the engine. It begins with a head of 512 bytes:
+A segment is a file `NUMBER.journal`, allocated before it is used and recycled when all of it is in
+the engine. All have the same size, but for those whose first block is larger, which have a multiple
+of it. A segment begins with a head of 512 bytes:
 
     magic, version, journal id, number of the segment, sequence number of its first entry,
     for each stream: drained up to, round from, round up to; CRC32C of all that
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol._batches import crc32c
+from storage.journal_spares import SpareFiles
 from storage.token_memory import TokenMemory
 
 VERSION = 2
@@ -60,11 +62,6 @@ _NAMES = struct.Struct("<IHHH")
 _ROUND = struct.Struct("<IIQQ")
 _SIZE = struct.Struct("<I")
 _MAX_BODY = (1 << 32) - 1
-_SPARES_MAX = 8
-"""Files that are kept for further segments: a round empties about six, and a file that was used
-before has its pages in memory. Writing to new ones takes eight times as long (measured)."""
-_SPARES_SHARE = 8
-"""With less space on the disk than for so many times the spare files, one is kept."""
 
 log = logging.getLogger(__name__)
 
@@ -441,7 +438,7 @@ class JournalWriter:
         self.file_bytes = sum(segment.size for segment in self._segments)
         self._synced = contents.last_sequence
         self._closed = False
-        self._spares = sorted(directory.glob("spare*"))
+        self._spares = SpareFiles(directory, segment_bytes)
         self._next_number = contents.last_segment + 1
         self._fd = -1
         self._at = self._size = 0
@@ -491,21 +488,8 @@ class JournalWriter:
         while self.may_recycle(needed_from):
             segment = self._segments.pop(0)
             self.file_bytes -= segment.size
-            if segment.size == self._segment_bytes:
-                self._spares.append(self._directory / f"spare-{segment.number:012}")
-                segment.path.rename(self._spares[-1])
-            else:
-                segment.path.unlink()
-        self._remove_spares()
-
-    def _remove_spares(self) -> None:
-        kept = _SPARES_MAX if self._has_space() else 1
-        while len(self._spares) > kept:
-            self._spares.pop(0).unlink(missing_ok=True)
-
-    def _has_space(self) -> bool:
-        disk = os.statvfs(self._directory)
-        return disk.f_bavail * disk.f_frsize >= _SPARES_SHARE * _SPARES_MAX * self._segment_bytes
+            self._spares.keep(segment.path, segment.size)
+        self._spares.remove_surplus()
 
     def close(self) -> None:
         """Entries can no longer be appended."""
@@ -537,17 +521,14 @@ class JournalWriter:
         number, sequence = self._next_number, self.last_sequence + 1
         tokens = self._tokens.to_bytes()
         begin = HEAD_BYTES + ENTRY_BYTES + len(tokens) + _padding(len(tokens))
-        size = max(self._segment_bytes, begin + entry_bytes)
         path = self._directory / f"{number:012}.journal"
-        if size == self._segment_bytes and self._spares:
-            with suppress(FileNotFoundError):
-                self._spares.pop().rename(path)
+        size = self._spares.take(path, begin + entry_bytes)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if self._fd < 0:
                 (self._directory / ID_FILE).write_text(str(self.journal_id))
             os.posix_fallocate(fd, 0, size)
-            os.ftruncate(fd, size)  # the spare one may be of another size
+            os.ftruncate(fd, size)
             if self._durable:
                 self.sync()  # a segment exists only if all before it are whole
             head = _head_bytes(self.journal_id, number, sequence, self.streams)

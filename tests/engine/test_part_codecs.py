@@ -116,3 +116,10 @@ async def test_free_memory_is_kept_longer_than_by_default(data_dir: Path) -> Non
     rows = await engine.rows("SELECT * FROM system.jemalloc_stats")
     await engine.close()
     assert "opt.dirty_decay_ms: 30000" in str(rows)
+
+
+async def test_files_of_parts_are_written_in_small_pieces(engine: EmbeddedEngine) -> None:
+    rows = await engine.rows(
+        "SELECT value FROM system.merge_tree_settings WHERE name = 'max_compress_block_size'"
+    )
+    assert rows == [["262144"]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import journal_files
+from storage import journal_spares
 from storage.journal_files import (
     HEAD_BYTES,
     DamagedJournal,
@@ -129,7 +129,7 @@ def fill(journal: JournalWriter, blocks: int) -> int:
 def test_emptied_files_are_kept_for_the_next_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_files, "_SPARES_MAX", 3)
+    monkeypatch.setattr(journal_spares, "_MAX", 3)
     with writer(tmp_path) as journal:
         journal.recycle(fill(journal, 20) + 1)
         spare = {path.stat().st_ino for path in tmp_path.glob("spare*")}
@@ -140,10 +140,55 @@ def test_emptied_files_are_kept_for_the_next_segments(
     assert spare <= {path.stat().st_ino for path in segments(tmp_path)}
 
 
+def fill_with_large_blocks(journal: JournalWriter, blocks: int) -> int:
+    """Each needs more than two segments and less than three."""
+    for n in range(blocks):
+        journal.append_block(0, "messages", "a", "token", b"x" * (2 * SEGMENT_BYTES + 10 * n))
+    return journal.last_sequence
+
+
+def spares(directory: Path) -> dict[int, int]:
+    """Inode and size of each."""
+    return {path.stat().st_ino: path.stat().st_size for path in directory.glob("spare*")}
+
+
+def test_files_of_large_blocks_are_kept_for_others_like_them(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        journal.recycle(fill_with_large_blocks(journal, 4) + 1)
+        kept = spares(tmp_path)
+        assert list(kept.values()) == [3 * SEGMENT_BYTES] * 3
+        fill_with_large_blocks(journal, 2)
+        assert len(spares(tmp_path)) == 1
+    with writer(tmp_path) as journal:  # a start finds those that are left
+        fill_with_large_blocks(journal, 1)
+    assert kept.keys() <= {path.stat().st_ino for path in segments(tmp_path)}
+
+
+def test_a_segment_takes_the_smallest_file_that_is_large_enough(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        fill(journal, 4)
+        fill_with_large_blocks(journal, 1)
+        journal.recycle(fill(journal, 4) + 1)
+        before = spares(tmp_path)
+        assert set(before.values()) == {SEGMENT_BYTES, 3 * SEGMENT_BYTES}
+        fill(journal, 2)
+        (taken,) = before.keys() - spares(tmp_path).keys()
+        assert before[taken] == SEGMENT_BYTES
+
+
+def test_the_bytes_of_emptied_files_are_bounded(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        for _ in range(3):
+            journal.recycle(fill_with_large_blocks(journal, 10) + 1)
+            journal.recycle(fill(journal, 40) + 1)
+            sizes = spares(tmp_path).values()
+            assert 9 * SEGMENT_BYTES < sum(sizes) <= 12 * SEGMENT_BYTES
+
+
 def test_a_nearly_full_disk_keeps_one_emptied_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_files, "_SPARES_SHARE", 1 << 60)
+    monkeypatch.setattr(journal_spares, "_SHARE", 1 << 60)
     with writer(tmp_path) as journal:
         journal.recycle(fill(journal, 20) + 1)
     assert len(list(tmp_path.glob("spare*"))) == 1

@@ -1,4 +1,4 @@
-"""New parts of the log have LZ4, merged ones ZSTD; people's tables have ClickHouse's default."""
+"""New parts of the log are quick to write; people's tables are as ClickHouse makes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from storage.disk_reserve import LOW_BYTES
 from storage.embedded import EmbeddedEngine
-from storage.part_codecs import compress_by_age
+from storage.part_format import set_part_format
 from storage.schema import migrate
 
 # Letters that only an entropy coder makes smaller.
@@ -40,7 +40,7 @@ async def two_parts_then_one(engine: EmbeddedEngine, table: str) -> list[tuple[s
 
 
 async def test_new_parts_of_the_log_have_lz4_and_merged_ones_zstd(engine: EmbeddedEngine) -> None:
-    await compress_by_age(engine)
+    await set_part_format(engine)
     (first, new), (second, also_new), (merged, together) = await two_parts_then_one(
         engine, "messages"
     )
@@ -61,11 +61,29 @@ async def test_the_log_of_a_cluster_keeps_its_codecs(engine: EmbeddedEngine) -> 
     assert together > 0.9 * (new + also_new), "these are new parts with ZSTD"
 
 
+async def test_parts_of_the_log_are_compact_until_they_are_large(engine: EmbeddedEngine) -> None:
+    await engine.execute("CREATE TABLE own (value String) ORDER BY ()")
+    await set_part_format(engine)
+    for megabytes, formats in ((20, ["Wide", "Compact"]), (200, ["Wide", "Wide"])):
+        for table, expected in zip(("own", "messages"), formats, strict=True):
+            await engine.execute(
+                f"INSERT INTO {table} (value) SELECT repeat('x', 1000000) FROM numbers({megabytes})"
+            )
+            await engine.execute(f"OPTIMIZE TABLE {table} FINAL")
+            rows = await engine.rows(
+                "SELECT DISTINCT part_type FROM system.parts"
+                " WHERE table = {table:String} AND active",
+                {"table": table},
+            )
+            assert rows == [[expected]], (table, megabytes)
+            await engine.execute(f"TRUNCATE TABLE {table}")
+
+
 async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
     await engine.execute(f"INSERT INTO messages (offset, key, value) {ROWS} FROM numbers(1000)")
     read = "SELECT count(), sum(cityHash64(offset, key, value)) FROM messages"
     before = await engine.rows(read)
-    await compress_by_age(engine)
+    await set_part_format(engine)
     assert await engine.rows(read) == before
     await engine.execute("OPTIMIZE TABLE messages FINAL")
     assert await engine.rows(read) == before
@@ -74,13 +92,13 @@ async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
 async def test_the_log_is_changed_once(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await compress_by_age(engine)
+    await set_part_format(engine)
 
     async def refuse(sql: str) -> None:
         raise AssertionError(sql)
 
     monkeypatch.setattr(engine, "execute", refuse)
-    await compress_by_age(engine)
+    await set_part_format(engine)
     monkeypatch.undo()
     assert await migrate(engine) == []
 
@@ -92,17 +110,17 @@ async def test_on_a_low_disk_the_next_start_changes_it(
     before = await engine.rows(definition)
     low = SimpleNamespace(free_bytes=lambda: LOW_BYTES - 1)
     monkeypatch.setattr(engine, "reserve", low)
-    await compress_by_age(engine)
+    await set_part_format(engine)
     assert await engine.rows(definition) == before
     monkeypatch.undo()
-    await compress_by_age(engine)
+    await set_part_format(engine)
     assert await engine.rows(definition) != before
 
 
 async def test_a_column_with_another_codec_gets_its_own_again(engine: EmbeddedEngine) -> None:
-    await compress_by_age(engine)
+    await set_part_format(engine)
     await engine.execute("ALTER TABLE messages MODIFY COLUMN value CODEC(ZSTD(1))")
-    await compress_by_age(engine)
+    await set_part_format(engine)
     rows = await engine.rows(
         "SELECT compression_codec FROM system.columns WHERE database = currentDatabase()"
         " AND table = 'messages' AND name = 'value'"

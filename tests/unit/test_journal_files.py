@@ -176,6 +176,14 @@ def test_a_segment_takes_the_smallest_file_that_is_large_enough(tmp_path: Path) 
         assert before[taken] == SEGMENT_BYTES
 
 
+def test_a_file_that_is_too_small_is_not_taken(tmp_path: Path) -> None:
+    with writer(tmp_path) as journal:
+        journal.recycle(fill(journal, 8) + 1)
+        assert set(spares(tmp_path).values()) == {SEGMENT_BYTES}
+        fill_with_large_blocks(journal, 1)
+        assert segments(tmp_path)[-1].stat().st_size == 3 * SEGMENT_BYTES
+
+
 def test_the_bytes_of_emptied_files_are_bounded(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         for _ in range(3):

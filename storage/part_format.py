@@ -1,14 +1,10 @@
-"""New parts of the log are quick to write: compressed with LZ4, one file for all columns.
+"""New parts of the log are quick to write: compressed with LZ4, and with ZSTD once merged.
 
 At full speed compression is the largest part of an insert, and what it writes is soon merged and
 written again. LZ4 takes a fraction of ZSTD's time, and parts are only larger until their first
 merge. ClickHouse chooses the codec `Default` by the size of a part: `compression` in
 engine_config.xml has ZSTD(1) for all that have one, which an insert has not, so it takes LZ4
 (https://clickhouse.com/docs/operations/server-configuration-parameters/settings#compression).
-
-A part of up to 128 MB, before compression, is compact: its columns are in one file, and not in two
-files for each of them, which cost a twentieth of the CPU at full speed. Inserts have up to
-`journal_insert_bytes`, 96 MiB by default.
 
 This is for the engine of a single broker, whose configuration brokerhouse writes. On other servers
 `Default` is what their owner chose, so the tables of a cluster keep ZSTD(1).
@@ -39,7 +35,7 @@ _CODECS: Final = {
     "control": "LZ4",
     "leader_epoch": "LZ4",
 }
-_SETTINGS: Final = "default_compression_codec = '', min_bytes_for_wide_part = 134217728"
+_SETTING: Final = "default_compression_codec = ''"
 
 
 async def set_part_format(engine: EmbeddedEngine) -> None:
@@ -60,7 +56,7 @@ async def set_part_format(engine: EmbeddedEngine) -> None:
     ((definition,),) = await engine.rows(
         f"SELECT create_table_query FROM system.tables {of_table}", place
     )
-    if _SETTINGS not in definition:
-        changes.append(f"MODIFY SETTING {_SETTINGS}")
+    if _SETTING not in definition:
+        changes.append(f"MODIFY SETTING {_SETTING}")
     if changes and engine.reserve.free_bytes() >= LOW_BYTES:
         await engine.execute(f"ALTER TABLE {engine.database}.{LOG_TABLE} {', '.join(changes)}")

@@ -61,24 +61,6 @@ async def test_the_log_of_a_cluster_keeps_its_codecs(engine: EmbeddedEngine) -> 
     assert together > 0.9 * (new + also_new), "these are new parts with ZSTD"
 
 
-async def test_parts_of_the_log_are_compact_until_they_are_large(engine: EmbeddedEngine) -> None:
-    await engine.execute("CREATE TABLE own (value String) ORDER BY ()")
-    await set_part_format(engine)
-    for megabytes, formats in ((20, ["Wide", "Compact"]), (200, ["Wide", "Wide"])):
-        for table, expected in zip(("own", "messages"), formats, strict=True):
-            await engine.execute(
-                f"INSERT INTO {table} (value) SELECT repeat('x', 1000000) FROM numbers({megabytes})"
-            )
-            await engine.execute(f"OPTIMIZE TABLE {table} FINAL")
-            rows = await engine.rows(
-                "SELECT DISTINCT part_type FROM system.parts"
-                " WHERE table = {table:String} AND active",
-                {"table": table},
-            )
-            assert rows == [[expected]], (table, megabytes)
-            await engine.execute(f"TRUNCATE TABLE {table}")
-
-
 async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
     await engine.execute(f"INSERT INTO messages (offset, key, value) {ROWS} FROM numbers(1000)")
     read = "SELECT count(), sum(cityHash64(offset, key, value)) FROM messages"

@@ -67,7 +67,7 @@ from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine, refuse_unfinished
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
-from storage.part_format import set_part_format
+from storage.part_codecs import set_part_codecs
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
 from storage.schema import migrate
@@ -300,7 +300,7 @@ async def open_single(
     """Raises `SchemaError` and `EngineError`."""
     progress("checking tables")
     await migrate(engine)
-    await set_part_format(engine.embedded)
+    await set_part_codecs(engine.embedded)
     for path in await engine.embedded.damaged_parts():
         log.error("part %s is damaged and was detached: its rows are missing", path)
     return SingleNode(settings, engine, endpoint, await cluster_id(TableRegistry(engine)))

@@ -9,7 +9,7 @@
   and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a
   statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
   other processes go into it. merge_pace.py: merges wait while it drains at full speed.
-* part_format.py: how parts of the log are compressed.
+* part_codecs.py: how parts of the log are compressed.
 * backup.py and restore.py: a copy of a data directory, by ClickHouse's BACKUP and RESTORE;
   backup_files.py: the files of one.
 * Rows: blocks.py and parameters.py (Python values to ClickHouse), native_types.py (how a column's

@@ -288,7 +288,7 @@ def test_a_refreshable_view_refreshes_by_itself(own: BrokerProcess) -> None:
 
 
 def test_a_copy_of_the_log_has_its_codecs(own: BrokerProcess) -> None:
-    """LZ4 in new parts, ZSTD in merged ones (storage/part_format.py)."""
+    """LZ4 in new parts, ZSTD in merged ones (storage/part_codecs.py)."""
     write(own, "CREATE TABLE own.copy AS brokerhouse.messages")
     for _ in range(2):
         write(own, "INSERT INTO own.copy (value) SELECT hex(number) FROM numbers(1000)")

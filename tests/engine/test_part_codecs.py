@@ -9,7 +9,7 @@ import pytest
 
 from storage.disk_reserve import LOW_BYTES
 from storage.embedded import EmbeddedEngine
-from storage.part_format import set_part_format
+from storage.part_codecs import set_part_codecs
 from storage.schema import migrate
 
 # Letters that only an entropy coder makes smaller.
@@ -40,7 +40,7 @@ async def two_parts_then_one(engine: EmbeddedEngine, table: str) -> list[tuple[s
 
 
 async def test_new_parts_of_the_log_have_lz4_and_merged_ones_zstd(engine: EmbeddedEngine) -> None:
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     (first, new), (second, also_new), (merged, together) = await two_parts_then_one(
         engine, "messages"
     )
@@ -65,7 +65,7 @@ async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
     await engine.execute(f"INSERT INTO messages (offset, key, value) {ROWS} FROM numbers(1000)")
     read = "SELECT count(), sum(cityHash64(offset, key, value)) FROM messages"
     before = await engine.rows(read)
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     assert await engine.rows(read) == before
     await engine.execute("OPTIMIZE TABLE messages FINAL")
     assert await engine.rows(read) == before
@@ -74,13 +74,13 @@ async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
 async def test_the_log_is_changed_once(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await set_part_format(engine)
+    await set_part_codecs(engine)
 
     async def refuse(sql: str) -> None:
         raise AssertionError(sql)
 
     monkeypatch.setattr(engine, "execute", refuse)
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     monkeypatch.undo()
     assert await migrate(engine) == []
 
@@ -92,17 +92,17 @@ async def test_on_a_low_disk_the_next_start_changes_it(
     before = await engine.rows(definition)
     low = SimpleNamespace(free_bytes=lambda: LOW_BYTES - 1)
     monkeypatch.setattr(engine, "reserve", low)
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     assert await engine.rows(definition) == before
     monkeypatch.undo()
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     assert await engine.rows(definition) != before
 
 
 async def test_a_column_with_another_codec_gets_its_own_again(engine: EmbeddedEngine) -> None:
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     await engine.execute("ALTER TABLE messages MODIFY COLUMN value CODEC(ZSTD(1))")
-    await set_part_format(engine)
+    await set_part_codecs(engine)
     rows = await engine.rows(
         "SELECT compression_codec FROM system.columns WHERE database = currentDatabase()"
         " AND table = 'messages' AND name = 'value'"

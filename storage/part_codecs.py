@@ -38,8 +38,8 @@ _CODECS: Final = {
 _SETTING: Final = "default_compression_codec = ''"
 
 
-async def set_part_format(engine: EmbeddedEngine) -> None:
-    """Give the log this format, unless it has it. Parts that are there keep theirs until merged.
+async def set_part_codecs(engine: EmbeddedEngine) -> None:
+    """Give the log these codecs, unless it has them. Parts that are there keep theirs until merged.
 
     On a disk that is low the definition of the table is not written (definition_guard.py): the next
     start does it. Raises `EngineError`.

@@ -1,8 +1,8 @@
 """The files of the journal (storage/journal.py): segments of entries, each with a checksum.
 
 A segment is a file `NUMBER.journal`, allocated before it is used and recycled when all of it is in
-the engine. All have the same size, but for those whose first block is larger, which have a multiple
-of it. A segment begins with a head of 512 bytes:
+the engine. All have the same size, but for those that were made for a larger block, and files that
+were such a one before (journal_spares.py). A segment begins with a head of 512 bytes:
 
     magic, version, journal id, number of the segment, sequence number of its first entry,
     for each stream: drained up to, round from, round up to; CRC32C of all that

@@ -520,6 +520,7 @@ def _prepare(
             _render(
                 "engine_config.xml",
                 fsync=int(fsync),
+                new_part_codec="lz4" if fsync else "none",
                 config=escape(str(config)),
                 backup=escape(str(base / BACKUP_FOLDER)),
                 keep_free_bytes=KEEP_FREE_BYTES,

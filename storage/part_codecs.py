@@ -1,9 +1,10 @@
-"""New parts of the log are quick to write: compressed with LZ4, and with ZSTD once merged.
+"""New parts of the log are quick to write: not compressed, and with ZSTD once merged.
 
 At full speed compression is the largest part of an insert, and what it writes is soon merged and
-written again. LZ4 takes a fraction of ZSTD's time, and parts are only larger until their first
-merge. ClickHouse chooses the codec `Default` by the size of a part: `compression` in
-engine_config.xml has ZSTD(1) for all that have one, which an insert has not, so it takes LZ4
+written again: without it an insert takes 12% less CPU with random letters and 25% less with JSON.
+With `fsync` everything must reach the disk at once, so new parts have LZ4 then, which is smaller.
+ClickHouse chooses the codec `Default` by the size of a part: `compression` in engine_config.xml has
+ZSTD(1) for all that have one, which an insert has not
 (https://clickhouse.com/docs/operations/server-configuration-parameters/settings#compression).
 
 This is for the engine of a single broker, whose configuration brokerhouse writes. On other servers

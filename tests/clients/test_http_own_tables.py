@@ -288,7 +288,7 @@ def test_a_refreshable_view_refreshes_by_itself(own: BrokerProcess) -> None:
 
 
 def test_a_copy_of_the_log_has_its_codecs(own: BrokerProcess) -> None:
-    """LZ4 in new parts, ZSTD in merged ones (storage/part_codecs.py)."""
+    """None in new parts, ZSTD in merged ones (storage/part_codecs.py)."""
     write(own, "CREATE TABLE own.copy AS brokerhouse.messages")
     for _ in range(2):
         write(own, "INSERT INTO own.copy (value) SELECT hex(number) FROM numbers(1000)")
@@ -296,5 +296,5 @@ def test_a_copy_of_the_log_has_its_codecs(own: BrokerProcess) -> None:
     codecs = "SELECT groupUniqArray(default_compression_codec) FROM system.parts"
     parts = f"{codecs} WHERE database = 'own' AND table = 'copy'"
     assert read(own, f"{parts} AND active") == "['ZSTD(1)']\n"
-    assert read(own, f"{parts} AND NOT active") == "['LZ4']\n"
+    assert read(own, f"{parts} AND NOT active") == "['NONE']\n"
     write(own, "DROP TABLE own.copy SYNC")

@@ -1,4 +1,4 @@
-"""New parts of the log are quick to write; people's tables are as ClickHouse makes them."""
+"""New parts of the log are quick to write, merged ones small; people's tables are as ClickHouse makes them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,18 @@ async def two_parts_then_one(engine: EmbeddedEngine, table: str) -> list[tuple[s
     return found + await parts(engine, table)
 
 
-async def test_new_parts_of_the_log_have_lz4_and_merged_ones_zstd(engine: EmbeddedEngine) -> None:
+@pytest.mark.parametrize(("fsync", "codec"), [(False, "NONE"), (True, "LZ4")])
+async def test_parts_of_the_log_are_compressed_when_they_are_merged(
+    data_dir: Path, fsync: bool, codec: str
+) -> None:
+    engine = EmbeddedEngine(data_dir, 1, fsync=fsync)
+    await migrate(engine)
     await set_part_codecs(engine)
     (first, new), (second, also_new), (merged, together) = await two_parts_then_one(
         engine, "messages"
     )
-    assert (first, second, merged) == ("LZ4", "LZ4", "ZSTD(1)")
+    await engine.close()
+    assert (first, second, merged) == (codec, codec, "ZSTD(1)")
     assert together < 0.7 * (new + also_new)
 
 
@@ -59,6 +65,13 @@ async def test_a_table_of_people_has_the_default_of_clickhouse(engine: EmbeddedE
 async def test_the_log_of_a_cluster_keeps_its_codecs(engine: EmbeddedEngine) -> None:
     (_, new), (_, also_new), (_, together) = await two_parts_then_one(engine, "messages")
     assert together > 0.9 * (new + also_new), "these are new parts with ZSTD"
+
+
+async def test_small_tables_are_compressed(engine: EmbeddedEngine) -> None:
+    await engine.execute(
+        "INSERT INTO topic_versions (topic_id) SELECT generateUUIDv4() FROM numbers(100)"
+    )
+    assert [codec for codec, _ in await parts(engine, "topic_versions")] == ["LZ4"]
 
 
 async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:

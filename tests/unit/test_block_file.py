@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 
 import pytest
 
-from storage._merge_blocks import merge_blocks
+from storage import block_file
+from storage._merge_blocks import merge_blocks, merge_blocks_into
 from storage.block_file import BlockFile
 from storage.native_types import UnmergeableBlock
 from tests.support.record_batches import Record, batch_of
@@ -49,6 +51,32 @@ def test_it_takes_no_more_memory_than_its_block(file: BlockFile) -> None:
     file.fill([log_block(b"x")] * 2)
     found = os.stat(file.path)
     assert found.st_blocks * 512 <= 2 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_every_page_has_memory_before_it_is_written(
+    file: BlockFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write to a page for which there is no memory would end the process."""
+    looked: list[int] = []
+
+    def merge_and_look(blocks: Sequence[bytes], room: Callable[[int], mmap]) -> int:
+        def room_with_memory(size: int) -> mmap:
+            pages = room(size)
+            assert os.stat(file.path).st_blocks * 512 >= size
+            looked.append(size)
+            return pages
+
+        return merge_blocks_into(blocks, room_with_memory)
+
+    monkeypatch.setattr(block_file, "merge_blocks_into", merge_and_look)
+    for held in (MIB, 3 * MIB, 2 * MIB, 9, 5 * MIB, 5 * MIB):
+        file.fill([log_block(b"x" * held)])
+        for size in (MIB, 4 * MIB, 2 * MIB, 10):
+            file.fill([log_block(b"y" * size)] * 2)
+    with pytest.raises(UnmergeableBlock):
+        file.fill([log_block(b"z" * MIB), b"\xff" * 20])
+    file.fill([log_block(b"z" * 7 * MIB)] * 2)
+    assert len(looked) >= 25
 
 
 def test_blocks_that_cannot_be_merged_are_refused(file: BlockFile) -> None:

@@ -1,8 +1,10 @@
 """`make bench-kafka`: Apache Kafka and brokerhouse beside each other, on one machine.
 
 Each part runs in rounds. In a round one server after the other is started on a new directory,
-loaded, and removed; every second round begins with the other server. The tables show the median of
-all rounds, and the least and the greatest. Client and server share the machine's cores. Prints
+and loaded; every second round begins with the other server. Directories are removed after the last
+round of a part: what a server finds would else depend on what was removed before it (memory that
+was given back, inodes that are not used again at once). The tables show the median of all rounds,
+and the least and the greatest. Client and server share the machine's cores. Prints
 Markdown; asserts nothing, but a load that fails ends the run.
 """
 
@@ -101,18 +103,19 @@ def _names(text: str) -> list[str]:
 
 def _run_rounds(name: str, part: Part, plan: Plan, rounds: int) -> Table:
     table = Table((KAFKA, BROKERHOUSE))
-    for number in range(rounds):
-        order = (KAFKA, BROKERHOUSE) if number % 2 == 0 else (BROKERHOUSE, KAFKA)
-        for server_name in order:
-            began = time.monotonic()
-            with started(server_name) as server:
-                table.add(server_name, part(server, plan))
-            print(
-                f"{name}: round {number + 1} of {rounds}, {server_name},"
-                f" {time.monotonic() - began:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory(prefix="bench-kafka-") as place:
+        for number in range(rounds):
+            order = (KAFKA, BROKERHOUSE) if number % 2 == 0 else (BROKERHOUSE, KAFKA)
+            for server_name in order:
+                began = time.monotonic()
+                with started(server_name, place=Path(place)) as server:
+                    table.add(server_name, part(server, plan))
+                print(
+                    f"{name}: round {number + 1} of {rounds}, {server_name},"
+                    f" {time.monotonic() - began:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return table
 
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -115,12 +115,18 @@ def versions() -> str:
 
 
 @contextmanager
-def started(name: str, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """The server of this name on a new directory, which is removed afterwards.
+def started(
+    name: str, settings: Mapping[str, str] | None = None, place: Path | None = None
+) -> Iterator[Server]:
+    """The server of this name on a new directory in `place`, or on one that is removed afterwards.
 
     The settings are brokerhouse's.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-kafka-") as folder:
+    with ExitStack() as stack:
+        if place is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-kafka-"))
+        else:
+            folder = tempfile.mkdtemp(dir=place)
         data_dir = Path(folder, "data")
         server: Server
         if name == KAFKA:

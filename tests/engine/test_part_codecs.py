@@ -1,4 +1,4 @@
-"""New parts of the log are quick to write, merged ones small; people's tables are as ClickHouse makes them."""
+"""The codecs of new and of merged parts of the log, and of people's tables."""
 
 from __future__ import annotations
 

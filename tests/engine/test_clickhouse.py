@@ -445,7 +445,7 @@ async def test_a_range_that_is_cut_is_an_error(connect: Connect, proxy: TcpProxy
 async def test_a_range_out_of_silence_is_an_error_after_the_time_out(
     connect: Connect, proxy: TcpProxy
 ) -> None:
-    server = connect(proxy.url, request_timeout_ms=2_000)
+    server = connect(proxy.url, request_timeout_ms=500)
     stream = server.read_native("SELECT number FROM system.numbers", {}, 1 << 20)
     await anext(stream)
     proxy.stall()

@@ -13,7 +13,7 @@ from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER
 
 _SESSION = re.compile(r"<!-- session -->\n```sh\n(.*?)```\n(?:\n```\n(.*?)```\n)?", re.DOTALL)
-LIMIT_S = 300.0  # a Spark job beside other tests
+LIMIT_S = 120
 
 
 def sessions(page: str) -> list[tuple[str, str]]:

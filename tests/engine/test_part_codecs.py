@@ -44,12 +44,13 @@ async def test_parts_of_the_log_are_compressed_when_they_are_merged(
     data_dir: Path, fsync: bool, codec: str
 ) -> None:
     engine = EmbeddedEngine(data_dir, 1, fsync=fsync)
-    await migrate(engine)
-    await set_part_codecs(engine)
-    (first, new), (second, also_new), (merged, together) = await two_parts_then_one(
-        engine, "messages"
-    )
-    await engine.close()
+    try:
+        await migrate(engine)
+        await set_part_codecs(engine)
+        found = await two_parts_then_one(engine, "messages")
+    finally:
+        await engine.close()
+    (first, new), (second, also_new), (merged, together) = found
     assert (first, second, merged) == (codec, codec, "ZSTD(1)")
     assert together < 0.7 * (new + also_new)
 

@@ -98,7 +98,7 @@ def _rewrite(run: JobRun, catalog: Catalog, name: str, target_bytes: int) -> Row
     def with_spark(task: RewriteTask, bins: Sequence[Bin]) -> Iterable[Rewritten]:
         if not bins:
             return []
-        context = run.spark().sparkContext
+        context = run.spark_context()
         run.progress.step(f"rewriting files of {name}")
         found: list[Rewritten] = context.parallelize(bins, len(bins)).map(task).collect()
         return found

@@ -24,10 +24,11 @@ import click
 from common.console import console, new_table, printable
 from common.options import environment_option, server_option
 from spark_jobs.progress import JobProgress, shown
-from spark_jobs.session import SparkMissing, session
+from spark_jobs.session import SparkMissing, session, spark_context
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
@@ -85,15 +86,28 @@ class JobRun:
         `tasks`: how many each shuffle should have at least. Spark's 200 are far too many for most
         logs. `conf`: as of `session`.
         """
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-        if self.progress.context is None:
-            self.progress.step("starting Spark")
+        self._prepare()
         made = session(f"brokerhouse {self.name}", self.master, **conf)
-        self.progress.context = made.sparkContext
-        made.sparkContext.setLogLevel("OFF")
+        self._note(made.sparkContext)
         self.tasks = max(self.tasks, min(tasks, MAX_TASKS), made.sparkContext.defaultParallelism)
         made.conf.set("spark.sql.shuffle.partitions", self.tasks)
         return made
+
+    def spark_context(self, **conf: str | int | bool) -> SparkContext:
+        """For a job without SQL. `conf`: as of `session`. Raises SparkMissing."""
+        self._prepare()
+        made = spark_context(f"brokerhouse {self.name}", self.master, **conf)
+        self._note(made)
+        return made
+
+    def _prepare(self) -> None:
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        if self.progress.context is None:
+            self.progress.step("starting Spark")
+
+    def _note(self, made: SparkContext) -> None:
+        self.progress.context = made
+        made.setLogLevel("OFF")
 
 
 # --- options

@@ -12,10 +12,12 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
@@ -44,18 +46,13 @@ def session(
     `master=None` leaves the master to spark-submit. In `conf`, `__` stands for a dot in a name:
     `spark__sql__shuffle__partitions=4`. Raises SparkMissing.
     """
-    check_installed()
+    properties = _checked_properties(app_name, master, conf)
     from pyspark.sql import SparkSession
 
     from spark_jobs.datasource import BrokerhouseDataSource
 
-    # Without it, Python workers run the first `python3` of the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app_name)
-    if master is not None:
-        builder = builder.master(master)
-    given = {name.replace("__", "."): _text(value) for name, value in conf.items()}
-    for name, value in {**QUIET, **given}.items():
+    builder = SparkSession.builder
+    for name, value in properties.items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
         # pyspark does not support pandas 3 yet; no pandas data is passed to it here.
@@ -64,6 +61,37 @@ def session(
         spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(BrokerhouseDataSource)
     return spark
+
+
+def spark_context(
+    app_name: str, master: str | None = "local[*]", **conf: str | int | bool
+) -> SparkContext:
+    """For tasks in Python, without SQL: it takes about half the processor time of a session.
+
+    Parameters and errors are those of `session`.
+    """
+    properties = _checked_properties(app_name, master, conf)
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors.exceptions.captured import install_exception_handler
+
+    # A session does this, too: errors of tasks are Python's, not a stack trace of Java.
+    install_exception_handler()
+    configuration = SparkConf()
+    for name, value in properties.items():
+        configuration.set(name, value)
+    return SparkContext.getOrCreate(configuration)
+
+
+def _checked_properties(
+    app_name: str, master: str | None, conf: Mapping[str, str | int | bool]
+) -> dict[str, str]:
+    """Raises SparkMissing."""
+    check_installed()
+    # Without it, Python workers run the first `python3` of the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    given = {name.replace("__", "."): _text(value) for name, value in conf.items()}
+    fixed = {"spark.app.name": app_name} | ({} if master is None else {"spark.master": master})
+    return {**fixed, **QUIET, **given}
 
 
 def check_installed() -> None:

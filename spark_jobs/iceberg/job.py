@@ -10,6 +10,7 @@ import base64
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.progress import counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 _TASK_FAILURES = 1_000_000
 _POLL_S = 0.3
@@ -87,16 +88,26 @@ def _reached(stored: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int
     return all(stored.get(place, 0) >= end for place, end in ends.items())
 
 
-def _run_workers(run: JobRun, spark: SparkSession, settings: SinkSettings, workers: int) -> None:
+def _default_workers(spark: SparkContext, settings: SinkSettings, once: bool) -> int:
+    """One for each core. With --once none that would get no partition: each that joins the group
+    makes the others wait, and it ends before there can be more partitions."""
+    if not once:
+        return spark.defaultParallelism
+    ends = _JobOffsets(settings, AdminClient(client_options(settings.kafka))).source_ends()
+    largest = max(Counter(topic for topic, _ in ends).values())
+    return min(spark.defaultParallelism, largest)
+
+
+def _run_workers(run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int) -> None:
     """Until Spark gives up. Raises JobFailure."""
-    numbers = spark.sparkContext.parallelize(range(workers), workers)
+    numbers = spark.parallelize(range(workers), workers)
     try:
         numbers.mapPartitions(SinkTask(settings)).collect()
     except Exception as error:
         raise JobFailure(f"Spark ended the workers: {error}") from error
 
 
-def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
+def _run_once(spark: SparkContext, settings: SinkSettings, workers: int) -> int:
     """Until the tables have all that the topics had. Returns how many records that are."""
     progress = _JobOffsets(settings, AdminClient(client_options(settings.kafka)))
     begin, ends = progress.stored(settings.group), progress.source_ends()
@@ -104,7 +115,7 @@ def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
 
     def work() -> None:
         try:
-            numbers = spark.sparkContext.parallelize(range(workers), workers)
+            numbers = spark.parallelize(range(workers), workers)
             numbers.mapPartitions(SinkTask(settings)).collect()
         except Exception as error:  # also the end that is asked for below
             failed.append(error)
@@ -120,7 +131,7 @@ def _run_once(spark: SparkSession, settings: SinkSettings, workers: int) -> int:
 
     await_stored(settings.group, ends)
     await_stored(settings.coordinator_group, progress.control_ends())
-    spark.sparkContext.cancelAllJobs()
+    spark.cancelAllJobs()
     thread.join()
     return sum(max(end - max(begin.get(place, 0), 0), 0) for place, end in ends.items())
 
@@ -226,7 +237,9 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @job.number("--timeout-ms", 30_000, "How long a commit waits for workers.", 100)
 @job.number("--session-timeout-ms", 45_000, "After which a worker that is silent has none.", 1000)
 @job.number("--transaction-timeout-ms", 60_000, "Of the workers' transactions.", 1000)
-@job.number("--workers", 0, "Tasks of Spark; 0: one for each core.")
+@job.number(
+    "--workers", 0, "Tasks of Spark. 0: one for each core; with --once, or partition if fewer."
+)
 @click.option("--once", is_flag=True, help="End when the tables have all that was there.")
 @click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=to_pairs,
               help="Of librdkafka, as in security.protocol=SSL; may be repeated.")  # fmt: skip
@@ -246,9 +259,9 @@ def command(run: JobRun, /, **given: Any) -> JobReport:
     if run.master is not None and re.fullmatch(r"local(\[[^],]+\])?", run.master):
         cores = run.master[6:-1] or "1"
         run.master = f"local[{cores},{_TASK_FAILURES}]"
-    spark = run.spark(spark__task__maxFailures=_TASK_FAILURES)
-    workers = workers or spark.sparkContext.defaultParallelism
-    run.progress.step(f"writing {', '.join(_sources(settings))} with {workers} workers")
+    spark = run.spark_context(spark__task__maxFailures=_TASK_FAILURES)
+    workers = workers or _default_workers(spark, settings, once)
+    run.progress.step(f"writing {', '.join(_sources(settings))} with {counted(workers, 'worker')}")
     if not once:
         _run_workers(run, spark, settings, workers)
         return JobReport((), (), "ended")

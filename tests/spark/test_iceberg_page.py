@@ -13,7 +13,7 @@ from tests.support.typed_tables import SETTINGS
 def test_the_session_prints_what_the_page_shows(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
-    broker = own_broker(**SETTINGS)
+    broker = own_broker(**SETTINGS, group_initial_rebalance_delay_ms="0")
     for script, shown in sessions("iceberg.md"):
         assert typed(script, broker, tmp_path).splitlines()[-len(shown.splitlines()) :] == (
             shown.splitlines()

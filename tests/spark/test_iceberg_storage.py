@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.iceberg import command
 from spark_jobs.iceberg.tables import local_catalog, open_catalog
+from spark_jobs.progress import counted
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
@@ -42,16 +43,20 @@ def run(broker: BrokerProcess, topic: str, options: Mapping[str, str], *more: st
     )  # fmt: skip
 
 
-def put(broker: BrokerProcess, topic: str) -> None:
-    create_topic(broker.kafka, topic, 2)
+def put(broker: BrokerProcess, topic: str, partitions: int) -> None:
+    create_topic(broker.kafka, topic, partitions)
     for number in range(COUNT):
-        produce(broker, topic, [json.dumps({"id": number})], partition=number % 2)
+        produce(broker, topic, [json.dumps({"id": number})], partition=number % partitions)
 
 
-def check_rows(broker: BrokerProcess, topic: str, options: Mapping[str, str]) -> None:
-    put(broker, topic)
+def check_rows(
+    broker: BrokerProcess, topic: str, options: Mapping[str, str], partitions: int = 2
+) -> None:
+    put(broker, topic, partitions)
     ended = run(broker, topic, options, "--once")
     assert f"wrote {COUNT} offsets" in ended.stdout, ended
+    # The session has two cores, and a worker without a partition would only make the other wait.
+    assert f"with {counted(partitions, 'worker')}" in ended.stderr
     rows = load_catalog("lake", **options).load_table("db.t").scan().to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(COUNT))
 
@@ -66,6 +71,13 @@ def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
     check_rows(sink_broker, topic, options)
     paths = load_catalog("lake", **options).load_table("db.t").inspect.files()["file_path"]
     assert all(path.startswith(f"s3://{BUCKET}/") for path in paths.to_pylist())
+
+
+def test_a_topic_with_one_partition(
+    sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
+) -> None:
+    options = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
+    check_rows(sink_broker, topic, options, partitions=1)
 
 
 def test_a_rest_catalog(

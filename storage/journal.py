@@ -26,8 +26,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -44,7 +44,6 @@ from storage.engine import (
 )
 from storage.journal_drain import DrainLimits, DrainStream, Standstill
 from storage.journal_files import (
-    FlushError,
     JournalBlock,
     JournalContents,
     JournalError,
@@ -53,6 +52,7 @@ from storage.journal_files import (
     keep_copies,
     read_journal,
 )
+from storage.journal_queue import JournalQueue
 from storage.journal_recovery import put_back
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 from storage.merge_pace import MergePace
@@ -62,8 +62,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SEGMENT_BYTES = 16 << 20
-_IN_THREAD_BYTES = 256 << 10
-"""A larger block is written in a thread: it would hold up the event loop for 0.1 ms."""
 _SPACE_LASTS_S = 0.01
 """How long the disk is taken to have space after it had enough. Asking costs as much as a block."""
 _FOR_DELETING = frozenset({"partition_checkpoints"})
@@ -81,125 +79,6 @@ class JournalLimits:
     max_bytes: int
     drain: DrainLimits
     drain_small_tables: DrainLimits | None = None  # None: as the log
-
-
-@dataclass(slots=True)
-class _Change:
-    """A change of the journal's files that waits for the thread, and who waits for its result."""
-
-    write: Callable[[], Any]
-    written: Callable[[Any], None]
-    done: asyncio.Future[Any]
-
-
-def _nothing(_result: object) -> None:
-    """A change that nobody else has to know of."""
-
-
-class JournalQueue:
-    """Runs changes of the files one at a time: small ones here and now, others in a thread.
-
-    Of a change, `write` returns a result, in the thread; `written(result)` follows on the event
-    loop, in the order of the changes and before anybody is told of a later one.
-    """
-
-    def __init__(self, writer: JournalWriter, *, durable: bool) -> None:
-        """`durable`: a change is complete when it is on the disk."""
-        self.fault: StorageFault | None = None
-        self.last_written = writer.last_sequence
-        """All entries up to this one are known to the streams."""
-        self._writer = writer
-        self._durable = durable
-        self._queue: deque[_Change] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-
-    def is_free(self, size: int) -> bool:
-        """Whether a change of this size can be run here and now."""
-        return self._task is None and not self._durable and size <= _IN_THREAD_BYTES
-
-    def run_now(self, write: Callable[[], T], written: Callable[[T], None] = _nothing) -> T:
-        """Raises `NotSent` and `StorageFault`."""
-        if self.fault is not None:
-            raise self.fault
-        try:
-            result = write()
-        except FlushError as error:
-            self.fault = StorageFault(str(error))
-            raise self.fault from error
-        except OSError as error:
-            raise _not_written(error) from error
-        written(result)
-        self.last_written = self._writer.last_sequence
-        return result
-
-    async def run(
-        self, write: Callable[[], T], written: Callable[[T], None] = _nothing, size: int = 0
-    ) -> T:
-        """Returns when the change is written; if durable, to the disk. Raises as `run_now`."""
-        if self.fault is not None:
-            raise self.fault
-        if self.is_free(size):
-            return self.run_now(write, written)
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Change(write, written, done))
-        if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="journal")
-        return await asyncio.shield(done)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            await self._task
-        await asyncio.to_thread(self._thread.shutdown)
-        self._writer.close()
-
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._queue:
-            changes = list(self._queue)
-            self._queue.clear()
-            last, outcomes = await loop.run_in_executor(self._thread, self._run_all, changes)
-            for change, outcome in zip(changes, outcomes, strict=True):
-                self._tell(change, outcome)
-            self.last_written = last
-        self._task = None
-
-    def _tell(self, change: _Change, outcome: Any) -> None:
-        if not isinstance(outcome, Exception):
-            try:
-                change.written(outcome)
-            except Exception as error:
-                log.exception("a change of the journal is written, and then failed")
-                outcome = self.fault = StorageFault(f"the journal needs a restart: {error}")
-        if isinstance(outcome, Exception):
-            change.done.set_exception(outcome)
-            change.done.exception()  # its caller may have gone
-        else:
-            change.done.set_result(outcome)
-
-    def _run_all(self, changes: Collection[_Change]) -> tuple[int, list[Any]]:
-        """In the thread: the outcome of each change, and the last entry that was written."""
-        outcomes: list[Any] = []
-        try:
-            for change in changes:
-                try:
-                    outcomes.append(change.write())
-                except FlushError:
-                    raise
-                except OSError as error:
-                    outcomes.append(_not_written(error))
-                except Exception as error:  # a bug: its caller reports it
-                    outcomes.append(error)
-            if self._durable:
-                self._writer.sync()
-        except FlushError as error:
-            self.fault = StorageFault(str(error))
-            outcomes = [self.fault for _ in changes]
-        return self._writer.last_sequence, outcomes
-
-
-def _not_written(error: OSError) -> NotSent:
-    return NotSent(f"the journal cannot be written: {error.strerror}")
 
 
 class _Rounds:
@@ -240,9 +119,67 @@ class _Rounds:
         return min([*waiting, self._queue.last_written + 1])
 
 
+class _Room:
+    """For blocks that are not in the engine. Those that wait for it are served in order."""
+
+    def __init__(self, streams: Sequence[DrainStream], max_bytes: int) -> None:
+        self._streams = streams
+        self._max_bytes = max_bytes
+        self._in_flight_bytes = 0  # on their way into a stream
+        self._full: deque[asyncio.Future[None]] = deque()
+
+    def is_there(self, size: int) -> bool:
+        """Whether a block of this size need not wait."""
+        return not self._full and self._has(size)
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncGenerator[None, None]:
+        """Wait for room, which is taken until the block is in a stream.
+
+        Raises `NotSent` if the engine refuses what takes the room.
+        """
+        if not self.is_there(size):
+            await self._wait(size)
+        self._in_flight_bytes += size
+        try:
+            yield
+        finally:
+            self._in_flight_bytes -= size
+
+    def _has(self, size: int) -> bool:
+        waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self._streams)
+        return waiting == 0 or waiting + size <= self._max_bytes
+
+    async def _wait(self, size: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._full.append(turn)
+        try:
+            if len(self._full) > 1:
+                await turn
+            while not self._has(size):
+                await self._wait_for_some()
+        finally:
+            self._full.popleft()
+            if self._full:
+                self._full[0].set_result(None)
+
+    async def _wait_for_some(self) -> None:
+        fullest = max(self._streams, key=lambda stream: stream.waiting_bytes)
+        if fullest.oldest is None:  # all is in flight to the file
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            return
+        try:
+            await fullest.reached(fullest.oldest, at_once=True)
+        except EngineError as error:
+            raise NotSent(str(error), error.code) from error
+
+
 @dataclass(slots=True)
 class _Append:
-    """A block on its way into the journal; `write` and `written` as in `JournalQueue`."""
+    """A block on its way into the journal; `write` and `written` as in `JournalQueue`.
+
+    `build`: returns the block, or no bytes if it has no rows.
+    """
 
     stream: DrainStream
     table: str
@@ -251,13 +188,21 @@ class _Append:
     token: str
     writer: JournalWriter
     tokens: JournalTokens
+    build: Callable[[], bytes] | None = None
 
     def write(self) -> int:
+        """The number of the entry; 0 if there is none."""
+        if self.build is not None:
+            self.block = self.build()
+            if not self.block:
+                return 0
         return self.writer.append_block(
             self.stream.number, self.table, self.columns, self.token, self.block
         )
 
     def written(self, sequence: int) -> None:
+        if not sequence:
+            return
         self.tokens.journaled.add(self.table, self.token)
         self.stream.add(
             JournalBlock(
@@ -267,7 +212,7 @@ class _Append:
 
 
 class JournaledEngine:
-    """`storage.engine.Engine`: the embedded engine behind its journal."""
+    """`storage.engine.BuildingEngine`: the embedded engine behind its journal."""
 
     def __init__(
         self, embedded: EmbeddedEngine, writer: JournalWriter, limits: JournalLimits, *, fsync: bool
@@ -296,10 +241,8 @@ class JournaledEngine:
         self._one_by_one: frozenset[str] = frozenset()
         self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Blocks that are being appended, by table and token."""
-        self._in_flight_bytes = 0
+        self._room = _Room(self.streams, limits.max_bytes)
         self._space_until_s = 0.0
-        self._full: deque[asyncio.Future[None]] = deque()
-        """Appends that wait for room, in order."""
         self._tokens = JournalTokens()
         self._announced: Counter[tuple[str, str]] = Counter()
         """Tokens that are being written by `note_direct`, by table and token."""
@@ -352,21 +295,33 @@ class JournaledEngine:
             return
         await self.append_block(table, columns, block, token)
 
+    async def insert_built(
+        self, table: str, columns: str, build: Callable[[], bytes], size: int, token: str
+    ) -> bool:
+        """See `BuildingEngine`. False also while others wait for room."""
+        if table in self._one_by_one or not self._room.is_there(size):
+            return False
+        if (table, token) in self._in_flight or self._tokens.journaled.has(table, token):
+            return False
+        append = _Append(
+            self._stream_of(table), table, columns, b"", token, self.writer, self._tokens, build
+        )
+        await asyncio.shield(self._begun(append, size))
+        return True
+
     async def append_block(self, table: str, columns: str, block: bytes, token: str) -> None:
         """As `insert_block`, for a table that cannot refuse the block."""
         if self._tokens.journaled.has(table, token):
             return
         task = self._in_flight.get((table, token))
         if task is None:
-            stream = self.streams[LOG if table == LOG_TABLE else ROWS]
+            stream = self._stream_of(table)
             append = _Append(stream, table, columns, block, token, self.writer, self._tokens)
-            if not self._full and self._has_room(len(block)) and self._queue.is_free(len(block)):
+            if self._room.is_there(len(block)) and self._queue.is_free(len(block)):
                 self._check(append)
                 self._queue.run_now(append.write, append.written)
                 return
-            task = asyncio.create_task(self._append_in_turn(append))
-            self._in_flight[table, token] = task
-            task.add_done_callback(lambda _: self._in_flight.pop((table, token)))
+            task = self._begun(append, len(block))
         await asyncio.shield(task)
 
     async def knows(self, table: str, token: str) -> bool:
@@ -407,27 +362,22 @@ class JournaledEngine:
         while self._in_flight:
             await asyncio.wait(self._in_flight.values())
 
-    async def _append_in_turn(self, append: _Append) -> None:
+    def _stream_of(self, table: str) -> DrainStream:
+        return self.streams[LOG if table == LOG_TABLE else ROWS]
+
+    def _begun(self, append: _Append, size: int) -> asyncio.Task[None]:
+        """It goes on if nobody waits for it any more. `size`: of the block, or about that."""
+        place = append.table, append.token
+        task = asyncio.create_task(self._append_in_turn(append, size))
+        self._in_flight[place] = task
+        task.add_done_callback(lambda _: self._in_flight.pop(place))
+        return task
+
+    async def _append_in_turn(self, append: _Append, size: int) -> None:
         """Append when there is room, after those that wait already."""
-        size = len(append.block)
-        if self._full or not self._has_room(size):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._full.append(turn)
-            try:
-                if len(self._full) > 1:
-                    await turn
-                while not self._has_room(size):
-                    await self._wait_for_room()
-            finally:
-                self._full.popleft()
-                if self._full:
-                    self._full[0].set_result(None)
-        self._check(append)
-        self._in_flight_bytes += size
-        try:
+        async with self._room.taken(size):
+            self._check(append)
             await self._queue.run(append.write, append.written, size)
-        finally:
-            self._in_flight_bytes -= size
 
     def _check(self, append: _Append) -> None:
         """Raises an error if the block cannot be taken at the moment."""
@@ -443,28 +393,10 @@ class JournaledEngine:
         if self.writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
             raise NotSent("the journal is full: rows of another table are refused, see the log")
-        self._check_space()
-
-    def _check_space(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._space_until_s:
-            return
-        self.embedded.reserve.check()
-        self._space_until_s = now_s + _SPACE_LASTS_S
-
-    def _has_room(self, size: int) -> bool:
-        waiting = self._in_flight_bytes + sum(stream.waiting_bytes for stream in self.streams)
-        return waiting == 0 or waiting + size <= self._limits.max_bytes
-
-    async def _wait_for_room(self) -> None:
-        fullest = max(self.streams, key=lambda stream: stream.waiting_bytes)
-        if fullest.oldest is None:  # all is in flight to the file
-            await asyncio.sleep(_LOOK_AGAIN_S)
-            return
-        try:
-            await fullest.reached(fullest.oldest, at_once=True)
-        except EngineError as error:
-            raise NotSent(str(error), error.code) from error
+        if now_s >= self._space_until_s:
+            self.embedded.reserve.check()
+            self._space_until_s = now_s + _SPACE_LASTS_S
 
     # --- statements
 

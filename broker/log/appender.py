@@ -2,7 +2,7 @@
 
 A partition always belongs to the same lane, and a lane runs one insert at a time, so a log never
 has a gap. A lane takes its queued appends in order of arrival: it checks sequences, decompresses,
-assigns offsets, builds one Native block in its own thread (broker/log/block.py), inserts it, and
+assigns offsets, builds one Native block in a thread (broker/log/block.py), inserts it, and
 publishes it (broker/log/lane.py). Nothing is acknowledged from memory.
 """
 

@@ -142,6 +142,8 @@ class PendingBlock:
     """Where each batch goes: its partition, first <= offset < end, and the batch for consumers."""
     data: bytes = b""
     rows: int = 0
+    is_stored: bool = False
+    """Whether the engine that built it stored it, too. Else it is not sent yet."""
     left_over: list[PendingAppend] = field(default_factory=list)
     set_aside: list[tuple[PendingAppend, BatchRecords | None]] = field(default_factory=list)
     """Batches that are large when decompressed, and what is done of that; later batches of their
@@ -163,7 +165,7 @@ class PendingBlock:
 def build_block(
     appends: list[PendingAppend], limits: AppendLimits, append_time_ms: int
 ) -> PendingBlock:
-    """Check, decompress, number and encode the appends of one block. Runs in the lane's thread.
+    """Check, decompress, number and encode the appends of one block. Runs in a thread.
 
     Decompressed batches may be much larger than what was received: those that do not fit stay
     in `left_over`, for the next block. Those that would take long to decompress are in `set_aside`.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from broker.log.block import BLOCK_COLUMNS, PendingBlock
 from broker.log.fence import block_token
@@ -22,6 +23,7 @@ from common.clock import DAY_MS
 from common.tasks import Backoff, event_within
 from storage.blocks import block as encoded_block
 from storage.engine import (
+    BuildingEngine,
     Engine,
     EngineError,
     InsertOutcomeUnknown,
@@ -51,6 +53,9 @@ class BlockStore:
         """Whether the block was sent to the engine."""
         self._lane = lane
         self._engine = engine
+        self._builder: BuildingEngine | None = None
+        if isinstance(engine, BuildingEngine) and not lease.is_fenced:
+            self._builder = engine
         self._lease = lease
         self._identity = str(lease.identity)
         self._ended = ended
@@ -66,6 +71,39 @@ class BlockStore:
             self.resolved = self._block_number
             raise
         self.resolved = self._block_number
+
+    async def store_built(
+        self, build: Callable[[], PendingBlock], size: int, append_time_ms: int
+    ) -> PendingBlock | None:
+        """The block that `build` returns, built and stored by the engine in one thread.
+
+        None: `build` was not called, as the engine cannot do that, or not now. If the block is not
+        `is_stored`, it may be given to `store`. It must not begin a transaction. `size`: about
+        that of its rows, in bytes. Raises what `build` raises, and `LeaseOver`.
+        """
+        if self._builder is None:
+            return None
+        block: PendingBlock | None = None
+
+        def data() -> bytes:
+            nonlocal block
+            block = build()
+            return block.data
+
+        self.check_lease(append_time_ms)
+        self.is_sent = True
+        self._block_number += 1
+        try:
+            await self._builder.insert_built("messages", BLOCK_COLUMNS, data, size, self._token)
+        except NotSent:  # `store` says it again
+            self._block_number -= 1
+            return block
+        if block is None or not block.rows:
+            self._block_number -= 1
+            return block
+        block.is_stored = True
+        self.resolved = self._block_number
+        return block
 
     def check_lease(self, append_time_ms: int) -> None:
         """Raises `LeaseOver` when nothing may be sent, published or acknowledged any more."""

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 128 << 10
 """A smaller block is built without its thread, which would cost as much as the block: 0.1 ms."""
-_PLAIN_MAX_BYTES = 8 << 20
-"""Of a block that the engine's thread builds: 3 ms, in which it stores nothing else."""
+_PLAIN_MAX_BYTES = 32 << 20
+"""Of a block that the engine's thread builds: some 10 ms, in which it stores nothing else."""
 _ROW_BYTES = 100
 """What a row has that its record has not."""
 

@@ -220,7 +220,7 @@ async def test_only_plain_blocks_are_built_by_the_journal(
             plain(b"x").data,
             plain_batch.data,
             replace(plain_batch, payload=packed, attributes=4).data,
-            plain(b"x" * (9 << 20)).data,
+            plain(b"x" * (33 << 20)).data,
         ):
             await append(appender, log, data)
         transactional = replace(

@@ -86,26 +86,26 @@ class JobRun:
         `tasks`: how many each shuffle should have at least. Spark's 200 are far too many for most
         logs. `conf`: as of `session`.
         """
-        self._prepare()
+        self._starting()
         made = session(f"brokerhouse {self.name}", self.master, **conf)
-        self._note(made.sparkContext)
+        self._started(made.sparkContext)
         self.tasks = max(self.tasks, min(tasks, MAX_TASKS), made.sparkContext.defaultParallelism)
         made.conf.set("spark.sql.shuffle.partitions", self.tasks)
         return made
 
     def spark_context(self, **conf: str | int | bool) -> SparkContext:
         """For a job without SQL. `conf`: as of `session`. Raises SparkMissing."""
-        self._prepare()
+        self._starting()
         made = spark_context(f"brokerhouse {self.name}", self.master, **conf)
-        self._note(made)
+        self._started(made)
         return made
 
-    def _prepare(self) -> None:
+    def _starting(self) -> None:
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         if self.progress.context is None:
             self.progress.step("starting Spark")
 
-    def _note(self, made: SparkContext) -> None:
+    def _started(self, made: SparkContext) -> None:
         self.progress.context = made
         made.setLogLevel("OFF")
 

@@ -88,18 +88,15 @@ def _reached(stored: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int
     return all(stored.get(place, 0) >= end for place, end in ends.items())
 
 
-def _default_workers(spark: SparkContext, settings: SinkSettings, once: bool) -> int:
-    """One for each core. With --once none that would get no partition: each that joins the group
-    makes the others wait, and it ends before there can be more partitions."""
-    if not once:
-        return spark.defaultParallelism
-    ends = _JobOffsets(settings, AdminClient(client_options(settings.kafka))).source_ends()
-    largest = max(Counter(topic for topic, _ in ends).values())
-    return min(spark.defaultParallelism, largest)
+def _say_begun(run: JobRun, settings: SinkSettings, workers: int) -> None:
+    names = ", ".join(_sources(settings))
+    run.progress.step(f"writing {names} with {counted(workers, 'worker')}")
 
 
 def _run_workers(run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int) -> None:
-    """Until Spark gives up. Raises JobFailure."""
+    """Until Spark gives up. Raises JobFailure. `workers`: 0 is one for each core."""
+    workers = workers or spark.defaultParallelism
+    _say_begun(run, settings, workers)
     numbers = spark.parallelize(range(workers), workers)
     try:
         numbers.mapPartitions(SinkTask(settings)).collect()
@@ -107,10 +104,17 @@ def _run_workers(run: JobRun, spark: SparkContext, settings: SinkSettings, worke
         raise JobFailure(f"Spark ended the workers: {error}") from error
 
 
-def _run_once(spark: SparkContext, settings: SinkSettings, workers: int) -> int:
-    """Until the tables have all that the topics had. Returns how many records that are."""
+def _run_once(run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int) -> int:
+    """Until the tables have all that the topics had. Returns how many records that are.
+
+    `workers`: 0 is one for each core, but none that would get no partition: each that joins the
+    group makes the others wait, and there will be no more partitions for this run.
+    """
     progress = _JobOffsets(settings, AdminClient(client_options(settings.kafka)))
     begin, ends = progress.stored(settings.group), progress.source_ends()
+    largest = max(Counter(topic for topic, _ in ends).values())
+    workers = workers or min(spark.defaultParallelism, largest)
+    _say_begun(run, settings, workers)
     failed: list[Exception] = []
 
     def work() -> None:
@@ -238,7 +242,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @job.number("--session-timeout-ms", 45_000, "After which a worker that is silent has none.", 1000)
 @job.number("--transaction-timeout-ms", 60_000, "Of the workers' transactions.", 1000)
 @job.number(
-    "--workers", 0, "Tasks of Spark. 0: one for each core; with --once, or partition if fewer."
+    "--workers", 0, "Tasks of Spark. 0: one for each core; with --once at most one per partition."
 )
 @click.option("--once", is_flag=True, help="End when the tables have all that was there.")
 @click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=to_pairs,
@@ -260,12 +264,10 @@ def command(run: JobRun, /, **given: Any) -> JobReport:
         cores = run.master[6:-1] or "1"
         run.master = f"local[{cores},{_TASK_FAILURES}]"
     spark = run.spark_context(spark__task__maxFailures=_TASK_FAILURES)
-    workers = workers or _default_workers(spark, settings, once)
-    run.progress.step(f"writing {', '.join(_sources(settings))} with {counted(workers, 'worker')}")
     if not once:
         _run_workers(run, spark, settings, workers)
         return JobReport((), (), "ended")
-    records = _run_once(spark, settings, workers)
+    records = _run_once(run, spark, settings, workers)
     return JobReport((), (), f"{settings.name}: wrote {counted(records, 'offset')}")
 
 

@@ -29,7 +29,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from storage.disk_reserve import NOT_ENOUGH_SPACE
@@ -58,8 +58,6 @@ from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 from storage.merge_pace import MergePace
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SEGMENT_BYTES = 16 << 20
 _SPACE_LASTS_S = 0.01
@@ -127,6 +125,7 @@ class _Room:
         self._max_bytes = max_bytes
         self._in_flight_bytes = 0  # on their way into a stream
         self._full: deque[asyncio.Future[None]] = deque()
+        """Appends that wait, in order."""
 
     def is_there(self, size: int) -> bool:
         """Whether a block of this size need not wait."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from broker.log.block import BLOCK_COLUMNS, PendingBlock
 from broker.log.fence import block_token
@@ -54,6 +55,8 @@ class BlockStore:
         self._lane = lane
         self._engine = engine
         self._builder: BuildingEngine | None = None
+        # Where a successor may fence the lane, what is checked before an insert may not lie a
+        # build behind, and no number may be tried and given back.
         if isinstance(engine, BuildingEngine) and not lease.is_fenced:
             self._builder = engine
         self._lease = lease
@@ -93,16 +96,13 @@ class BlockStore:
         self.check_lease(append_time_ms)
         self.is_sent = True
         self._block_number += 1
-        try:
+        with suppress(NotSent):  # `store` says it again
             await self._builder.insert_built("messages", BLOCK_COLUMNS, data, size, self._token)
-        except NotSent:  # `store` says it again
-            self._block_number -= 1
-            return block
-        if block is None or not block.rows:
-            self._block_number -= 1
-            return block
-        block.is_stored = True
-        self.resolved = self._block_number
+            if block is not None and block.rows:
+                block.is_stored = True
+                self.resolved = self._block_number
+                return block
+        self._block_number -= 1  # nothing has it
         return block
 
     def check_lease(self, append_time_ms: int) -> None:

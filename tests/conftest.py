@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from tests.support import broker_process, cluster_processes
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
 from tests.support.cluster_processes import Cluster
-from tests.support.waiting import LIMIT_S, until
 
 LOG_SIZES = pytest.StashKey[dict[Path, int]]()
 LOG_SHOWN_BYTES = 8000
@@ -61,19 +59,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     )
     try:
         made.start()
-        # A client that asks one that does not know of all drops its connections to the others.
-        until(
-            lambda: {known_brokers(one.kafka) for one in made.brokers} == {len(made.brokers)},
-            "each broker names all",
-        )
+        made.await_each_other()
         yield made
     finally:
         made.close()
-
-
-def known_brokers(address: str) -> int:
-    """How many the broker at this address names."""
-    return len(AdminClient({"bootstrap.servers": address}).list_topics(timeout=LIMIT_S).brokers)
 
 
 RunBroker = Callable[..., AbstractContextManager[BrokerProcess]]

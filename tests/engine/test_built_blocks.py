@@ -117,7 +117,7 @@ async def test_a_block_is_built_and_appended_in_the_thread_of_the_journal(
 async def test_a_token_is_stored_once(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         waiting = asyncio.create_task(insert(opened, lambda: log_block(0)))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it has begun now
         assert not await insert(opened, unexpected)
         assert await waiting
         assert not await insert(opened, unexpected)

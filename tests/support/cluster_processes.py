@@ -18,10 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AdminClient
+
 from tests.support.broker_process import NEVER_MS
 from tests.support.cluster_network import Host, Loopback, Network
 from tests.support.server_process import PROJECT, ServerProcess, ServerProcessError, free_port
 from tests.support.sql_rows import bound, sql_rows
+from tests.support.waiting import LIMIT_S, until
 from tests.support.zookeeper import ANSWER_LIMIT_S, LOGGING_JAR, ZOOKEEPER_JAR
 
 READY = "ready "
@@ -187,6 +190,22 @@ class Cluster:
         self.keeper.start()
         _together(self.engines)
         _together(self.brokers)
+
+    def await_each_other(self) -> None:
+        """Returns when each broker names all, 0.3 s after the last one is ready on a quiet machine.
+
+        librdkafka closes its connection to a broker that another one does not name, and an admin
+        request that waits there fails.
+        """
+
+        def named(broker: Broker) -> int:
+            admin = AdminClient({"bootstrap.servers": broker.kafka})
+            return len(admin.list_topics(timeout=LIMIT_S).brokers)
+
+        until(
+            lambda: all(named(broker) == len(self.brokers) for broker in self.brokers),
+            "each broker names all",
+        )
 
     def migrate(self) -> None:
         """`brokerhouse migrate`, as an operator would run it on the first broker's host."""

@@ -19,6 +19,7 @@ setup(
             "protocol/_decode_batches",
             "protocol/_encode_batches",
             "protocol/_frames",
+            "protocol/_packed_blocks",
             "protocol/_produce_request",
             "protocol/_produce_response",
             "protocol/_request_head",

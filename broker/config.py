@@ -188,7 +188,9 @@ class Settings(BaseSettings):
         ge=1024,
     )
     journal_insert_bytes: int = _bytes(
-        96 * _MIB, "So many bytes of the journal go into the table at once", ge=1
+        96 * _MIB,
+        "So many bytes of rows, not packed, go from the journal into the table at once",
+        ge=1,
     )
     journal_insert_rows: int = _setting(
         1_048_576, "records", "So many rows of the journal go into the table at once", ge=1

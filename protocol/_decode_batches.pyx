@@ -14,72 +14,37 @@ an error a builder is exactly as it was before.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_AsUTF8String
-from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcpy
 
-from protocol._batches cimport CONTROL, LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader
+from protocol._batches cimport LOG_APPEND_TIME, BatchHeader
 from protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
-    bh_put64,
-    bh_varuint_size,
-    point_at,
     put_byte,
     put_int64,
     put_string,
     read_zigzag,
     reserve,
-    write_bytes,
-    write_varuint,
+)
+from protocol._packed_blocks cimport (
+    COLUMN_BUFFERS,
+    Columns,
+    Rows,
+    Run,
+    block_size,
+    packed,
+    write_block,
 )
 
-from protocol.columns import COLUMNS, column_head
+from protocol.columns import COLUMNS
 from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 
 
 cdef enum:
-    BLOCK_WIDTH = 17  # columns
     SMALLEST_RECORD = 7  # bytes: length, attributes, two deltas, two lengths, header count
     INDEXES_TOLD = 1000
-    # topic_id, partition, offset, timestamp_ms, timestamp_type, the null maps of key and value,
-    # header ends, producer_id, producer_epoch, sequence, transactional, control, leader_epoch,
-    # append_time, transaction_start
-    FIXED_ROW_BYTES = 16 + 4 + 8 + 8 + 1 + 1 + 1 + 8 + 8 + 2 + 4 + 1 + 1 + 4 + 8 + 8
-
-
-cdef struct Run:
-    # What all rows of one batch share. It is repeated for every row only when the block is written.
-    int64_t base_offset
-    int64_t count
-    int64_t producer_id
-    int64_t transaction_start
-    uint32_t topic
-    int32_t partition
-    int32_t leader_epoch
-    int32_t base_sequence
-    int16_t producer_epoch
-    int16_t attributes
-    uint8_t topic_id[16]
-
-
-cdef struct Columns:
-    # Buffers in a fixed order, so that a rollback is a loop.
-    Buf timestamp
-    Buf key_null
-    Buf key
-    Buf value_null
-    Buf value
-    Buf header_end  # UInt64 per row: headers up to and with this row
-    Buf header_key
-    Buf header_value_null
-    Buf header_value
-    Buf runs
-    Buf topics  # the dictionary of the LowCardinality column, as it is written
-
-
-cdef enum:
-    COLUMN_BUFFERS = 11
     SPARE_MAX = 4 << 20  # bytes that are kept for the next block; small blocks take far less
 
 
@@ -261,159 +226,6 @@ cdef _check_keys(const uint8_t *nulls, int64_t count):
     raise RecordsWithoutKey(tuple(indexes), keyless)
 
 
-# --- writing the block ---
-
-
-cdef list _HEADS = [column_head(*column) for column in COLUMNS]
-assert len(_HEADS) == BLOCK_WIDTH
-cdef size_t _heads_size = sum(len(head) for head in _HEADS)
-cdef const uint8_t *_head[BLOCK_WIDTH]
-cdef size_t _head_size[BLOCK_WIDTH]
-# The list lives as long as the module, so its bytes may be pointed at.
-point_at(_HEADS, _head, _head_size)
-
-
-cdef inline uint8_t *_write_head(uint8_t *p, int column) noexcept nogil:
-    return write_bytes(p, _head[column], _head_size[column])
-
-
-cdef inline uint8_t *_write_buf(uint8_t *p, Buf *b) noexcept nogil:
-    return write_bytes(p, b.data, b.len)
-
-
-cdef inline uint8_t *_repeat(
-    uint8_t *p, const void *value, size_t width, int64_t times
-) noexcept nogil:
-    cdef int64_t i
-    for i in range(times):
-        memcpy(p, value, width)
-        p += width
-    return p
-
-
-cdef inline uint8_t *_write_flag(
-    uint8_t *p, const Run *runs, size_t run_count, int mask
-) noexcept nogil:
-    """A byte for every row: 1 where the batch's attributes have the bit."""
-    cdef size_t r
-    for r in range(run_count):
-        memset(p, 1 if runs[r].attributes & mask else 0, runs[r].count)
-        p += runs[r].count
-    return p
-
-
-cdef inline size_t _index_width(uint64_t keys) noexcept nogil:
-    return 1 if keys <= 0x100 else 2 if keys <= 0x10000 else 4
-
-
-cdef uint8_t *_write_topics(
-    uint8_t *p, Columns *c, const Run *runs, size_t run_count, uint64_t rows, uint64_t topics
-) noexcept nogil:
-    """LowCardinality: version 1, own keys (bit 9) and index width, keys, indexes."""
-    cdef size_t width = _index_width(topics)
-    cdef uint64_t word = 1
-    cdef size_t r
-    p = write_bytes(p, &word, 8)
-    word = (1 << 9) | (0 if width == 1 else 1 if width == 2 else 2)
-    p = write_bytes(p, &word, 8)
-    p = write_bytes(p, &topics, 8)
-    p = _write_buf(p, &c.topics)
-    p = write_bytes(p, &rows, 8)
-    for r in range(run_count):
-        if width == 1:
-            memset(p, <int>runs[r].topic, runs[r].count)
-            p += runs[r].count
-        else:
-            p = _repeat(p, &runs[r].topic, width, runs[r].count)
-    return p
-
-
-cdef uint8_t *_write_sequences(uint8_t *p, const Run *run) noexcept nogil:
-    """Sequences count up from the base sequence: 0 follows 2^31-1. -1 if the batch has none."""
-    cdef int32_t sequence = -1
-    cdef int64_t i
-    if run.producer_id < 0 or run.base_sequence < 0:
-        return _repeat(p, &sequence, 4, run.count)
-    for i in range(run.count):
-        sequence = <int32_t>((<uint32_t>run.base_sequence + <uint32_t>i) & <uint32_t>INT32_MAX)
-        p = write_bytes(p, &sequence, 4)
-    return p
-
-
-cdef void _write_block(
-    uint8_t *p,
-    Columns *c,
-    int64_t rows,
-    uint64_t topics,
-    int64_t append_time_ms,
-) noexcept nogil:
-    cdef const Run *runs = <const Run *>c.runs.data
-    cdef size_t run_count = c.runs.len // sizeof(Run)
-    cdef uint64_t topic_id[2]
-    cdef int64_t offset
-    cdef int64_t i
-    cdef size_t r
-
-    p = write_varuint(p, BLOCK_WIDTH)
-    p = write_varuint(p, <uint64_t>rows)
-    if rows == 0:  # a column without rows is its name and type alone
-        for r in range(<size_t>BLOCK_WIDTH):
-            p = _write_head(p, <int>r)
-        return
-
-    p = _write_head(p, 0)  # topic
-    p = _write_topics(p, c, runs, run_count, <uint64_t>rows, topics)
-    p = _write_head(p, 1)  # topic_id: two little-endian halves
-    for r in range(run_count):
-        bh_put64(<uint8_t *>&topic_id[0], (<const uint64_t *>runs[r].topic_id)[0])
-        bh_put64(<uint8_t *>&topic_id[1], (<const uint64_t *>runs[r].topic_id)[1])
-        p = _repeat(p, topic_id, 16, runs[r].count)
-    p = _write_head(p, 2)  # partition
-    for r in range(run_count):
-        p = _repeat(p, &runs[r].partition, 4, runs[r].count)
-    p = _write_head(p, 3)  # offset
-    for r in range(run_count):
-        for i in range(runs[r].count):
-            offset = runs[r].base_offset + i
-            p = write_bytes(p, &offset, 8)
-    p = _write_head(p, 4)  # timestamp_ms
-    p = _write_buf(p, &c.timestamp)
-    p = _write_head(p, 5)  # timestamp_type
-    p = _write_flag(p, runs, run_count, LOG_APPEND_TIME)
-    p = _write_head(p, 6)  # key
-    p = _write_buf(p, &c.key_null)
-    p = _write_buf(p, &c.key)
-    p = _write_head(p, 7)  # value
-    p = _write_buf(p, &c.value_null)
-    p = _write_buf(p, &c.value)
-    p = _write_head(p, 8)  # headers: ends, then all keys, then the null map and all values
-    p = _write_buf(p, &c.header_end)
-    p = _write_buf(p, &c.header_key)
-    p = _write_buf(p, &c.header_value_null)
-    p = _write_buf(p, &c.header_value)
-    p = _write_head(p, 9)  # producer_id
-    for r in range(run_count):
-        p = _repeat(p, &runs[r].producer_id, 8, runs[r].count)
-    p = _write_head(p, 10)  # producer_epoch
-    for r in range(run_count):
-        p = _repeat(p, &runs[r].producer_epoch, 2, runs[r].count)
-    p = _write_head(p, 11)  # sequence
-    for r in range(run_count):
-        p = _write_sequences(p, &runs[r])
-    p = _write_head(p, 12)  # transactional
-    p = _write_flag(p, runs, run_count, TRANSACTIONAL)
-    p = _write_head(p, 13)  # control
-    p = _write_flag(p, runs, run_count, CONTROL)
-    p = _write_head(p, 14)  # leader_epoch
-    for r in range(run_count):
-        p = _repeat(p, &runs[r].leader_epoch, 4, runs[r].count)
-    p = _write_head(p, 15)  # append_time
-    p = _repeat(p, &append_time_ms, 8, rows)
-    p = _write_head(p, 16)  # transaction_start
-    for r in range(run_count):
-        p = _repeat(p, &runs[r].transaction_start, 8, runs[r].count)
-
-
 # --- what Python sees ---
 
 
@@ -466,32 +278,30 @@ cdef class BlockBuilder:
 
     COLUMNS = COLUMNS
 
-    cdef Columns _columns
+    cdef Rows _rows
     cdef dict _topics  # name -> index in the dictionary of the topic column
-    cdef int64_t _rows
-    cdef int64_t _append_time_ms
     cdef bint _busy
 
     def __cinit__(self, int64_t append_time_ms):
         global _has_spare
         if _has_spare:
-            self._columns = _spare
+            self._rows.columns = _spare
             _has_spare = False
-        self._append_time_ms = append_time_ms
+        self._rows.append_time_ms = append_time_ms
         self._topics = {"": 0}  # a LowCardinality dictionary opens with the default value
-        if not put_string(&self._columns.topics, NULL, 0):
+        if not put_string(&self._rows.columns.topics, NULL, 0):
             raise MemoryError()
 
     def __dealloc__(self):
         global _spare, _has_spare
-        cdef Buf *buffers = <Buf *>&self._columns
+        cdef Buf *buffers = <Buf *>&self._rows.columns
         cdef size_t size = 0
         cdef int i
         for i in range(COLUMN_BUFFERS):
             buffers[i].len = 0
             size += buffers[i].cap
         if not _has_spare and size <= SPARE_MAX:
-            _spare = self._columns
+            _spare = self._rows.columns
             _has_spare = True
             return
         for i in range(COLUMN_BUFFERS):
@@ -499,21 +309,16 @@ cdef class BlockBuilder:
 
     @property
     def rows(self):
-        return self._rows
+        return self._rows.count
 
     @property
     def bytes(self):
         return self._size()
 
     cdef size_t _size(self):
-        cdef Columns *c = &self._columns
-        cdef size_t size = 1 + bh_varuint_size(<uint64_t>self._rows) + _heads_size
-        if self._rows == 0:
-            return size
-        size += 32 + c.topics.len
-        size += <size_t>self._rows * (_index_width(len(self._topics)) + FIXED_ROW_BYTES)
-        size += c.key.len + c.value.len
-        return size + c.header_key.len + c.header_value_null.len + c.header_value.len
+        return block_size(
+            &self._rows, 1, self._rows.count, self._rows.columns.topics.len, len(self._topics)
+        )
 
     def append(
         self,
@@ -528,7 +333,7 @@ cdef class BlockBuilder:
         bint keyed=False,
         int64_t transaction_start=-1,
     ):
-        cdef Columns *c = &self._columns
+        cdef Columns *c = &self._rows.columns
         cdef Buf *buffers = <Buf *>c
         cdef size_t before[COLUMN_BUFFERS]
         cdef Py_buffer view
@@ -574,6 +379,7 @@ cdef class BlockBuilder:
         run.leader_epoch = leader_epoch
         run.base_sequence = header.base_sequence
         run.producer_epoch = header.producer_epoch
+        run.unused = 0
         memcpy(run.topic_id, PyBytes_AS_STRING(topic_id), 16)
         known = self._topics.get(topic)
         run.topic = len(self._topics) if known is None else known
@@ -609,7 +415,7 @@ cdef class BlockBuilder:
                 raise InvalidRecord(f"record {record} of {count}: {_FAULTS[fault]}")
             memcpy(c.runs.data + c.runs.len, &run, sizeof(Run))
             c.runs.len += sizeof(Run)
-            self._rows += count
+            self._rows.count += count
         except BaseException:
             for i in range(COLUMN_BUFFERS):
                 buffers[i].len = before[i]
@@ -621,19 +427,30 @@ cdef class BlockBuilder:
     def finish(self):
         cdef bytes block
         cdef uint8_t *p
-        cdef Columns *c = &self._columns
         cdef uint64_t topics = len(self._topics)
-        cdef int64_t rows = self._rows
-        cdef int64_t append_time_ms = self._append_time_ms
         if self._busy:
             raise RuntimeError("the block builder is in use by another thread")
         block = PyBytes_FromStringAndSize(NULL, self._size())
         p = <uint8_t *>PyBytes_AS_STRING(block)
         self._busy = True
         if len(block) < RELEASE_GIL_BYTES:
-            _write_block(p, c, rows, topics, append_time_ms)
+            self._write(p, topics)
         else:
             with nogil:
-                _write_block(p, c, rows, topics, append_time_ms)
+                self._write(p, topics)
         self._busy = False
         return block
+
+    cdef void _write(self, uint8_t *p, uint64_t topics) noexcept nogil:
+        write_block(p, &self._rows, 1, self._rows.count, &self._rows.columns.topics, topics)
+
+    def pack(self):
+        if self._busy:
+            raise RuntimeError("the block builder is in use by another thread")
+        if self._rows.count == 0:
+            raise ValueError("there are no rows to pack")
+        self._busy = True
+        try:
+            return packed(&self._rows, len(self._topics))
+        finally:
+            self._busy = False

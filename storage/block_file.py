@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from typing_extensions import Buffer
 
 from storage._merge_blocks import merge_blocks_into
+
+Join: TypeAlias = Callable[[Sequence[bytes], Callable[[int], Buffer]], int]
+"""Writes blocks as one Native block: see `merge_blocks_into` (storage/_merge_blocks.pyi)."""
 
 _MAPPED_MIN_BYTES = 1 << 20
 
@@ -28,10 +34,13 @@ class BlockFile:
         """For this process."""
         return f"/proc/self/fd/{self._fd}"
 
-    def fill(self, blocks: Sequence[bytes]) -> None:
-        """Hold one block with the rows of all of these. Raises as `merge_blocks`."""
-        if len(blocks) > 1:
-            self._cut(merge_blocks_into(blocks, self._room))
+    def fill(self, blocks: Sequence[bytes], join: Join | None = None) -> None:
+        """Hold one Native block with the rows of all of these.
+
+        `join`: if they are not Native blocks themselves. Raises as it or `merge_blocks`.
+        """
+        if join is not None or len(blocks) > 1:
+            self._cut((join or merge_blocks_into)(blocks, self._room))
             return
         (block,) = blocks
         self._cut(len(block))

@@ -31,7 +31,7 @@ from xml.sax.saxutils import escape
 
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
-from storage.block_file import BlockFile
+from storage.block_file import BlockFile, Join
 from storage.definition_files import DefinitionError, DefinitionFiles
 from storage.definition_guard import DefinitionGuard, Handle
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
@@ -193,19 +193,23 @@ class EmbeddedEngine:
         await self.insert_blocks(lane, table, columns, [block], token)
 
     async def insert_blocks(
-        self, lane: int, table: str, columns: str, blocks: Sequence[bytes], token: str
+        self,
+        lane: int,
+        table: str,
+        columns: str,
+        blocks: Sequence[bytes],
+        token: str,
+        join: Join | None = None,
     ) -> None:
-        """As `insert_block`, of one block with the rows of all of these.
-
-        Raises also `UnmergeableBlock`.
-        """
+        """As `insert_block`, of the block that `BlockFile.fill` makes of these. Raises as both."""
         worker = self._lanes[lane]
-        into = f"INSERT INTO {self.database}.{table} ({columns})"
+        into = f"INSERT INTO {self.database}.{table} ({columns}) FROM INFILE '{worker.file.path}'"
+        statement = f"{into} SETTINGS insert_deduplication_token = '{token}' FORMAT Native"
+        fill = partial(worker.file.fill, blocks, join)
         guard = self._view_guard if table == "messages" else None
-        settings = f"SETTINGS insert_deduplication_token = '{token}'"
         for attempt in range(1, _INSERT_ATTEMPTS + 1):
             try:
-                await worker.run(self._insert, worker, into, settings, blocks, guard)
+                await worker.run(self._insert, worker, statement, fill, guard)
                 return
             except EngineError as error:
                 # The engine is in this process, so nothing is in flight once the call has returned:
@@ -217,21 +221,15 @@ class EmbeddedEngine:
                 )
 
     def _insert(
-        self,
-        lane: _Lane,
-        into: str,
-        settings: str,
-        blocks: Sequence[bytes],
-        guard: ViewGuard | None,
+        self, lane: _Lane, statement: str, fill: Callable[[], None], guard: ViewGuard | None
     ) -> None:
         # Not by chDB's streaming insert: it reports malformed bytes, but returns normally when the
         # table refuses them (4.4: a full disk, a constraint). The engine reads the block from a
         # file in memory instead, at the same speed (measured: 1 row to 60,000).
         try:
-            lane.file.fill(blocks)
+            fill()
         except OSError as error:
             raise EngineError(f"no memory for a block: {error.strerror}") from error
-        statement = f"{into} FROM INFILE '{lane.file.path}' {settings} FORMAT Native"
         with self.watched_write(lane.handle):
             if guard is None:
                 _guarded(lane.handle.query, statement, "Null")

@@ -119,10 +119,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class BuildingEngine(Engine, Protocol):
-    """An engine that can build a block in the thread in which it stores it.
+    """An engine behind a journal (storage/journal.py).
 
-    That saves two changes of threads for each block, which is in that processor's cache then: 7% of
-    the broker's processor time at full speed (measured, 100 B).
+    Blocks of the log may be packed (protocol/packed_blocks.py), in `insert_block` too. And it can
+    build a block in the thread in which it stores it. That saves two changes of threads for each
+    block, which is in that processor's cache then: 7% of the broker's processor time at full speed
+    (measured, 100 B).
     """
 
     async def insert_built(

@@ -42,7 +42,7 @@ from storage.engine import (
     Row,
     StorageFault,
 )
-from storage.journal_drain import DrainLimits, DrainStream, Standstill
+from storage.journal_drain import DrainLimits, DrainStream, Standstill, join_of
 from storage.journal_files import (
     JournalBlock,
     JournalContents,
@@ -290,7 +290,9 @@ class JournaledEngine:
         """
         if table in self._one_by_one:
             number = LOG if table == LOG_TABLE else ROWS
-            await self.embedded.insert_block(number, table, columns, block, token)
+            await self.embedded.insert_blocks(
+                number, table, columns, [block], token, join_of(block)
+            )
             return
         await self.append_block(table, columns, block, token)
 

@@ -26,6 +26,9 @@ from typing import Protocol
 
 from common.tasks import Backoff, event_within
 from common.timings import Timings
+from protocol._packed_blocks import join_packed_into
+from protocol.packed_blocks import COLUMN_LIST, is_packed, native_bytes
+from storage.block_file import Join
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, StorageFault
@@ -72,7 +75,7 @@ class DrainLimits:
         size = rows = 0
         for block in blocks:
             some.append(block)
-            size += len(block.data)
+            size += insert_bytes(block.data)
             rows += row_count(block.data)
             if size >= self.max_bytes or rows >= self.max_rows:
                 yield some
@@ -93,18 +96,19 @@ class DrainLimits:
         """Whether a round has a quarter of what goes into one."""
         size = rows = 0
         for block in blocks:
-            size += len(block.data)
+            size += insert_bytes(block.data)
             rows += row_count(block.data)
         return size * _LARGE >= self.max_bytes or rows * _LARGE >= self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
 class TableInsert:
-    """Blocks of one table that become one insert."""
+    """Blocks of one table that become one insert. `join`: as in `EmbeddedEngine.insert_blocks`."""
 
     table: str
     columns: str
     blocks: tuple[bytes, ...]
+    join: Join | None
 
 
 class DrainStream:
@@ -125,6 +129,7 @@ class DrainStream:
         self.drained = 0
         """All blocks up to this one are in the engine."""
         self.waiting_bytes = 0
+        """In memory."""
         self.waiting_rows = 0
         self.rounds = Timings()
         """How long each round took until the engine had it."""
@@ -135,6 +140,7 @@ class DrainStream:
         self._limits = limits
         self._identity = identity
         self._waiting: deque[JournalBlock] = deque()
+        self._waiting_insert_bytes = 0
         self._oldest_s = 0.0
         self._wanted = 0
         self._attempts = 0
@@ -182,11 +188,9 @@ class DrainStream:
         self._waiting.append(block)
         self.waiting_rows += row_count(block.data)
         self.waiting_bytes += len(block.data)
+        self._waiting_insert_bytes += insert_bytes(block.data)
         self.appended = block.sequence
-        if (
-            self.waiting_bytes >= self._limits.max_bytes
-            or self.waiting_rows >= self._limits.max_rows
-        ):
+        if self._is_enough():
             self._due.set()
 
     async def reached(self, sequence: int, *, at_once: bool) -> None:
@@ -298,10 +302,12 @@ class DrainStream:
         await event_within(self._due, wait_s)
 
     def _is_due(self) -> bool:
+        return self._closing or self._wanted > self.drained or self._is_enough()
+
+    def _is_enough(self) -> bool:
+        """Whether a whole round waits."""
         return (
-            self._closing
-            or self._wanted > self.drained
-            or self.waiting_bytes >= self._limits.max_bytes
+            self._waiting_insert_bytes >= self._limits.max_bytes
             or self.waiting_rows >= self._limits.max_rows
         )
 
@@ -322,6 +328,7 @@ class DrainStream:
                     one.columns,
                     one.blocks,
                     f"{self._identity}-{self.number}-{last}-{number}",
+                    one.join,
                 )
                 for number, one in enumerate(inserts_of(blocks))
             ),
@@ -361,6 +368,7 @@ class DrainStream:
             self.waiting_rows -= rows
             self.drained_rows += rows
             self.waiting_bytes -= len(block.data)
+            self._waiting_insert_bytes -= insert_bytes(block.data)
             self.drained = block.sequence
         self._oldest_s = asyncio.get_running_loop().time()
         self._wake_callers()
@@ -404,7 +412,7 @@ class Standstill:
 
 
 def row_count(block: bytes) -> int:
-    """The number of rows in a Native block: the second of the varints that it begins with."""
+    """The number of rows in a block, Native or packed: the second varint of it."""
     at = 0
     while block[at] & 0x80:
         at += 1
@@ -417,11 +425,28 @@ def row_count(block: bytes) -> int:
     return rows | block[at] << shift
 
 
+def insert_bytes(block: bytes) -> int:
+    """Its size where the engine reads it."""
+    return native_bytes(block) if is_packed(block) else len(block)
+
+
+def join_of(block: bytes) -> Join | None:
+    """How blocks like this one are joined: see `EmbeddedEngine.insert_blocks`."""
+    return join_packed_into if is_packed(block) else None
+
+
 def inserts_of(blocks: Iterable[JournalBlock]) -> Iterator[TableInsert]:
     """The inserts of a round, in order. The same blocks always give the same inserts."""
     tables: dict[str, list[JournalBlock]] = {}
     for block in blocks:
         tables.setdefault(block.table, []).append(block)
     for table in sorted(tables, key=lambda name: name not in _FIRST):
-        for columns, group in groupby(tables[table], key=lambda block: block.columns):
-            yield TableInsert(table, columns, tuple(block.data for block in group))
+        for (columns, join), group in groupby(
+            tables[table], key=lambda block: (block.columns, join_of(block.data))
+        ):
+            yield TableInsert(
+                table,
+                columns if join is None else COLUMN_LIST,
+                tuple(block.data for block in group),
+                join,
+            )

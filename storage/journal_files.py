@@ -47,7 +47,9 @@ from protocol._batches import crc32c
 from storage.journal_spares import SpareFiles
 from storage.token_memory import TokenMemory
 
-VERSION = 2
+VERSION = 3
+_OLDER_VERSIONS = (2,)
+"""These are read, too. 3: a block may be a packed one (protocol/packed_blocks.py)."""
 STREAMS = 2
 HEAD_BYTES = 512
 ENTRY_BYTES = 40
@@ -190,7 +192,7 @@ def _read_head(data: memoryview, path: Path) -> _Head | None:
     magic, version, journal_id, number, first, *numbers = _HEAD.unpack_from(data)
     if magic != _MAGIC:
         return None
-    if version != VERSION:
+    if version not in (VERSION, *_OLDER_VERSIONS):
         raise JournalError(
             f"{path} has version {version} of the journal's format, and this brokerhouse knows"
             f" version {VERSION}: start the brokerhouse that wrote it, stop it, and if it ended"

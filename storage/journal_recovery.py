@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from storage.embedded import EmbeddedEngine
-from storage.journal_drain import DrainLimits, RoundLog, inserts_of
+from storage.journal_drain import DrainLimits, RoundLog, TableInsert, inserts_of
 from storage.journal_files import JournalBlock
 from storage.journal_statements import LOG, LOG_TABLE
 from storage.log_views import PARTITION_KEY, LogRange
@@ -29,25 +29,28 @@ async def put_back(
     for some in limits.split(blocks):
         for insert in inserts_of(some):
             if stream == LOG:
-                await _insert_missing(engine, insert.columns, insert.blocks)
+                await _insert_missing(engine, insert)
             else:
                 await engine.insert_blocks(
-                    stream, insert.table, insert.columns, insert.blocks, str(uuid4())
+                    stream, insert.table, insert.columns, insert.blocks, str(uuid4()), insert.join
                 )
     await rounds.end_round(stream)
 
 
-async def _insert_missing(engine: EmbeddedEngine, columns: str, blocks: Sequence[bytes]) -> None:
+async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:
     """Insert the rows of blocks of the log that the table does not have.
 
     Views may lack those that it has.
     """
+    columns = insert.columns
     table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
     await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
     await engine.execute(
         f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
     )
-    await engine.insert_blocks(LOG, "journal_round", columns, blocks, str(uuid4()))
+    await engine.insert_blocks(
+        LOG, "journal_round", columns, insert.blocks, str(uuid4()), insert.join
+    )
     key = ", ".join(LOG_KEY)
     same_time = (
         f"append_time >= (SELECT min(append_time) FROM {some})"

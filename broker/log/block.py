@@ -163,9 +163,11 @@ class PendingBlock:
 
 
 def build_block(
-    appends: list[PendingAppend], limits: AppendLimits, append_time_ms: int
+    appends: list[PendingAppend], limits: AppendLimits, append_time_ms: int, *, pack: bool
 ) -> PendingBlock:
     """Check, decompress, number and encode the appends of one block. Runs in a thread.
+
+    `pack`: as a packed block (protocol/packed_blocks.py), for an engine that takes such blocks.
 
     Decompressed batches may be much larger than what was received: those that do not fit stay
     in `left_over`, for the next block. Those that would take long to decompress are in `set_aside`.
@@ -199,7 +201,7 @@ def build_block(
         block.answers.append((append, answer))
     block.rows = builder.rows
     if builder.rows:
-        block.data = builder.finish()
+        block.data = builder.pack() if pack else builder.finish()
     return block
 
 

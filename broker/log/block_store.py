@@ -54,6 +54,8 @@ class BlockStore:
         """Whether the block was sent to the engine."""
         self._lane = lane
         self._engine = engine
+        self.takes_packed = isinstance(engine, BuildingEngine)
+        """Whether `data` of the blocks may be a packed block."""
         self._builder: BuildingEngine | None = None
         # Where a successor may fence the lane, what is checked before an insert may not lie a
         # build behind, and no number may be tried and given back.

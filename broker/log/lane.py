@@ -271,7 +271,9 @@ class Lane:
 
     async def _built(self, appends: list[PendingAppend], append_time_ms: int) -> PendingBlock:
         """The block of these appends, which may be stored already."""
-        build = partial(build_block, appends, self._limits, append_time_ms)
+        build = partial(
+            build_block, appends, self._limits, append_time_ms, pack=self._store.takes_packed
+        )
         if _is_small(appends):
             return build()
         plain_bytes = _plain_bytes(appends)

@@ -84,9 +84,9 @@ def builders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which blocks of the log were built."""
     threads: list[str] = []
 
-    def noted(*arguments: Any) -> PendingBlock:
+    def noted(*arguments: Any, pack: bool) -> PendingBlock:
         threads.append(threading.current_thread().name.partition("_")[0])
-        return build_block(*arguments)
+        return build_block(*arguments, pack=pack)
 
     monkeypatch.setattr(lane, "build_block", noted)
     return threads

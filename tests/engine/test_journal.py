@@ -472,9 +472,12 @@ STEPS = [
 ]
 
 
+@pytest.mark.parametrize("mode", ["small", "packed"])
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_crash_at_any_step_loses_and_doubles_nothing(data_dir: Path, step: str) -> None:
-    acknowledged = run_until_killed(data_dir, 0, 40, step)
+async def test_a_crash_at_any_step_loses_and_doubles_nothing(
+    data_dir: Path, step: str, mode: str
+) -> None:
+    acknowledged = run_until_killed(data_dir, 0, 40, step, mode)
     await check_all_there(data_dir, acknowledged)
 
 

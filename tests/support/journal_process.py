@@ -4,10 +4,11 @@
 producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with one of
 a small table, and print each number when it is acknowledged.
 
-`MODE` is `small`, `fsync` (every block is flushed, and written by the thread) or `large` (so are
-some blocks, and the thread writes them). `STEP` is `NAME:WHEN:NUMBER`, for example
-`end_round:before:3`: the process ends before or after this call of a method of the files, or of an
-insert into the engine (`insert_log`: into `messages`); `none`: it goes on to the end.
+`MODE` is `small`, `packed` (half of the blocks of the log are packed), `fsync` (every block is
+flushed, and written by the thread) or `large` (so are some blocks, and the thread writes them).
+`STEP` is `NAME:WHEN:NUMBER`, for example `end_round:before:3`: the process ends before or after
+this call of a method of the files, or of an insert into the engine (`insert_log`: into `messages`);
+`none`: it goes on to the end.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from protocol.packed_blocks import COLUMN_LIST
 from storage.blocks import block
 from storage.embedded import EmbeddedEngine
 from storage.journal import JournalLimits, open_journal
 from storage.journal_drain import DrainLimits
 from storage.journal_files import STREAMS, JournalWriter
-from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row, packed_row
 
 LIMITS = JournalLimits(1 << 22, DrainLimits(1 << 20, 7, 20))
 PRODUCERS = 3
@@ -82,10 +84,12 @@ async def _append(directory: Path, first: int, count: int, mode: str) -> None:
             topic, *rest = log_row(offset)
             if mode == "large" and offset % 4 == 1:
                 topic = "x" * LARGE_BYTES
-            rows = block(LOG_ROWS, [(topic, *rest)])
+            columns, rows = LOG_ROWS.column_list, block(LOG_ROWS, [(topic, *rest)])
+            if mode == "packed" and offset % 2:
+                columns, rows = COLUMN_LIST, packed_row(offset)
             commits = block(OFFSET_ROWS, [offset_row(offset)])
             await asyncio.gather(
-                journal.insert_block(0, "messages", LOG_ROWS.column_list, rows, f"l{offset}"),
+                journal.insert_block(0, "messages", columns, rows, f"l{offset}"),
                 journal.insert_block(
                     0, "consumer_offsets", OFFSET_ROWS.column_list, commits, f"o{offset}"
                 ),

@@ -355,6 +355,20 @@ def test_another_format_is_refused_in_words(tmp_path: Path, journal_bytes: bytes
         read_journal(tmp_path, skip_damage=True)
 
 
+def test_the_format_without_packed_blocks_is_read_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.journal_files.VERSION", 2)
+        with writer(tmp_path) as journal:
+            append(journal, "old")
+    with writer(tmp_path) as journal:
+        append(journal, "new")
+    versions = [struct.unpack_from("<I", one.read_bytes(), 8)[0] for one in segments(tmp_path)]
+    assert versions == [2, 3]
+    assert texts(tmp_path) == ["old", "new"]
+
+
 def test_no_room_for_another_segment_leaves_the_journal_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

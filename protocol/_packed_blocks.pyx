@@ -503,10 +503,13 @@ cdef class _Joined:
             self.parts, self.count, self.rows, self.dictionary.len, len(self.topics)
         )
 
-    cdef write(self, uint8_t *p):
+    cdef write(self, uint8_t *p, size_t size):
         cdef uint64_t topics = len(self.topics)
-        with nogil:
+        if size < RELEASE_GIL_BYTES:
             write_block(p, self.parts, self.count, self.rows, &self.dictionary, topics)
+        else:
+            with nogil:
+                write_block(p, self.parts, self.count, self.rows, &self.dictionary, topics)
 
 
 cdef _Joined _joined(blocks):
@@ -520,8 +523,9 @@ cdef _Joined _joined(blocks):
 def join_packed(blocks):
     """One Native block with the rows of all: see `protocol.packed_blocks.join_packed`."""
     cdef _Joined joined = _joined(blocks)
-    cdef bytes block = PyBytes_FromStringAndSize(NULL, joined.size())
-    joined.write(<uint8_t *>PyBytes_AS_STRING(block))
+    cdef size_t size = joined.size()
+    cdef bytes block = PyBytes_FromStringAndSize(NULL, size)
+    joined.write(<uint8_t *>PyBytes_AS_STRING(block), size)
     return block
 
 
@@ -534,7 +538,7 @@ def join_packed_into(blocks, room):
     try:
         if <size_t>buffer.len < size:
             raise ValueError(f"{size} bytes do not fit into a buffer of {buffer.len}")
-        joined.write(<uint8_t *>buffer.buf)
+        joined.write(<uint8_t *>buffer.buf, size)
     finally:
         PyBuffer_Release(&buffer)
     return size

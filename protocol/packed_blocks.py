@@ -36,6 +36,7 @@ FORMAT: Final = 1
 RUN: Final = struct.Struct("<qqqqIiiihhI16s")
 """See `Run`; 0 before its last field."""
 HEAD: Final = struct.Struct("<qQQQQQQQQ")
+_NATIVE_SIZE_AT: Final = 1 + 1 + 8  # behind the number of rows, the format and append_time
 COLUMN_LIST: Final = ", ".join(name for name, _ in COLUMNS)
 """The columns of the Native block, for the insert."""
 
@@ -102,10 +103,12 @@ def is_packed(block: bytes) -> bool:
 
 
 def native_bytes(block: bytes) -> int:
-    """The size of the Native block with the rows of a packed block. Raises `BadPackedBlock`."""
-    reader = _reader(block[: 2 + _VARUINT_MAX_BYTES + HEAD.size])
-    _read_count(reader)
-    return _read_head(reader)[1]
+    """The size of the Native block with the rows of a packed one, which is not checked."""
+    at = 1
+    while block[at] & 0x80:  # the number of rows
+        at += 1
+    at += _NATIVE_SIZE_AT
+    return int.from_bytes(block[at : at + 8], "little")
 
 
 def read_packed(block: bytes) -> PackedRows:
@@ -169,9 +172,6 @@ def join_packed(blocks: Sequence[bytes]) -> bytes:
     for (name, type_), column in zip(COLUMNS, columns, strict=True):
         block += column_head(name, type_) + column
     return block
-
-
-_VARUINT_MAX_BYTES: Final = 10
 
 
 def _reader(block: bytes) -> ByteReader:

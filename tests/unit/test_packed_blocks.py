@@ -246,9 +246,3 @@ def test_a_topic_must_fit_into_the_topics() -> None:
     assert block.count(names) == 1
     for wrong in (b"\0\1a\2b", b"\0\1a\x80\x80", b"\0\4a\1b", b"\xff" * 5):
         refused(block.replace(names, wrong))
-
-
-@pytest.mark.parametrize("block", [b"", b"\0", b"\0\0", b"\0\1\1", b"\x11\1"])
-def test_what_is_no_packed_block_has_no_size(block: bytes) -> None:
-    with pytest.raises(BadPackedBlock):
-        native_bytes(block)

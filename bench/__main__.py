@@ -27,12 +27,11 @@ from bench.machine import (
     run_client,
     running_broker,
 )
-from protocol._decode_batches import BlockBuilder
+from protocol.columns import COLUMN_LIST
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.broker_process import BrokerProcess
 
-_COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 _DIRECT_BLOCK_BYTES = 4 << 20  # the size of the broker's blocks under this load
 _TOPIC = "bench"
 _HEAVY = "SELECT sum(sipHash64(number)) FROM system.numbers"
@@ -145,7 +144,7 @@ async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
         parts = [
             part
             async for part in source.read_native(
-                f"SELECT {_COLUMNS} FROM messages WHERE topic = {{topic:String}}"
+                f"SELECT {COLUMN_LIST} FROM messages WHERE topic = {{topic:String}}"
                 " AND offset >= {first:Int64} AND offset < {end:Int64} ORDER BY offset",
                 {"topic": _TOPIC, "first": first, "end": first + step},
                 1 << 40,
@@ -157,7 +156,7 @@ async def _direct(source_dir: Path, target_dir: Path, load: Load) -> Throughput:
     await migrate(target)
     cpu, began = time.process_time(), time.perf_counter()
     for number, block in enumerate(blocks):
-        await target.insert_block(0, "messages", _COLUMNS, block, f"direct-{number}")
+        await target.insert_block(0, "messages", COLUMN_LIST, block, f"direct-{number}")
     seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     stored = await target.rows("SELECT count() FROM messages")
     await target.close()

@@ -31,6 +31,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from bench.machine import compiled_client, cpu_seconds, machine, stat_seconds
 from protocol._batches import parse_headers
 from protocol._decode_batches import BlockBuilder
+from protocol.columns import COLUMN_LIST
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.registry import KeeperRegistry
 from storage.slot_map import slot_of_partition
@@ -46,7 +47,6 @@ from tests.support.cluster_processes import (
 
 LANES = 2
 _TICK = os.sysconf("SC_CLK_TCK")
-_COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 _SAMPLE = "scaling_inputs"
 _TOPICS = 24
 """Enough that each lane of each shard nearly always has one of them."""
@@ -392,14 +392,14 @@ async def _insert_size(
 ) -> Inserted:
     await server.execute(f"TRUNCATE TABLE {_SAMPLE}")
     blocks = [_block(record_bytes, rows, number) for number in range(min(inserts, 16))]
-    await server.insert_block(0, _SAMPLE, _COLUMNS, blocks[0], str(uuid4()))
+    await server.insert_block(0, _SAMPLE, COLUMN_LIST, blocks[0], str(uuid4()))
     times: list[float] = []
     engine_before, merges_before = cpu_seconds(engine.pid), _merge_seconds(engine.pid)
     sender_before = time.process_time()
     for number in range(inserts):
         block = blocks[number % len(blocks)]
         began = time.perf_counter()
-        await server.insert_block(0, _SAMPLE, _COLUMNS, block, str(uuid4()))
+        await server.insert_block(0, _SAMPLE, COLUMN_LIST, block, str(uuid4()))
         times.append((time.perf_counter() - began) * 1e3)
     sender_s = time.process_time() - sender_before
     _wait_for_merges([engine])

@@ -32,6 +32,9 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """Name and type of each column that `BlockBuilder` writes, in order."""
 
+COLUMN_LIST: Final = ", ".join(name for name, _ in COLUMNS)
+"""Their names, for an insert."""
+
 READ_COLUMNS: Final[tuple[tuple[str, str], ...]] = tuple(
     column
     for column in COLUMNS

@@ -28,8 +28,9 @@ from protocol.batches import (
 )
 from protocol.columns import COLUMNS, MessageRow, column_head
 from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
+from protocol.native_values import low_cardinality, nulls, numbers, strings, uuid
 from protocol.packed_blocks import PackedRows, Run
-from protocol.varints import ByteReader, length_prefixed, varuint, wrap
+from protocol.varints import ByteReader, varuint, wrap
 
 INDEXES_TOLD: Final = 1000
 """How many records of a batch an error names at most: a small request may hold millions."""
@@ -210,27 +211,27 @@ class BlockBuilder:
         headers = [header for row in rows for header in row.headers]
         times = struct.pack("<q", self._append_time_ms) * len(rows)
         columns: tuple[Callable[[], bytes], ...] = (
-            lambda: _low_cardinality([key.topic for key in keys]),
-            lambda: b"".join(_uuid(key.topic_id) for key in keys),
-            lambda: _numbers("i", [key.partition for key in keys]),
-            lambda: _numbers("q", [row.offset for row in rows]),
-            lambda: _numbers("q", [row.timestamp_ms for row in rows]),
-            lambda: _numbers("b", [row.timestamp_type for row in rows]),
+            lambda: _topic_column([key.topic for key in keys]),
+            lambda: b"".join(uuid(key.topic_id) for key in keys),
+            lambda: numbers("i", [key.partition for key in keys]),
+            lambda: numbers("q", [row.offset for row in rows]),
+            lambda: numbers("q", [row.timestamp_ms for row in rows]),
+            lambda: numbers("b", [row.timestamp_type for row in rows]),
             lambda: _nullable_strings([row.key for row in rows]),
             lambda: _nullable_strings([row.value for row in rows]),
             lambda: (
-                _numbers("Q", list(accumulate(len(row.headers) for row in rows)))
-                + b"".join(length_prefixed(key) for key, _ in headers)
+                numbers("Q", list(accumulate(len(row.headers) for row in rows)))
+                + strings([key for key, _ in headers])
                 + _nullable_strings([value for _, value in headers])
             ),
-            lambda: _numbers("q", [row.producer_id for row in rows]),
-            lambda: _numbers("h", [row.producer_epoch for row in rows]),
-            lambda: _numbers("i", [row.sequence for row in rows]),
-            lambda: _numbers("?", [row.transactional for row in rows]),
-            lambda: _numbers("?", [row.control for row in rows]),
-            lambda: _numbers("i", [row.leader_epoch for row in rows]),
+            lambda: numbers("q", [row.producer_id for row in rows]),
+            lambda: numbers("h", [row.producer_epoch for row in rows]),
+            lambda: numbers("i", [row.sequence for row in rows]),
+            lambda: numbers("?", [row.transactional for row in rows]),
+            lambda: numbers("?", [row.control for row in rows]),
+            lambda: numbers("i", [row.leader_epoch for row in rows]),
             lambda: times,
-            lambda: _numbers("q", self._transaction_starts),
+            lambda: numbers("q", self._transaction_starts),
         )
         block = varuint(len(COLUMNS)) + varuint(len(rows))
         for (name, type_), column in zip(COLUMNS, columns, strict=True):
@@ -251,15 +252,15 @@ class BlockBuilder:
             append_time_ms=self._append_time_ms,
             runs=self._runs,
             topics=list(self._topics),
-            timestamp=_numbers("q", [row.timestamp_ms for row in rows]),
-            key_null=_nulls(keys),
-            key=_strings(keys),
-            value_null=_nulls(values),
-            value=_strings(values),
+            timestamp=numbers("q", [row.timestamp_ms for row in rows]),
+            key_null=nulls(keys),
+            key=strings(keys),
+            value_null=nulls(values),
+            value=strings(values),
             header_ends=list(accumulate(len(row.headers) for row in rows)),
-            header_key=_strings([key for key, _ in headers]),
-            header_value_null=_nulls(header_values),
-            header_value=_strings(header_values),
+            header_key=strings([key for key, _ in headers]),
+            header_value_null=nulls(header_values),
+            header_value=strings(header_values),
         ).to_bytes(len(self.finish()))
 
 
@@ -313,39 +314,12 @@ def _read_record(reader: _RecordReader, index: int) -> _Record:
 
 
 def _nullable_strings(texts: Sequence[bytes | None]) -> bytes:
-    """Nullable(String): a byte per row that is 1 for null, then the strings, "" for a null."""
-    return _nulls(texts) + _strings(texts)
+    """Nullable(String)."""
+    return nulls(texts) + strings(texts)
 
 
-def _nulls(texts: Sequence[bytes | None]) -> bytes:
-    return bytes(text is None for text in texts)
-
-
-def _strings(texts: Sequence[bytes | None]) -> bytes:
-    return b"".join(length_prefixed(text or b"") for text in texts)
-
-
-def _numbers(code: str, values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}{code}", *values)
-
-
-def _uuid(value: bytes) -> bytes:
-    """A ClickHouse UUID: two 64-bit halves, each little-endian."""
-    return value[7::-1] + value[:7:-1]
-
-
-def _low_cardinality(texts: Sequence[bytes]) -> bytes:
-    """LowCardinality(String): version 1; index width and bit 9 for "keys follow"; keys; indexes.
-
-    A dictionary opens with the default value, the empty string, used or not.
-    """
+def _topic_column(topics: Sequence[bytes]) -> bytes:
     indexes: dict[bytes, int] = {b"": 0}
-    for text in texts:
-        indexes.setdefault(text, len(indexes))
-    width = 0 if len(indexes) <= 2**8 else 1 if len(indexes) <= 2**16 else 2
-    return (
-        struct.pack("<QQQ", 1, 1 << 9 | width, len(indexes))
-        + b"".join(length_prefixed(text) for text in indexes)
-        + struct.pack("<Q", len(texts))
-        + _numbers("BHI"[width], [indexes[text] for text in texts])
-    )
+    for topic in topics:
+        indexes.setdefault(topic, len(indexes))
+    return low_cardinality(list(indexes), [indexes[topic] for topic in topics])

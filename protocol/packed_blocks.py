@@ -30,15 +30,14 @@ from typing import Final, NamedTuple
 
 from protocol.batches import INT32_MAX, Attribute
 from protocol.columns import COLUMNS, column_head
-from protocol.varints import ByteReader, length_prefixed, varuint
+from protocol.native_values import low_cardinality, numbers, strings, uuid
+from protocol.varints import ByteReader, varuint
 
 FORMAT: Final = 1
 RUN: Final = struct.Struct("<qqqqIiiihhI16s")
 """See `Run`; 0 before its last field."""
 HEAD: Final = struct.Struct("<qQQQQQQQQ")
 _NATIVE_SIZE_AT: Final = 1 + 1 + 8  # behind the number of rows, the format and append_time
-COLUMN_LIST: Final = ", ".join(name for name, _ in COLUMNS)
-"""The columns of the Native block, for the insert."""
 
 
 class BadPackedBlock(ValueError):
@@ -83,8 +82,8 @@ class PackedRows:
     def to_bytes(self, native_size: int) -> bytes:
         """The packed block; `native_size`: of the Native block with these rows."""
         runs = b"".join(RUN.pack(*run[:-1], 0, run.topic_id) for run in self.runs)
-        topics = b"".join(map(length_prefixed, self.topics))
-        ends = struct.pack(f"<{self.count}Q", *self.header_ends) if self.header_value_null else b""
+        topics = strings(self.topics)
+        ends = numbers("Q", self.header_ends) if self.header_value_null else b""
         headers = (self.header_key, self.header_value_null, self.header_value)
         sizes = map(len, (runs, topics, self.key, self.value, *headers))
         return b"".join(
@@ -152,9 +151,9 @@ def join_packed(blocks: Sequence[bytes]) -> bytes:
     block = varuint(len(COLUMNS)) + varuint(rows)
     columns = (
         _topics(parts),
-        b"".join(_uuid(run.topic_id) * run.rows for run in runs),
+        b"".join(uuid(run.topic_id) * run.rows for run in runs),
         _repeated("i", runs, lambda run: run.partition),
-        _numbers("q", [run.base_offset + row for run in runs for row in range(run.rows)]),
+        numbers("q", [run.base_offset + row for run in runs for row in range(run.rows)]),
         b"".join(part.timestamp for part in parts),
         _repeated("?", runs, lambda run: bool(run.attributes & Attribute.LOG_APPEND_TIME)),
         b"".join([part.key_null for part in parts] + [part.key for part in parts]),
@@ -162,11 +161,11 @@ def join_packed(blocks: Sequence[bytes]) -> bytes:
         _headers(parts),
         _repeated("q", runs, lambda run: run.producer_id),
         _repeated("h", runs, lambda run: run.producer_epoch),
-        _numbers("i", [_sequence(run, row) for run in runs for row in range(run.rows)]),
+        numbers("i", [_sequence(run, row) for run in runs for row in range(run.rows)]),
         _repeated("?", runs, lambda run: bool(run.attributes & Attribute.TRANSACTIONAL)),
         _repeated("?", runs, lambda run: bool(run.attributes & Attribute.CONTROL)),
         _repeated("i", runs, lambda run: run.leader_epoch),
-        b"".join(_numbers("q", [part.append_time_ms]) * part.count for part in parts),
+        b"".join(numbers("q", [part.append_time_ms]) * part.count for part in parts),
         _repeated("q", runs, lambda run: run.transaction_start),
     )
     for (name, type_), column in zip(COLUMNS, columns, strict=True):
@@ -207,7 +206,6 @@ def _sequence(run: Run, row: int) -> int:
 
 
 def _topics(parts: Sequence[PackedRows]) -> bytes:
-    """LowCardinality: version, flags, the names, and the index of each row."""
     names = {b"": 0}  # the default comes first
     for part in parts:
         for name in part.topics:
@@ -218,15 +216,7 @@ def _topics(parts: Sequence[PackedRows]) -> bytes:
         for run in part.runs
         for _ in range(run.rows)
     ]
-    width = 0 if len(names) <= 1 << 8 else 1 if len(names) <= 1 << 16 else 2
-    return b"".join(
-        (
-            _numbers("Q", [1, 1 << 9 | width, len(names)]),
-            *map(length_prefixed, names),
-            _numbers("Q", [len(indexes)]),
-            _numbers("BHI"[width], indexes),
-        )
-    )
+    return low_cardinality(list(names), indexes)
 
 
 def _headers(parts: Sequence[PackedRows]) -> bytes:
@@ -237,7 +227,7 @@ def _headers(parts: Sequence[PackedRows]) -> bytes:
         before += len(part.header_value_null)
     return b"".join(
         [
-            _numbers("Q", ends),
+            numbers("Q", ends),
             *(part.header_key for part in parts),
             *(part.header_value_null for part in parts),
             *(part.header_value for part in parts),
@@ -245,13 +235,5 @@ def _headers(parts: Sequence[PackedRows]) -> bytes:
     )
 
 
-def _uuid(value: bytes) -> bytes:
-    return struct.pack("<QQ", *struct.unpack(">QQ", value))
-
-
-def _numbers(code: str, values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}{code}", *values)
-
-
 def _repeated(code: str, runs: Sequence[Run], value: Callable[[Run], int]) -> bytes:
-    return b"".join(_numbers(code, [value(run)]) * run.rows for run in runs)
+    return b"".join(numbers(code, [value(run)]) * run.rows for run in runs)

@@ -27,7 +27,8 @@ from typing import Protocol
 from common.tasks import Backoff, event_within
 from common.timings import Timings
 from protocol._packed_blocks import join_packed_into
-from protocol.packed_blocks import COLUMN_LIST, is_packed, native_bytes
+from protocol.columns import COLUMN_LIST
+from protocol.packed_blocks import is_packed, native_bytes
 from storage.block_file import Join
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine

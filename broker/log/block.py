@@ -31,8 +31,6 @@ from protocol.errors import (
 
 log = logging.getLogger(__name__)
 
-BLOCK_COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
-
 
 class Appended(NamedTuple):
     """Where a batch is stored. `log_append_time_ms` is -1 unless the broker set the timestamps."""

@@ -16,12 +16,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from broker.log.block import BLOCK_COLUMNS, PendingBlock
+from broker.log.block import PendingBlock
 from broker.log.fence import block_token
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS
 from common.tasks import Backoff, event_within
+from protocol.columns import COLUMN_LIST
 from storage.blocks import block as encoded_block
 from storage.engine import (
     BuildingEngine,
@@ -99,7 +100,7 @@ class BlockStore:
         self.is_sent = True
         self._block_number += 1
         with suppress(NotSent):  # `store` says it again
-            await self._builder.insert_built("messages", BLOCK_COLUMNS, data, size, self._token)
+            await self._builder.insert_built("messages", COLUMN_LIST, data, size, self._token)
             if block is not None and block.rows:
                 block.is_stored = True
                 self.resolved = self._block_number
@@ -154,7 +155,7 @@ class BlockStore:
             token = self._token
             try:
                 await self._engine.insert_block(
-                    self._lane, "messages", BLOCK_COLUMNS, block.data, token
+                    self._lane, "messages", COLUMN_LIST, block.data, token
                 )
                 return
             except NotSent:

@@ -15,6 +15,7 @@ from broker.log.checkpoints import CHECKPOINTS
 from common.clock import wall_ms
 from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
 from protocol._decode_batches import BlockBuilder
+from protocol.columns import COLUMN_LIST
 from storage import block_intake
 from storage.block_intake import BlockIntake
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
@@ -59,7 +60,7 @@ def log_block() -> tuple[str, bytes]:
     batch = plain(b"value")
     builder = BlockBuilder(1_700_000_000_000)
     builder.append("t", bytes(16), 0, 0, 0, header_of(batch.data), batch.data[61:], None)
-    return ", ".join(name for name, _ in BlockBuilder.COLUMNS), builder.finish()
+    return COLUMN_LIST, builder.finish()
 
 
 @pytest.mark.parametrize(

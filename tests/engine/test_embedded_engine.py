@@ -13,13 +13,14 @@ from uuid import UUID
 
 import pytest
 
+from protocol.columns import COLUMN_LIST
 from storage.embedded import DataDirectoryError, EmbeddedEngine
 from storage.engine import EngineError, InsertRejected, NativeBlock
 from storage.schema import migrate
 from storage.view_guard import ViewGuard
 from tests.support.engine_owner import EngineOwner
 from tests.support.log_parts import LANES
-from tests.support.message_blocks import COLUMNS, block, insert
+from tests.support.message_blocks import block, insert
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOPIC_ID = UUID(int=7)
@@ -419,7 +420,7 @@ async def test_a_rejected_token_may_come_again(engine: EmbeddedEngine) -> None:
 
 async def test_an_insert_into_no_table_is_rejected_with_its_code(engine: EmbeddedEngine) -> None:
     with pytest.raises(InsertRejected) as rejected:
-        await engine.insert_block(0, "nowhere", COLUMNS, block(0, b"a"), "token")
+        await engine.insert_block(0, "nowhere", COLUMN_LIST, block(0, b"a"), "token")
     assert rejected.value.code == 60
 
 
@@ -460,9 +461,9 @@ async def test_a_block_that_finds_no_memory_is_rejected_and_may_come_again(
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", no_memory)
         with pytest.raises(InsertRejected, match="no memory for a block: No space left"):
-            await engine.insert_blocks(0, "messages", COLUMNS, blocks, "token")
+            await engine.insert_blocks(0, "messages", COLUMN_LIST, blocks, "token")
     assert await values(engine) == []
-    await engine.insert_blocks(0, "messages", COLUMNS, blocks, "token")
+    await engine.insert_blocks(0, "messages", COLUMN_LIST, blocks, "token")
     assert await values(engine) == ["a", "b"]
 
 

@@ -11,6 +11,7 @@ import pytest
 from broker.log.fence import block_token, burn, fence
 from common.clock import DAY_MS
 from protocol._decode_batches import BlockBuilder
+from protocol.columns import COLUMN_LIST
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, InsertOutcomeUnknown, Parameter
 from storage.engine import Row as EngineRow
@@ -20,7 +21,6 @@ SESSION = 41
 DAY = 20_000
 """2024-10-04: all that a session does in these tests is of this day, or of the next one."""
 LIMIT_S = 30.0
-COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 
 
 def topic_id_of(session: int) -> UUID:
@@ -42,7 +42,7 @@ async def send(
     topic_id = topic_id_of(session).bytes
     builder.append("t", topic_id, lane, number, 0, header_of(batch.data), batch.data[61:], None)
     token = block_token(session, lane, number)
-    await engine.insert_block(lane, "messages", COLUMNS, builder.finish(), token)
+    await engine.insert_block(lane, "messages", COLUMN_LIST, builder.finish(), token)
 
 
 async def stored(engine: EmbeddedEngine, lane: int = 0, session: int = SESSION) -> list[int]:

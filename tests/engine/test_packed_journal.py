@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from protocol.columns import COLUMN_LIST
 from protocol.compression import compress
-from protocol.packed_blocks import COLUMN_LIST, is_packed, native_bytes
+from protocol.packed_blocks import is_packed, native_bytes
 from storage.blocks import block
 from storage.engine import InsertRejected, Row
 from storage.journal import JournaledEngine

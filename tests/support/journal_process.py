@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.packed_blocks import COLUMN_LIST
+from protocol.columns import COLUMN_LIST
 from storage.blocks import block
 from storage.embedded import EmbeddedEngine
 from storage.journal import JournalLimits, open_journal

@@ -5,10 +5,10 @@ from __future__ import annotations
 from uuid import UUID
 
 from protocol._decode_batches import BlockBuilder
+from protocol.columns import COLUMN_LIST
 from storage.embedded import EmbeddedEngine
 from tests.support.log_parts import header_of, plain
 
-COLUMNS = ", ".join(name for name, _ in BlockBuilder.COLUMNS)
 TOPIC_ID = UUID(int=7)
 
 
@@ -22,4 +22,4 @@ def block(first_offset: int, *values: bytes) -> bytes:
 
 
 async def insert(engine: EmbeddedEngine, data: bytes, token: str, lane: int = 0) -> None:
-    await engine.insert_block(lane, "messages", COLUMNS, data, token)
+    await engine.insert_block(lane, "messages", COLUMN_LIST, data, token)

@@ -5,9 +5,10 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from protocol._bytes cimport Buf
 
 
-cdef struct Run:
+cdef packed struct Run:
     # What all rows of one batch share. It is repeated for every row only when a block is written.
-    # These are the bytes that a packed block has: changing them changes its format.
+    # These are the bytes that a packed block has: changing them changes its format. In the middle of
+    # a block they are at no multiple of 8, so the compiler must not count on that.
     int64_t base_offset
     int64_t count
     int64_t producer_id

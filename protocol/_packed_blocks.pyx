@@ -5,7 +5,8 @@
 `packed_blocks.py` says what each function means; the tests compare the two byte for byte.
 
 What must hold: every size and count in a packed block is checked against its end before anything is
-read or allocated; what they make is a small multiple of their bytes.
+read or allocated; what they make is a small multiple of their bytes. Values of columns are copied
+as they are: `BlockBuilder` wrote them, and the journal has checked their CRC.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -425,7 +426,7 @@ cdef class _Joined:
     """Packed blocks that are about to be written as one Native block."""
 
     cdef list blocks
-    cdef list indexes  # keeps what `topics` of the parts point at
+    cdef dict indexes  # bytes of a part's topics -> their indexes, at which the part points
     cdef Rows *parts
     cdef size_t count
     cdef int64_t rows
@@ -444,12 +445,11 @@ cdef class _Joined:
         free(self.dictionary.data)
 
     cdef read(self):
-        cdef dict known = {}  # bytes of a part's topics -> their indexes
         cdef const uint8_t *p
         cdef Rows *part
         cdef size_t i
         self.topics = {}
-        self.indexes = []
+        self.indexes = {}
         self._index_of(b"\0")
         for i in range(self.count):
             block = self.blocks[i]
@@ -460,11 +460,12 @@ cdef class _Joined:
             if not _read_rows(part, p, p + len(<bytes>block)):
                 raise BadPackedBlock(f"block {i} of {self.count} is not a packed block")
             self.rows += part.count
-            topics = PyBytes_FromStringAndSize(<const char *>part.columns.topics.data,
-                                               part.columns.topics.len)
-            indexes = known.get(topics)
+            topics = PyBytes_FromStringAndSize(
+                <const char *>part.columns.topics.data, part.columns.topics.len
+            )
+            indexes = self.indexes.get(topics)
             if indexes is None:
-                indexes = known[topics] = self._indexes_of(&part.columns.topics, i)
+                indexes = self.indexes[topics] = self._indexes_of(&part.columns.topics, i)
             if not self._topics_fit(part, len(<bytes>indexes) // 4):
                 raise BadPackedBlock(f"block {i} of {self.count} names a topic that it has not")
             part.topics = <const uint32_t *>PyBytes_AS_STRING(indexes)
@@ -483,7 +484,6 @@ cdef class _Joined:
         if names is None:
             raise BadPackedBlock(f"block {i} of {self.count} has a topic that does not fit into it")
         indexes = PyBytes_FromStringAndSize(NULL, 4 * len(names))
-        self.indexes.append(indexes)
         to = <uint32_t *>PyBytes_AS_STRING(indexes)
         for name in names:
             to[0] = self._index_of(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -18,8 +17,16 @@ from storage.engine import InsertRejected, Row
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
 from storage.journal_files import JournalBlock, read_journal
+from storage.journal_statements import LOG, ROWS
 from tests.support.journal_engine import NEVER_MS, journal
-from tests.support.journal_rows import LOG_ROWS, log_builder, log_row, packed_row
+from tests.support.journal_rows import (
+    LOG_ROWS,
+    OFFSET_ROWS,
+    log_builder,
+    log_row,
+    offset_row,
+    packed_row,
+)
 from tests.support.log_parts import append, make_appender, make_log, numbered, plain, stored_values
 from tests.support.record_batches import Record, batch_of
 from tests.support.waiting import until_async
@@ -97,10 +104,14 @@ async def test_a_round_is_as_large_as_its_native_block(data_dir: Path) -> None:
         assert opened.streams[0].waiting_bytes == 0
         assert await offsets(opened.embedded.rows) == list(range(300))
         # What is counted comes back to nothing, so that the next round begins as late.
+        ended = read_journal(data_dir / "journal").streams[LOG]
         await insert(opened, log_builder(batch, first_offset=300).pack(), "4")
         await insert(opened, log_builder(batch, first_offset=400).pack(), "5")
-        await asyncio.sleep(0.2)  # a round that begins too early has ended then
-        assert await offsets(opened.embedded.rows) == list(range(300))
+        # A round that begins too early is in the files before that of another stream.
+        rows = block(OFFSET_ROWS, [offset_row(0)])
+        await opened.insert_block(0, "consumer_offsets", OFFSET_ROWS.column_list, rows, "offset")
+        await opened.drained((ROWS,))
+        assert read_journal(data_dir / "journal").streams[LOG] == ended
         assert await offsets(opened.rows) == list(range(500))
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
+from storage.block_file import Join
 from storage.blocks import (
     BOOL,
     BYTES,
@@ -43,6 +44,19 @@ def varuint(number: int) -> bytes:
 
 def text(data: bytes) -> bytes:
     return varuint(len(data)) + data
+
+
+def written_into(join: Join, blocks: Sequence[bytes]) -> bytes:
+    """The block that `join` writes into a buffer that is larger than the block."""
+    buffer = bytearray()
+
+    def room(size: int) -> bytearray:
+        buffer.extend(b"x" * (size + 9))
+        return buffer
+
+    size = join(blocks, room)
+    assert buffer[size:] == b"x" * 9
+    return bytes(buffer[:size])
 
 
 def native(rows: int, *columns: tuple[str, str, bytes]) -> bytes:

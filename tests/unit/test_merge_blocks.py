@@ -21,6 +21,7 @@ from tests.support.block_types import (
     native,
     tables_of_blocks,
     varuint,
+    written_into,
 )
 from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.record_codecs import COMPILED, append
@@ -36,15 +37,7 @@ class IntoBuffers:
 
     @staticmethod
     def merge_blocks(blocks: Sequence[bytes]) -> bytes:
-        buffer = bytearray()
-
-        def room(size: int) -> bytearray:
-            buffer.extend(b"x" * (size + 9))
-            return buffer
-
-        size = _merge_blocks.merge_blocks_into(blocks, room)
-        assert buffer[size:] == b"x" * 9
-        return bytes(buffer[:size])
+        return written_into(_merge_blocks.merge_blocks_into, blocks)
 
 
 BOTH: list[Any] = [_merge_blocks, merge_blocks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from protocol import _packed_blocks, packed_blocks
 from protocol.packed_blocks import BadPackedBlock, is_packed, native_bytes, read_packed
 from storage._merge_blocks import merge_blocks
 from tests.support import record_batches as make
+from tests.support.block_types import written_into
 from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.record_codecs import COMPILED, REFERENCE, append
 from tests.support.turns import runs_beside
@@ -21,21 +23,10 @@ from tests.support.turns import runs_beside
 Appends = Sequence[tuple[str, Batch]]
 
 
-def joined_into(blocks: Sequence[bytes]) -> bytes:
-    """As `join_packed`, through a buffer that is larger than the block."""
-    buffer = bytearray()
-
-    def room(size: int) -> bytearray:
-        buffer.extend(b"x" * (size + 9))
-        return buffer
-
-    size = _packed_blocks.join_packed_into(blocks, room)
-    assert buffer[size:] == b"x" * 9
-    return bytes(buffer[:size])
-
-
 JOINS: list[Callable[[Sequence[bytes]], bytes]] = [
-    _packed_blocks.join_packed, joined_into, packed_blocks.join_packed
+    _packed_blocks.join_packed,
+    partial(written_into, _packed_blocks.join_packed_into),
+    packed_blocks.join_packed,
 ]  # fmt: skip
 
 

@@ -76,7 +76,29 @@ def consumer_client(
             auto_offset_reset=reset if group else "earliest",
             kafka_client=_client_that_creates_no_topics,
         ) as consumer:
+            if group is not None:
+                _join_until_joined(consumer)
             yield consumer
+
+
+def _join_until_joined(consumer: "KafkaConsumer") -> None:
+    """Makes a poll that ends while the group is joined again not the end of joining.
+
+    The leader of a group joins again when partitions have been added, also when its first metadata
+    did not have the topic yet. kafka-python (3.0) takes that for done as soon as it has computed an
+    assignment; if the time of a poll is over before the broker has answered with it, it is never
+    applied and nothing is read. Kafka's client had the same error (KAFKA-9815).
+    """
+    coordinator = consumer._coordinator
+    must_join = coordinator.need_rejoin
+
+    def need_rejoin() -> bool:
+        if not must_join():
+            return False
+        coordinator.request_rejoin()  # it holds until an assignment is applied
+        return True
+
+    coordinator.need_rejoin = need_rejoin
 
 
 @contextmanager

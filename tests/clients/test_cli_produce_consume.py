@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
+from broker.cli.kafka_client import consumer_client
+from broker.cli.options import Bootstrap
+from common.address import parse_address
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import COMMAND, LIMIT_S, complaint, environment, output, run
 from tests.support.server_process import PROJECT
@@ -193,6 +196,23 @@ def test_a_group_continues_where_it_stopped(broker: BrokerProcess, made: str) ->
     assert consume(broker, made, "--group", made) == ""
     late = ("--group", f"{made}.late", "--offset", "latest")
     assert consume(broker, made, *late) == ""
+
+
+def test_a_poll_that_ends_while_the_group_is_joined_again_loses_no_assignment(
+    broker: BrokerProcess, made: str
+) -> None:
+    """Short polls, so that their time is over before the broker has answered."""
+    late = f"{made}.late"
+
+    def reads(topic: str) -> bool:
+        consumer.poll(timeout_ms=1)
+        return any(part.topic == topic for part in consumer.assignment())
+
+    with consumer_client(Bootstrap([parse_address(broker.kafka)]), made) as consumer:
+        consumer.subscribe([made, late])
+        until(lambda: reads(made), every_s=0)
+        output("topics", "create", late, "--bootstrap", broker.kafka)
+        until(lambda: reads(late), every_s=0)
 
 
 def test_a_closed_pipe_ends_quietly_and_commits_nothing_more(

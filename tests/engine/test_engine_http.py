@@ -68,12 +68,18 @@ def disk(engine: EmbeddedEngine) -> FailingDisk:
 
 
 @pytest.fixture
-async def journal(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+def max_age_ms() -> int:
+    """How long a block waits in the journal. A test may be parametrized with another one."""
+    return 100
+
+
+@pytest.fixture
+async def journal(engine: EmbeddedEngine, max_age_ms: int) -> AsyncIterator[JournaledEngine]:
     """In front of the table `messages` of a shard."""
     await engine.execute(f"CREATE DATABASE {SHARD_DATABASE}")
     await engine.execute(f"CREATE TABLE {SHARD_DATABASE}.messages AS messages")
     engine.database = SHARD_DATABASE
-    limits = JournalLimits(1 << 20, DrainLimits(1 << 20, 1000, 100))
+    limits = JournalLimits(1 << 20, DrainLimits(1 << 20, 1000, max_age_ms))
     opened = await open_journal(engine, limits, fsync=False)
     yield opened
     await opened.close_files()
@@ -166,6 +172,8 @@ async def test_a_broker_is_told_why_the_journal_takes_no_block(
     assert await server.rows("SELECT count() FROM messages") == [[2]]
 
 
+# No round may begin before the constraint is there.
+@pytest.mark.parametrize("max_age_ms", [1 << 30])
 async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
     journal: JournaledEngine, engine: EmbeddedEngine, server: ClickHouseServer
 ) -> None:

@@ -1,4 +1,4 @@
-"""An idempotent producer that writes some records every 10 ms, whatever happens to the broker."""
+"""An idempotent producer that writes again and again, whatever happens to the broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import confluent_kafka
 
 from tests.support.repeating import repeated
 
-_EVERY_S = 0.01
+EVERY_S = 0.01
 _AT_ONCE = 5
 _LIMIT_S = 120.0
 
@@ -20,6 +20,7 @@ def producing(
     topic: str,
     record: Callable[[], tuple[str, str | bytes]],
     at_once: int = _AT_ONCE,
+    every_s: float = EVERY_S,
 ) -> Iterator[None]:
     """`record()` returns the next key and value. At the end all are acknowledged.
 
@@ -43,10 +44,10 @@ def producing(
                     producer.produce(topic, data, key=key.encode(), on_delivery=told)
                     break
                 except BufferError:  # the broker is away, and the queue is full
-                    producer.poll(_EVERY_S)
+                    producer.poll(every_s)
         producer.poll(0)
 
-    with repeated(write, _EVERY_S):
+    with repeated(write, every_s):
         yield
     assert producer.flush(_LIMIT_S) == 0
     assert not failures

@@ -32,6 +32,7 @@ from storage.engine import (
 )
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_drain import DrainLimits
+from tests.support.journal_engine import NEVER_MS
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.sql_client import ANSWER_LIMIT_S
 from tests.support.waiting import until_async
@@ -172,8 +173,7 @@ async def test_a_broker_is_told_why_the_journal_takes_no_block(
     assert await server.rows("SELECT count() FROM messages") == [[2]]
 
 
-# No round may begin before the constraint is there.
-@pytest.mark.parametrize("max_age_ms", [1 << 30])
+@pytest.mark.parametrize("max_age_ms", [NEVER_MS])  # no round before the constraint is there
 async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
     journal: JournaledEngine, engine: EmbeddedEngine, server: ClickHouseServer
 ) -> None:

@@ -33,6 +33,7 @@ from tests.support.messages import Target
 from tests.support.record_batches import Record, batch_of, decoded
 from tests.support.sql_rows import SqlError
 from tests.support.transaction_history import NO_OFFSET, History, Writer, Written, ended, violations
+from tests.support.waiting import until
 from tests.support.wire import Closed, Wire
 
 TOPIC = "events"
@@ -485,9 +486,13 @@ def _running(
 
 
 def play(
-    broker: BrokerProcess, seed: int, *, kills: int, between_s: float
+    broker: BrokerProcess, seed: int, *, kills: int, between_s: float, commits: int = 0
 ) -> tuple[list[str], Sequence[History]]:
-    """What is wrong after all of it, and what the producers know. `broker` runs."""
+    """What is wrong after all of it, and what the producers know. `broker` runs.
+
+    Before each kill and at the end `commits` more transactions are awaited, unless an answer was
+    strange, and then `between_s`.
+    """
     with Wire(broker) as wire:
         target = messages.create_topic(wire, TOPIC, PARTITIONS)
     readers = [CommittedReader(broker, target, number) for number in range(PARTITIONS)]
@@ -495,9 +500,11 @@ def play(
         one.start()
     with _running(broker, target, seed) as (producers, watcher):
         for _ in range(kills):
+            _await_commits(producers, commits)
             time.sleep(between_s)
             broker.kill()
             broker.start()
+        _await_commits(producers, commits)
         time.sleep(between_s)
     wrong = [strange for one in producers for strange in one.strange]
     _end_what_is_open(broker, producers)
@@ -513,6 +520,19 @@ def play(
         wrong.append(f"SQL has shown {sorted(watcher.shown - found)[:3]}, which nobody committed")
     wrong += _wrong_offsets(broker, target, producers, found)
     return wrong, histories
+
+
+def _await_commits(producers: Sequence[WireProducer], count: int) -> None:
+    """Wait for so many more, by all together."""
+
+    def committed() -> int:
+        return sum(len(one.history.committed) for one in producers)
+
+    wanted = committed() + count
+    until(
+        lambda: committed() >= wanted or any(one.strange for one in producers),
+        f"{count} more transactions are committed",
+    )
 
 
 def _end_what_is_open(broker: BrokerProcess, producers: Sequence[WireProducer]) -> None:

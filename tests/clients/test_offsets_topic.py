@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -22,7 +23,7 @@ from tests.support.cluster_view import topic_on_all
 from tests.support.console_tools import Tools
 from tests.support.group_consumer import consuming
 from tests.support.records import Record
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 
 OFFSETS = "__consumer_offsets"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -34,6 +35,17 @@ def commit(kafka: str, group: str, topic: str, offset: int, metadata: str = "") 
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": group})
     consumer.commit(offsets=[TopicPartition(topic, 0, offset, metadata)], asynchronous=False)
     consumer.close()
+
+
+def is_committed(kafka: str, group: str, topic: str, offset: int) -> bool:
+    """False while the coordinator reads its groups, as just after a cluster has started."""
+    try:
+        commit(kafka, group, topic, offset)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+            raise
+        return False
+    return True
 
 
 class Seen(NamedTuple):
@@ -281,7 +293,7 @@ def test_in_a_cluster_the_coordinator_of_the_groups_leads_the_partition(
     topic = topic_on_all(cluster, topic, 4).name
     groups = [f"{topic}-{n}" for n in range(8)]
     for group in groups:
-        commit(kafka, group, topic, 7)
+        until(partial(is_committed, kafka, group, topic, 7), f"the coordinator of {group} serves")
     admin = AdminClient({"bootstrap.servers": kafka})
     described = admin.list_topics(OFFSETS, timeout=LIMIT_S).topics[OFFSETS]
     assert {one.leader for one in described.partitions.values()} == {

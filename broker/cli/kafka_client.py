@@ -82,12 +82,13 @@ def consumer_client(
 
 
 def _join_until_joined(consumer: "KafkaConsumer") -> None:
-    """Makes a poll that ends while the group is joined again not the end of joining.
+    """Let the next poll go on with a join that the one before has begun.
 
     The leader of a group joins again when partitions have been added, also when its first metadata
     did not have the topic yet. kafka-python (3.0) takes that for done as soon as it has computed an
     assignment; if the time of a poll is over before the broker has answered with it, it is never
-    applied and nothing is read. Kafka's client had the same error (KAFKA-9815).
+    applied and nothing is read. Kafka's client had the same error (KAFKA-9815). The consumer has no
+    public call for this.
     """
     coordinator = consumer._coordinator
     must_join = coordinator.need_rejoin

@@ -33,12 +33,14 @@ PARTITIONS = 50
 
 def commit(kafka: str, group: str, topic: str, offset: int, metadata: str = "") -> None:
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, 0, offset, metadata)], asynchronous=False)
-    consumer.close()
+    try:
+        consumer.commit(offsets=[TopicPartition(topic, 0, offset, metadata)], asynchronous=False)
+    finally:
+        consumer.close()
 
 
 def is_committed(kafka: str, group: str, topic: str, offset: int) -> bool:
-    """False while the coordinator reads its groups, as just after a cluster has started."""
+    """Commits. False while the coordinator reads its groups, as just after a cluster's start."""
     try:
         commit(kafka, group, topic, offset)
     except KafkaException as error:

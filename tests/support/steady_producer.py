@@ -9,7 +9,7 @@ import confluent_kafka
 
 from tests.support.repeating import repeated
 
-EVERY_S = 0.01
+_EVERY_S = 0.01
 _AT_ONCE = 5
 _LIMIT_S = 120.0
 
@@ -20,7 +20,7 @@ def producing(
     topic: str,
     record: Callable[[], tuple[str, str | bytes]],
     at_once: int = _AT_ONCE,
-    every_s: float = EVERY_S,
+    every_s: float = _EVERY_S,
 ) -> Iterator[None]:
     """`record()` returns the next key and value. At the end all are acknowledged.
 

@@ -10,7 +10,7 @@ from tests.support.broker_process import BrokerProcess
 
 KILLS = 4
 BETWEEN_S = 2.0
-COMMITS = 10
+COMMITS = 11
 
 
 def test_transactions_are_whole_whatever_happens_to_the_broker(
@@ -25,4 +25,4 @@ def test_transactions_are_whole_whatever_happens_to_the_broker(
     }
     print(ends)
     assert wrong == []
-    assert ends["committed"] >= COMMITS * (KILLS + 1)
+    assert ends["committed"] > 50

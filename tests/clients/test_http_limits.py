@@ -177,8 +177,6 @@ REQUESTS = {
     "of HTTP/1.0": post(ENDLESS, version="1.0"),
     "whose result is not read": post("SELECT number FROM system.numbers"),
     "whose result waits": post("SELECT number FROM system.numbers", path="/?wait_end_of_query=1"),
-    "behind which others wait": post(ENDLESS) + 200 * post("SELECT 1"),
-    "behind which a long body waits": post(ENDLESS) + post(" " * MIB)[:-1],
     "that copies rows": post(f"INSERT INTO default.hole {ENDLESS}", AUTHORIZED),
     "of a session": post(ENDLESS, path="/?session_id=a"),
     "that loads a table": (
@@ -195,6 +193,12 @@ REQUESTS = {
 }
 
 
+BEHIND = {
+    "which others wait": 200 * post("SELECT 1"),
+    "which a long body waits": post(" " * MIB)[:-1],
+}
+
+
 @pytest.mark.parametrize("request_of", REQUESTS.values(), ids=REQUESTS)
 def test_a_query_ends_with_its_client(server: BrokerProcess, request_of: bytes) -> None:
     write(server, "CREATE TABLE IF NOT EXISTS default.hole (n UInt64) ENGINE = Null")
@@ -203,6 +207,19 @@ def test_a_query_ends_with_its_client(server: BrokerProcess, request_of: bytes) 
     with suppress(TimeoutError):  # the server has stopped reading
         connection.sendall(request_of)
     ends_with_its_client(server, connection)
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_a_query_ends_with_its_client_behind(server: BrokerProcess, behind: bytes) -> None:
+    connection = raw_connection(server)
+    connection.settimeout(2)
+    connection.sendall(post(ENDLESS))
+    until(lambda: running(server))
+    # The server stops reading, and ends a query by itself behind which much waits.
+    with suppress(TimeoutError, ConnectionError):
+        connection.sendall(behind)
+    connection.close()
+    until(lambda: not running(server), limit_s=10)
 
 
 def test_an_insert_ends_with_its_client_while_the_engine_is_slow(server: BrokerProcess) -> None:

@@ -1,6 +1,7 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test     installs what the tests need and runs all of them, in five lanes side by side;
+# make test     installs what the tests need and runs them, in five lanes side by side;
 #               with ARGS it runs one pytest with these arguments instead
+# make test-long      the tests that need much of the processor, which `make test` leaves out
 # make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
@@ -53,7 +54,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-long test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -62,6 +63,10 @@ run: $(INSTALLED)
 test: $(INSTALLED_DEV)
 	@tools/require tests
 	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
+
+test-long: $(INSTALLED_DEV)
+	@tools/require tests
+	$(if $(strip $(ARGS)),$(BIN)/pytest -m long $(ARGS),tools/run-tests "$(BIN)/pytest -m long")
 
 test-loaded: $(INSTALLED_DEV)
 	@tools/require tests

@@ -138,6 +138,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "slow: takes minutes and prints figures; run with `pytest -m slow`"
     )
     config.addinivalue_line(
+        "markers",
+        "long: needs much of the processor, so `make test` leaves it out; `make test-long`",
+    )
+    config.addinivalue_line(
         "markers", "one_broker(reason): says nothing of a cluster, so --cluster leaves it out"
     )
     config.addinivalue_line(
@@ -146,14 +150,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out: list[pytest.Item] = []
-    if "slow" not in str(config.getoption("markexpr")):
-        left_out += [item for item in items if item.get_closest_marker("slow")]
+    wanted = str(config.getoption("markexpr"))
+    left_out = [item for item in items if own_run(item) not in wanted]
     if config.getoption("--cluster"):
         left_out += [item for item in items if not is_for_any_broker(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def own_run(item: pytest.Item) -> str:
+    """The marker that has to be asked for, so that a test runs; "" where it always does."""
+    return next((name for name in ("slow", "long") if item.get_closest_marker(name)), "")
 
 
 def is_for_any_broker(item: pytest.Item) -> bool:

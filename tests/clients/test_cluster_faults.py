@@ -122,6 +122,7 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
     assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
 
 
+@pytest.mark.long
 def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_is_away(
     cluster: Cluster, target: Target
 ) -> None:
@@ -244,7 +245,7 @@ def generation(cluster: Cluster, group: str) -> int:
 @pytest.mark.parametrize(
     "clients",
     [
-        ["confluent-kafka", "aiokafka"],
+        pytest.param(["confluent-kafka", "aiokafka"], marks=pytest.mark.long),
         pytest.param(["java", "kafka-python", "confluent-kafka"], marks=pytest.mark.slow),
         pytest.param(["kafkajs", "kafkajs"], marks=pytest.mark.slow),
     ],
@@ -325,6 +326,7 @@ def group_on(shard: int, prefix: str) -> str:
     return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
 def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
     cluster: Cluster, target: Target, end: str
@@ -443,6 +445,7 @@ def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: 
 # Keeper
 
 
+@pytest.mark.long
 def test_without_a_keeper_owners_serve_to_the_end_of_their_lease_and_no_longer(
     cluster: Cluster, target: Target
 ) -> None:

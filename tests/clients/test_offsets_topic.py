@@ -288,6 +288,7 @@ def test_such_a_topic_is_never_made_by_accident(broker: BrokerProcess, name: str
     assert broker.sql(f"SELECT name FROM topics WHERE name = '{name}'") == []
 
 
+@pytest.mark.long
 def test_in_a_cluster_the_coordinator_of_the_groups_leads_the_partition(
     cluster: Cluster, topic: str
 ) -> None:

@@ -472,8 +472,17 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["small", "packed"])
-@pytest.mark.parametrize("step", STEPS)
+IN_THE_JOURNAL = [
+    # `make test` takes each step in one mode, `make test-long` in the other.
+    pytest.param(
+        step, mode, marks=[] if (mode == "packed") == (":after:" in step) else [pytest.mark.long]
+    )
+    for step in STEPS
+    for mode in ("small", "packed")
+]
+
+
+@pytest.mark.parametrize(("step", "mode"), IN_THE_JOURNAL)
 async def test_a_crash_at_any_step_loses_and_doubles_nothing(
     data_dir: Path, step: str, mode: str
 ) -> None:
@@ -492,6 +501,7 @@ BESIDE_THE_THREAD = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
 async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
     data_dir: Path, step: str, mode: str

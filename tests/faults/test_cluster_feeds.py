@@ -119,6 +119,7 @@ def _values(row: dict[str, object]) -> tuple[object, ...]:
     return tuple(row.values())
 
 
+@pytest.mark.long
 def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_killed(
     cluster: Cluster,
 ) -> None:
@@ -159,6 +160,7 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
         }
 
 
+@pytest.mark.long
 def test_the_table_equals_the_log_whenever_brokers_are_killed_or_paused(cluster: Cluster) -> None:
     check_faults(cluster, 5)
 
@@ -215,6 +217,7 @@ def await_successors(cluster: Cluster, victim: Broker) -> None:
     until(is_done, f"others lead what {victim} has led", LIMIT_S)
 
 
+@pytest.mark.long
 def test_slots_move_while_a_feed_runs(cluster: Cluster) -> None:
     """The rows of a block stay on the shard that has its records, whichever that was."""
     events = Events(cluster)
@@ -238,6 +241,7 @@ def test_slots_move_while_a_feed_runs(cluster: Cluster) -> None:
     assert {one for one, _ in logged[0]} & {one for one, _ in logged[1]}, "nothing has moved"
 
 
+@pytest.mark.long
 def test_a_backlog_on_two_shards_is_fed_once(cluster: Cluster) -> None:
     """A feed that begins after a move reads the earlier shard first; so do transactions that began
     before the move and were committed or aborted behind it."""
@@ -297,6 +301,7 @@ def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.close()
 
 
+@pytest.mark.long
 def test_a_process_beside_the_brokers_takes_over_from_one_that_sleeps(
     bare_cluster: Cluster,
 ) -> None:

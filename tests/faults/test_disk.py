@@ -172,6 +172,7 @@ class TestFullDisk:
             producer.connect(broker)
             producer.check(broker)
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_space_may_come_and_go_at_any_moment(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -221,6 +222,7 @@ class TestFullDisk:
             producer.check(broker)
         print(f"{producer.refused} refused, {len(producer.stored)} stored, {restarts} restarts")
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_every_api_is_answered(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -260,6 +262,7 @@ class TestFullDisk:
             assert [created.error_code for created in answer.topics] == [0, 0]
             assert APIS.keys() == {key for key, _ in samples.every_version()}
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_topics_that_cannot_be_cleaned_up_hold_up_no_reader(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -285,6 +288,7 @@ class TestFullDisk:
                 read = wire.ask(messages.fetch(kept, 0), VERSION).responses[0].partitions[0]
                 assert _end(bytes(read.records)) == 2
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_a_start_on_a_full_disk_serves_what_is_there(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -326,6 +330,7 @@ class TestFullDisk:
 class TestDefinitions:
     """The files that say what tables are (storage/definition_files.py)."""
 
+    @pytest.mark.long
     def test_a_log_whose_definition_was_lost_in_a_change_is_all_there(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -359,6 +364,7 @@ class TestDefinitions:
         assert code == 1
         assert one_sentence(printed).endswith(f"or put the definition into {path}")
 
+    @pytest.mark.long
     def test_a_deletion_that_was_not_stored_is_made_after_the_next_start(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -386,6 +392,7 @@ class TestDefinitions:
         kept.connect(broker)
         kept.check(broker)
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_what_people_create_or_change_on_a_full_disk_stops_no_start(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -428,6 +435,7 @@ class TestDefinitions:
             run("CREATE DATABASE market")
             assert not list((disk.path / "definitions").iterdir())
 
+    @pytest.mark.long
     @in_a_mount_namespace
     def test_definitions_may_change_while_space_comes_and_goes(
         self, tmp_path: Path, request: pytest.FixtureRequest

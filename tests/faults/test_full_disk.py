@@ -146,6 +146,7 @@ def test_deleting_frees_a_disk_that_records_have_filled(
         full.check_kept()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records, Full.shorten_retention])
 @in_a_mount_namespace
 def test_deleting_works_when_another_program_took_the_last_byte(
@@ -166,6 +167,7 @@ def test_deleting_works_when_another_program_took_the_last_byte(
         full.check_kept()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
 @in_a_mount_namespace
 def test_deleting_works_when_records_in_the_journal_have_no_space_in_the_table(

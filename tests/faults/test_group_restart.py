@@ -33,6 +33,7 @@ LEAVING_TIMEOUT_MS = 10_000
 OwnBroker = Callable[..., BrokerProcess]
 
 END = {"SIGTERM": BrokerProcess.stop, "SIGKILL": BrokerProcess.kill}
+ENDS = [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def generations(broker: BrokerProcess, groups: Iterable[Group]) -> list[int]:
 
 
 # kafkajs takes a lost connection for the end of its membership, with Kafka's own broker, too.
-@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("end", ENDS)
 def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -103,6 +104,7 @@ def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     broker: BrokerProcess,
@@ -127,6 +129,7 @@ def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     assert group.violations(produced) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_as_it_rebalances(
     broker: BrokerProcess,
@@ -151,6 +154,7 @@ def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_a
     assert group.violations(produced) == []
 
 
+@pytest.mark.long
 def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, partitions: list[Partition]
 ) -> None:
@@ -172,7 +176,8 @@ def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
     assert group.violations(produced) == []
 
 
-@pytest.mark.parametrize("end", END)
+@pytest.mark.long
+@pytest.mark.parametrize("end", ENDS)
 def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -215,7 +220,7 @@ def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("end", ENDS)
 def test_committed_offsets_and_their_metadata_survive(
     broker: BrokerProcess, topic: str, partitions: list[Partition], end: str
 ) -> None:

@@ -127,7 +127,7 @@ def check(broker: BrokerProcess, topic: str, acknowledged: list[Acknowledged], s
     assert log_by_consumer(broker, topic, counts) == log
 
 
-@pytest.mark.parametrize("end", END)
+@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"])
 def test_nothing_is_lost_or_doubled_when_the_broker_ends_under_librdkafkas_load(
     own_broker: OwnBroker, topic: str, end: str
 ) -> None:
@@ -157,6 +157,7 @@ def java(tmp_path: Path) -> Iterator[HelperProcess]:
     helper.close()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_under_javas_load(
     own_broker: OwnBroker, java: HelperProcess, topic: str
 ) -> None:
@@ -181,6 +182,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_under_javas_load(
     check(broker, topic, acknowledged, len(acknowledged))
 
 
+@pytest.mark.long
 def test_a_broker_killed_while_it_starts_starts_the_next_time(
     own_broker: OwnBroker, topic: str
 ) -> None:

@@ -345,6 +345,7 @@ def put_rows(engine: EngineProcess, target: Target, days_ago: int, first: int, c
     )
 
 
+@pytest.mark.long
 def test_old_days_are_dropped_and_sizes_are_kept(
     aged: tuple[BrokerProcess, dict[str, Target]],
 ) -> None:

@@ -18,6 +18,8 @@ from tests.support.server_process import PROJECT
 from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 TOPIC = "moving"
 PARTITIONS = 8
 LIMIT_S = 60.0

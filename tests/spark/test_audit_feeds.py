@@ -235,6 +235,7 @@ def test_nothing_is_found_that_was_not_planted(told: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.long
 def test_nothing_is_found_in_a_feed_whose_table_was_changed_and_whose_broker_was_restarted(
     spark: SparkSession, own_broker: Callable[..., BrokerProcess]
 ) -> None:

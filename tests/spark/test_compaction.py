@@ -201,6 +201,7 @@ def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic
     assert offsets(compacting, topic) == [0, 1]
 
 
+@pytest.mark.long
 def test_what_was_aborted_goes_and_nothing_behind_an_open_transaction_does(
     compacting: BrokerProcess, topic: str
 ) -> None:
@@ -259,6 +260,7 @@ def committed(broker: BrokerProcess, topic: str) -> list[bytes]:
     return values
 
 
+@pytest.mark.long
 def test_consumers_see_every_latest_value_while_it_runs(
     compacting: BrokerProcess, topic: str
 ) -> None:
@@ -293,6 +295,7 @@ def test_consumers_see_every_latest_value_while_it_runs(
     assert state(read(broker.kafka, topic, len(records))) == expected
 
 
+@pytest.mark.long
 async def test_an_idempotent_producer_continues_after_compaction_and_a_kill(
     own_broker: OwnBroker, spark: SparkSession, topic: str
 ) -> None:

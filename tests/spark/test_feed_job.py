@@ -181,6 +181,7 @@ def stop_in_a_block(tables: TypedTables, job: FeedJob) -> None:
     until(is_in_a_block, "the job stores a block", LIMIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_table_equals_the_log_if_the_job_is_killed_in_a_block(tables: TypedTables) -> None:
     numbers = Numbers(tables)
@@ -328,6 +329,7 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
 
 
+@pytest.mark.long
 def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "events", 2)
     more = ("--topic", "events", "--once", "--block-records", "2")

@@ -611,6 +611,7 @@ def test_a_full_disk_is_waited_for(
         sink.stop()
 
 
+@pytest.mark.long
 def test_a_broker_that_is_killed_while_workers_run(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def check_each_record_once(
     assert sink.ids() == list(range(sent))
 
 
+@pytest.mark.long
 def test_each_record_is_in_the_table_once_whatever_is_killed(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def has_more(directory: Path, rows: int) -> bool:
     return len(ids_in(directory)) > rows
 
 
+@pytest.mark.long
 def test_spark_starts_workers_again_and_a_second_run_goes_on(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_clickhouse_and_pyiceberg_read_partitions(partitioned: ChangingTable) ->
     assert len(found) == 20
 
 
+@pytest.mark.long
 def test_clickhouse_applies_equality_deletes(keyed: ChangingTable) -> None:
     query = f"SELECT id, value FROM {source(keyed)} ORDER BY id"
     assert clickhouse_rows(query) == [KEYED_ROWS]
@@ -162,6 +163,7 @@ def test_deletes_of_a_commit_beside_a_rewrite_apply_for_clickhouse(keyed: Changi
     assert found == KEYED_ROWS[:-1]
 
 
+@pytest.mark.long
 def test_spark_reads_what_the_others_read(
     plain: ChangingTable, partitioned: ChangingTable, keyed: ChangingTable, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_rest_catalog(
         assert list(rest.warehouse.rglob("*.parquet"))
 
 
+@pytest.mark.long
 def test_a_hive_metastore(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -131,7 +132,7 @@ def test_no_reader_finds_a_part_of_the_metadata_in_a_directory(tmp_path: Path) -
     assert [one.read_bytes() for one in folder.iterdir()] == [b"[]"]
 
 
-@pytest.mark.parametrize("kind", ["rest", "hive"])
+@pytest.mark.parametrize("kind", ["rest", pytest.param("hive", marks=pytest.mark.long)])
 def test_a_catalog_that_is_away_is_named_in_the_error(
     sink_broker: BrokerProcess, topic: str, kind: str
 ) -> None:

@@ -88,6 +88,7 @@ def test_the_view_has_the_table_and_the_log_behind_it(
         ]
 
 
+@pytest.mark.long
 def test_there_is_no_gap_and_no_double_while_the_sink_commits(
     kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:

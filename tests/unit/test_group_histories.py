@@ -490,6 +490,7 @@ QUIET = settings(
 )
 
 
+@pytest.mark.long
 @settings(QUIET, max_examples=2_000)
 @given(HISTORIES, st.booleans())
 def test_whatever_happens_a_group_keeps_its_promises(

@@ -521,6 +521,7 @@ def test_nothing_that_can_happen_in_a_larger_cluster_does_harm(size: Size) -> No
     check(size)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name)
 def test_every_rule_is_needed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     if rule is Rule.MARGIN:

@@ -33,7 +33,7 @@ LEAVING_TIMEOUT_MS = 10_000
 OwnBroker = Callable[..., BrokerProcess]
 
 END = {"SIGTERM": BrokerProcess.stop, "SIGKILL": BrokerProcess.kill}
-ENDS = [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"]
+SIGNALS = [pytest.param("SIGTERM", marks=pytest.mark.long), pytest.param("SIGKILL")]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def generations(broker: BrokerProcess, groups: Iterable[Group]) -> list[int]:
 
 
 # kafkajs takes a lost connection for the end of its membership, with Kafka's own broker, too.
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", SIGNALS)
 def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -177,7 +177,7 @@ def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", SIGNALS)
 def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -220,7 +220,7 @@ def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", SIGNALS)
 def test_committed_offsets_and_their_metadata_survive(
     broker: BrokerProcess, topic: str, partitions: list[Partition], end: str
 ) -> None:

@@ -1,7 +1,8 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
 # make test     installs what the tests need and runs them, in five lanes side by side;
 #               with ARGS it runs one pytest with these arguments instead
-# make test-long      the tests that need much of the processor, which `make test` leaves out
+# make test-long      the tests that need much of the processor, which `make test` leaves out, one after the
+#               other: several clusters at once leave each of them too little
 # make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
@@ -66,7 +67,7 @@ test: $(INSTALLED_DEV)
 
 test-long: $(INSTALLED_DEV)
 	@tools/require tests
-	$(if $(strip $(ARGS)),$(BIN)/pytest -m long $(ARGS),tools/run-tests "$(BIN)/pytest -m long")
+	$(BIN)/pytest -m long $(ARGS)
 
 test-loaded: $(INSTALLED_DEV)
 	@tools/require tests

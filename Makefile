@@ -1,9 +1,9 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
 # make test     installs what the tests need and runs them, in five lanes side by side;
 #               with ARGS it runs one pytest with these arguments instead
+# make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
 # make test-long      the tests that need much of the processor, which `make test` leaves out, one after the
 #               other: several clusters at once leave each of them too little
-# make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
 # make test-cluster   the tests that need real replicas, on a cluster that is running:

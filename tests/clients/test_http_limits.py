@@ -160,8 +160,14 @@ def test_a_result_that_is_read_slowly_ends_after_its_time(own_server: OwnServer)
 # --- a client that leaves
 
 
-def ends_with_its_client(server: BrokerProcess, connection: socket.socket) -> None:
+def ends_with_its_client(
+    server: BrokerProcess, connection: socket.socket, behind: bytes = b""
+) -> None:
+    """`behind` is sent when the query runs."""
     until(lambda: running(server))
+    # The server stops reading, and ends a query by itself behind which much waits.
+    with suppress(TimeoutError, ConnectionError):
+        connection.sendall(behind)
     connection.close()
     until(lambda: not running(server), limit_s=10)
 
@@ -191,8 +197,6 @@ REQUESTS = {
         ).ljust(4096)
     ),
 }
-
-
 BEHIND = {
     "which others wait": 200 * post("SELECT 1"),
     "which a long body waits": post(" " * MIB)[:-1],
@@ -214,12 +218,7 @@ def test_a_query_ends_with_its_client_behind(server: BrokerProcess, behind: byte
     connection = raw_connection(server)
     connection.settimeout(2)
     connection.sendall(post(ENDLESS))
-    until(lambda: running(server))
-    # The server stops reading, and ends a query by itself behind which much waits.
-    with suppress(TimeoutError, ConnectionError):
-        connection.sendall(behind)
-    connection.close()
-    until(lambda: not running(server), limit_s=10)
+    ends_with_its_client(server, connection, behind)
 
 
 def test_an_insert_ends_with_its_client_while_the_engine_is_slow(server: BrokerProcess) -> None:

@@ -362,3 +362,13 @@ def small_batch() -> bytes:
     return batch_of(
         Record(0, b"key", b"value", ((b"name", b"content"), (b"empty", None))), Record(5, None, b"")
     ).data
+
+
+def end_offset(records: bytes) -> int:
+    """The offset after the last one."""
+    end = 0
+    while records:
+        size = 12 + int.from_bytes(records[8:12], "big")
+        end = int.from_bytes(records[:8], "big") + int.from_bytes(records[23:27], "big") + 1
+        records = records[size:]
+    return end

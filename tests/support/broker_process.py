@@ -1,4 +1,4 @@
-"""A real `brokerhouse serve` process for tests. It takes free ports at its first start."""
+"""A real `brokerhouse serve` process for tests. Its ports are free ones."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.server_process import PROJECT, ServerProcess
+from tests.support.server_process import PROJECT, ServerProcess, free_port
 from tests.support.sql_rows import bound, sql_rows
 
 READY = "ready "
@@ -36,8 +36,8 @@ class BrokerProcess(ServerProcess):
             "disk_reserve_bytes": "1",  # hundreds of brokers would take the machine's disk
             **(settings or {}),
         }
-        self.kafka = "127.0.0.1:0"
-        self.http = "127.0.0.1:0"
+        self.kafka = f"127.0.0.1:{free_port()}"
+        self.http = f"127.0.0.1:{free_port()}"
         self.start_s = 0.0
         """How long the last start took, from exec to the ready line."""
         self._launched = 0.0

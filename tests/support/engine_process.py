@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, free_port
 from tests.support.sql_rows import sql_rows
 
 READY = "ready http="
@@ -33,8 +33,8 @@ class EngineProcess(ServerProcess):
         self.data_dir = data_dir
         self.keepers = keepers
         self.shard = shard
-        self.addresses = ["127.0.0.1:0"] * replicas
-        """HOST:PORT of each listener, since the first start."""
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(replicas)]
+        """HOST:PORT of each listener."""
         for name, xml in (config or {}).items():
             (data_dir / "engine.d").mkdir(parents=True, exist_ok=True)
             (data_dir / "engine.d" / name).write_text(xml)
@@ -59,7 +59,7 @@ class EngineProcess(ServerProcess):
     def is_ready(self) -> bool:
         for line in self.printed().splitlines(keepends=True):
             if line.startswith(READY) and line.endswith("\n"):
-                self.addresses = line.removeprefix(READY).rstrip().split(",")
+                assert line.removeprefix(READY).rstrip() == ",".join(self.addresses)
                 return True
         return False
 

@@ -5,6 +5,8 @@ Every wait is for a condition, with a limit.
 """
 
 import contextlib
+import functools
+import itertools
 import os
 import signal
 import socket
@@ -21,6 +23,8 @@ READY_LIMIT_S = 180.0
 LOOK_AGAIN_S = 0.02
 ENDED_JAVA = (0, 143)
 """Exit codes of a Java process that was told to end."""
+_PORTS_OF_A_PROCESS = 500
+_claims: list[socket.socket] = []
 
 
 class ServerProcessError(Exception):
@@ -167,8 +171,28 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback for a server that starts later, and maybe more than once.
+
+    No other process of the tests takes it. The kernel gives it to nobody either: it chooses ports
+    for clients, and for servers that listen on port 0, above these.
+    """
+    ports = _ports()
+    for _ in range(_PORTS_OF_A_PROCESS):
+        port = next(ports)
+        with contextlib.suppress(OSError), socket.socket() as probe:  # else it is in use
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerProcessError("each port that this process may take is in use")
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """The ports of this process, from first to last and again."""
+    for first in range(16_000, 32_000, _PORTS_OF_A_PROCESS):
+        claim = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # else another process has them
+            claim.bind(f"\0brokerhouse-test-ports-{first}")  # no file; gone with this process
+            _claims.append(claim)
+            return itertools.cycle(range(first, first + _PORTS_OF_A_PROCESS))
+        claim.close()
+    raise ServerProcessError("other processes have all ports for tests")

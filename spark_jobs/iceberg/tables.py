@@ -139,7 +139,7 @@ def made(catalog: Catalog, name: str, rows: Sequence[Row], tables: SinkTables) -
     needed = [*tables.id_columns, *(partition_field(text)[0] for text in tables.partition_by)]
     if missing := [one for one in needed if one.partition(".")[0] not in columns.names]:
         raise TableUnusable(f"{name} cannot be made: its records have no field {missing[0]}")
-    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    make_namespace(catalog, name.rpartition(".")[0])
     properties = {"format-version": str(FORMAT_VERSION), **OF_NEW_TABLES, **tables.properties}
     try:
         if not tables.id_columns and not tables.partition_by:
@@ -159,6 +159,16 @@ def made(catalog: Catalog, name: str, rows: Sequence[Row], tables: SinkTables) -
     except ValueError as error:  # of PyIceberg, as for a transform that the type does not have
         raise TableUnusable(f"{name} cannot be made: {error}") from error
     return catalog.load_table(name)
+
+
+def make_namespace(catalog: Catalog, name: str) -> None:
+    """Unless it exists. Raises what the catalog raises."""
+    try:
+        catalog.create_namespace_if_not_exists(name)
+    except Exception:
+        # Catalogs in databases fail in ways of their own where another worker was faster.
+        if not catalog.namespace_exists(name):
+            raise
 
 
 def partition_field(text: str) -> tuple[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from spark_jobs.iceberg import command
-from spark_jobs.iceberg.tables import local_catalog, open_catalog
+from spark_jobs.iceberg.settings import SinkTables
+from spark_jobs.iceberg.tables import local_catalog, made, open_catalog
 from spark_jobs.progress import counted
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
@@ -103,6 +106,24 @@ def test_a_new_catalog_is_opened_by_many_at_once(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             opened = pool.map(open_catalog, ["lake"] * 8, [local_catalog(str(directory))] * 8)
             assert [one.list_namespaces() for one in opened] == [[]] * 8
+
+
+@pytest.mark.parametrize("kind", ["sql", "rest"])
+def test_tables_and_their_namespaces_are_made_by_many_at_once(tmp_path: Path, kind: str) -> None:
+    """Whoever comes second takes what is there."""
+    given = SinkTables({}, "", None, True, True, (), (), {}, False, None)
+    with ExitStack() as stack:
+        options = local_catalog(str(tmp_path))
+        if kind == "rest":
+            rest = stack.enter_context(RestCatalog(tmp_path))
+            options = {"type": "rest", "uri": rest.url}
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        catalogs = [open_catalog("lake", options) for _ in range(4)]
+        for number in range(10):
+            make = partial(made, name=f"db{number}.t", rows=[{"id": 1}], tables=given)
+            tables = [one for one in pool.map(make, catalogs) if one is not None]
+            assert len(tables) == 4
+            assert len({one.metadata.table_uuid for one in tables}) == 1
 
 
 def test_no_reader_finds_a_part_of_the_metadata_in_a_directory(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         tmp_path_factory.mktemp("cluster"),
         # Not to be taken for dead on a busy machine: no test here waits for it.
         session_timeout_ms=20_000,
+        request_timeout_ms=10_000,
     )
     try:
         made.start()

@@ -248,9 +248,10 @@ def command(*arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def await_path(path: Path) -> None:
+def await_path(path: Path, begun: subprocess.Popen[bytes]) -> None:
+    """Returns when the path is there, or when the command has ended: it was there between looks."""
     deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
+    while not path.exists() and begun.poll() is None:
         assert time.monotonic() < deadline, f"{path} does not appear"
         time.sleep(LOOK_S)
 
@@ -258,7 +259,7 @@ def await_path(path: Path) -> None:
 def begin_backup(broker: BrokerProcess, destination: Path) -> subprocess.Popen[bytes]:
     """Returns in the middle of it."""
     begun = command("backup", str(destination), "--data-dir", str(broker.data_dir))
-    await_path(unfinished(destination))
+    await_path(unfinished(destination), begun)
     return begun
 
 
@@ -334,7 +335,7 @@ def test_a_restore_that_is_killed_is_found_out_and_can_be_done_again(
     for appears in ("RESTORE", "clickhouse/store/"):
         for _ in range(MIDWAY_TRIES):
             begun = command("restore", str(backup), "--data-dir", str(data_dir))
-            await_path(data_dir / appears)
+            await_path(data_dir / appears, begun)
             begun.kill()
             begun.wait(LIMIT_S)
             if (data_dir / "RESTORE").exists():

@@ -52,9 +52,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def calm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """For tests that break nothing, each with tables of its own."""
-    made = Cluster(tmp_path_factory.mktemp("calm"))
+    made = Cluster(
+        tmp_path_factory.mktemp("calm"),
+        # Not to be taken for dead on a busy machine.
+        session_timeout_ms=20_000,
+        request_timeout_ms=10_000,
+    )
     try:
         made.start()
+        made.await_each_other()
         yield made
     finally:
         made.close()

@@ -69,11 +69,7 @@ def make(
 
     def make_sink(partitions: int = 1, **more: Any) -> IcebergSink:
         create_topic(sink_broker.kafka, topic, partitions)
-        made.append(
-            IcebergSink(
-                sink_broker, tmp_path, {topic: partitions}, **{"session_timeout_ms": 2000, **more}
-            )
-        )
+        made.append(IcebergSink(sink_broker, tmp_path, {topic: partitions}, **more))
         return made[-1]
 
     yield make_sink

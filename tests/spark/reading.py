@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter
 
@@ -13,6 +14,7 @@ from spark_jobs.slices import Slice
 from tests.support.records import Record
 
 FORMAT = "brokerhouse"
+T = TypeVar("T")
 
 
 def frame(spark: SparkSession, url: str, **options: Any) -> DataFrame:
@@ -34,6 +36,20 @@ class Reading:
 
     def rows_of(self, one: Slice) -> list[dict[str, Any]]:
         return [row for batch in self.reader.read(one) for row in batch.to_pylist()]  # type: ignore[union-attr]
+
+
+def with_python(run: Callable[[], T]) -> T:
+    """What a streaming query gives; it is run again if its Python process came too late.
+
+    Spark 4.3 waits 10 s for that process, which imports pandas first, and has no setting for it.
+    """
+    for _ in range(5):
+        try:
+            return run()
+        except StreamingQueryException as failure:
+            if "waiting for the Python worker to connect back" not in str(failure):
+                raise
+    return run()
 
 
 def record(row: Any) -> Record:

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -32,7 +32,7 @@ from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
 from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded
 from tests.support import tools
-from tests.support.iceberg_sink import IcebergSink, operations, produce, route
+from tests.support.iceberg_sink import LIMIT_S, IcebergSink, operations, produce, route
 from tests.support.iceberg_steps import (
     COMMIT,
     Died,
@@ -52,16 +52,19 @@ def control_events(sink: IcebergSink) -> list[Any]:
         {
             "bootstrap.servers": sink.broker.kafka,
             "group.id": "looking",
-            "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
-            "enable.auto.commit": False,
+            "enable.partition.eof": True,
         }
     )
-    consumer.subscribe([sink.settings.control_topic])
+    consumer.assign([TopicPartition(sink.settings.control_topic, 0, 0)])
     found: list[Any] = []
-    while messages := consumer.consume(1000, 3.0 if not found else 0.5):
-        found += [decoded(one.value() or b"")[1] for one in messages if one.error() is None]
+    while (message := consumer.poll(LIMIT_S)) is not None and message.error() is None:
+        found.append(decoded(message.value() or b"")[1])
     consumer.close()
+    assert message is not None, "the control topic has no end"
+    error = message.error()
+    assert error is not None
+    assert error.code() == KafkaError._PARTITION_EOF, error
     return found
 
 
@@ -81,6 +84,7 @@ def test_leader_is_the_worker_with_partition_0_of_the_first_topic_and_another_ta
     sink.run_until_rows(2)
 
     sink.stop(leader)
+    sink.expel(leader)
     put(sink, *as_json(2), partition=0)
     sink.run_until(lambda: other.leads, "the other one leads")
     sink.run_until_rows(3)
@@ -119,6 +123,7 @@ def test_events_that_were_sent_before_the_coordinator_started_are_received(
             sink.run_until(lambda: False, "the coordinator dies")
     assert sink.ids() == []
     sink.stop(leader)
+    sink.expel(leader)
     sink.run_until(lambda: other.leads, "the other one leads")
     sink.run_until(lambda: 2 in sink.ids(), "what was sent to the one before it")
 
@@ -304,6 +309,7 @@ def test_insert_update_and_delete_by_an_operation_field(make: Make) -> None:
     put(sink, '{"op": "c", "id": 5, "v": "a"}', '{"op": "u", "id": 5, "v": "b"}')
     put(sink, '{"op": "c", "id": 6, "v": "a"}', '{"op": "d", "id": 6}')
     put(sink, '{"op": "what", "id": 3}')
+    sink.run_until(lambda: sink.source_offsets() == {0: 11}, "all are read")
     wanted = [
         {"id": 0, "v": "new"}, {"id": 1, "v": "changed"}, {"id": 3, "v": "new"}, {"id": 5, "v": "b"}
     ]  # fmt: skip

@@ -38,12 +38,11 @@ def has_id(sink: IcebergSink, number: int) -> bool:
 def test_zombie_worker_is_fenced(make: Make) -> None:
     """The design leaves this open; the generation of the group closes it."""
     sink = make(interval_ms=NEVER_MS)
-    limits = {"session.timeout.ms": "2000", "max.poll.interval.ms": "3000"}
-    sink.change(kafka={**sink.settings.kafka, **limits})
     zombie = sink.start(0)
     put(sink, *as_json(1, 2))
     sink.run_until(lambda: 2 in zombie.positions.values(), "the zombie has rows in memory")
     sink.workers.remove(zombie)
+    sink.expel(zombie)
 
     sink.change(interval_ms=200)
     sink.start(1)
@@ -122,6 +121,7 @@ def test_coordinator_fails_while_it_waits_for_workers(make: Make) -> None:
     leader.step()
     other.step()  # it may have answered; its leader has not read that
     sink.stop(leader)
+    sink.expel(leader)
     sink.run_until_rows(1)
     assert sink.ids() == [1]
 

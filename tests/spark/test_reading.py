@@ -6,10 +6,12 @@ import asyncio
 import json
 import pickle
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,11 +326,19 @@ async def test_after_a_lost_server_another_one_continues(
 async def test_a_server_that_comes_back_is_asked_again(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.05)
+    refused, is_back = threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        refused.set()
+        assert is_back.wait(60)
+
+    monkeypatch.setattr("spark_jobs.sql_client.time", SimpleNamespace(sleep=pause))
     reading = await reading_through(proxy.url, subscribe=many, maxRecordsPerPartition=str(MANY))
     await proxy.refuse()
     found = asyncio.create_task(asyncio.to_thread(reading.rows))
+    assert await asyncio.to_thread(refused.wait, 60)
     await proxy.pass_on()
+    is_back.set()
     assert len(await found) == MANY + 10
 
 

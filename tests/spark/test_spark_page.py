@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.options import COLUMNS, known_options
+from tests.spark.reading import with_python
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
 from tests.support.records import Record
@@ -41,7 +42,7 @@ def test_the_sessions_do_what_the_page_says(
     assert "|        0|    2|" in capsys.readouterr().out
     *statements, last = typed(stream, broker).strip().splitlines()
     for more in (3, 4):
-        exec("\n".join(statements), names)
+        with_python(lambda: exec("\n".join(statements), names))
         assert eval(last, names) == more
         client.produce(broker.kafka, "dpkg", [Record(None, b"one more line")])
 

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
 from spark_jobs.slices import DataLoss, LogSnapshot, Slice
-from tests.spark.reading import FORMAT
+from tests.spark.reading import FORMAT, with_python
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
 from tests.support.process_session import signal_session
@@ -33,6 +34,7 @@ from tests.support.records import Record
 from tests.support.server_process import PROJECT
 
 LIMIT_S = 60
+HANGS_S = 300
 KILL_LIMIT_S = 300
 
 
@@ -60,15 +62,30 @@ class Sink:
         self._path = directory / f"sink-{uuid4()}"
         self._checkpoint = directory
 
-    def run(self, frame: DataFrame) -> StreamingQuery:
-        """A query that keeps running."""
-        return self._writer(frame).start()
+    @contextmanager
+    def running(self, frame: DataFrame) -> Iterator[Callable[[int], None]]:
+        """A query that keeps running; what it gives waits for so many rows."""
+        query = self._writer(frame).start()
+
+        def go_on(count: int) -> None:
+            nonlocal query
+            if not query.isActive:
+                query = self._writer(frame).start()
+            self._await_rows(count, query)
+
+        try:
+            yield lambda count: with_python(lambda: go_on(count))
+        finally:
+            query.stop()
 
     def run_out(self, frame: DataFrame) -> None:
         """Run until all current records are read."""
+        with_python(lambda: self._run_out(frame))
+
+    def _run_out(self, frame: DataFrame) -> None:
         query = self._writer(frame).trigger(availableNow=True).start()
         try:
-            assert query.awaitTermination(LIMIT_S)
+            assert query.awaitTermination(HANGS_S)
         finally:
             query.stop()
 
@@ -96,9 +113,11 @@ class Sink:
     def rows(self) -> list[tuple[str, int, int]]:
         return [row for batch in self.batches for row in batch]
 
-    def await_rows(self, count: int) -> None:
-        deadline = time.monotonic() + LIMIT_S
+    def _await_rows(self, count: int, query: StreamingQuery) -> None:
+        deadline = time.monotonic() + HANGS_S
         while len(self.rows) < count:
+            if (failure := query.exception()) is not None:
+                raise failure
             assert time.monotonic() < deadline, self.batches
             time.sleep(0.1)
 
@@ -151,16 +170,14 @@ def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
     admin.create_topics([NewTopic(topic, 1, 1)])
     produce(broker, topic, range(3))
     sink = Sink(spark, tmp_path)
-    query = sink.run(stream(spark, broker.http_url, subscribePattern=f"^{topic}"))
-    try:
-        sink.await_rows(3)
+    frame = stream(spark, broker.http_url, subscribePattern=f"^{topic}")
+    with sink.running(frame) as await_rows:
+        await_rows(3)
         admin.create_partitions({topic: NewPartitions(2)})
         produce(broker, topic, range(3, 6), partition=1)
         admin.create_topics([NewTopic(f"{topic}-2", 1, 1)])
         produce(broker, f"{topic}-2", range(6, 9))
-        sink.await_rows(9)
-    finally:
-        query.stop()
+        await_rows(9)
     assert Counter(sink.rows) == Counter(
         [
             *((topic, 0, n) for n in range(3)),

@@ -154,6 +154,7 @@ class Cluster:
         settings: Mapping[str, str] | None = None,
         brokers: int = BROKERS,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
         self.session_timeout_s = session_timeout_ms / 1000
         self.directory = directory
@@ -167,7 +168,7 @@ class Cluster:
         }
         self.keeper = self._keeper()
         self.engines = [self._engine(number) for number in range(1, SHARDS + 1)]
-        self.config_path = self.write_config("cluster.toml")
+        self.config_path = self.write_config("cluster.toml", request_timeout_ms=request_timeout_ms)
         self.commands_path = self.write_config(
             "commands.toml", request_timeout_ms=COMMAND_REQUEST_MS
         )

@@ -16,6 +16,8 @@ from uuid import uuid4
 import confluent_kafka
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
+from kafka.admin import KafkaAdminClient, MemberToRemove
+from kafka.errors import NoError
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -58,12 +60,13 @@ class IcebergSink:
             SinkSettings(
                 name, kafka, described(kafka, [*topics, control]), control, tables.LOCAL_CATALOG,
                 tables.local_catalog(str(self.warehouse)), sink, Format.JSON, "",
-                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 6000, 10_000,
+                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 45_000, 10_000,
             ),
             **more,
         )  # fmt: skip
         self.partitions = sum(topics.values())
         self.workers: list[SinkWorker] = []
+        self._numbers: dict[SinkWorker, int] = {}
 
     # --- what is there
 
@@ -130,12 +133,22 @@ class IcebergSink:
     def start(self, number: int = 0) -> SinkWorker:
         worker = SinkWorker(self.settings, number)
         self.workers.append(worker)
+        self._numbers[worker] = number
         return worker
 
     def stop(self, *workers: SinkWorker) -> None:
         for worker in workers or tuple(self.workers):
             self.workers.remove(worker)
             worker.close()
+
+    def expel(self, worker: SinkWorker) -> None:
+        """Take it out of the group, as the end of its session does. Nobody waits for that here."""
+        group = self.settings.group
+        member = MemberToRemove(group_instance_id=f"{group}-{self._numbers[worker]}")
+        admin = KafkaAdminClient(bootstrap_servers=self.broker.kafka)
+        [outcome] = admin.remove_group_members(group, [member]).values()
+        admin.close()
+        assert outcome is NoError
 
     def run_until(self, done: Callable[[], bool], what: str) -> None:
         """All workers take turns."""

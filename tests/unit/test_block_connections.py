@@ -17,9 +17,11 @@ from multidict import CIMultiDict
 from sql.http import block_connections
 from sql.http.access import Role
 from sql.http.block_connections import BlockTarget, EngineListeners, KnownHeads
+from sql.http.body import STALL_S
 from sql.http.request import SqlRequest
 from sql.http.token_inserts import TokenInsert
 from storage.engine import NotSent, StorageFault
+from tests.support.waiting import until_async
 
 LIMIT_S = 10.0
 TARGET = BlockTarget("t", "a, b")
@@ -118,14 +120,31 @@ async def listeners(receiver: Receiver) -> AsyncIterator[EngineListeners]:
     await listeners.close()
 
 
+class Clock:
+    """The time that listeners see; it moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_connections, "STALL_S", 0.3)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(block_connections, "time", clock)
+    return clock
 
 
 @pytest.fixture
 async def port(listeners: EngineListeners) -> int:
     return await listeners.listen("127.0.0.1", 0)
+
+
+def received_bytes(listeners: EngineListeners) -> int:
+    """What came and is not answered."""
+    return sum(len(one._received) for one in listeners.connections)
 
 
 class Client:
@@ -380,16 +399,19 @@ def test_the_known_heads_are_bounded() -> None:
     assert known() == list(range(1, 1001)), "the one that was learnt first is forgotten"
 
 
-@pytest.mark.usefixtures("short_stall")
 async def test_a_connection_that_stays_silent_is_closed(
-    receiver: Receiver, client: Client, port: int
+    receiver: Receiver, listeners: EngineListeners, client: Client, port: int, clock: Clock
 ) -> None:
     request = insert("1-1-1", b"one")
     others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     others[0][1].write(request[:20])
     others[1][1].write(request[:-1])
     receiver.may_append.clear()
-    client.writer.write(insert("1-1-2", b"two"))
+    client.writer.write(appended := insert("1-1-2", b"two"))
+    sent = 20 + len(request) - 1 + len(appended)
+    await until_async(lambda: received_bytes(listeners) == sent)
+    clock.now += STALL_S
+    listeners._look()
     async with asyncio.timeout(LIMIT_S):
         for reader, writer in others:
             with suppress(ConnectionError):
@@ -397,19 +419,23 @@ async def test_a_connection_that_stays_silent_is_closed(
             writer.close()
     receiver.may_append.set()
     assert await client.answers(stored("1-1-2")), "it was being appended"
+    clock.now += STALL_S
+    listeners._look()
     with suppress(ConnectionError):
         assert await client.ended() == b""
     assert receiver.blocks == [("1-1-2", b"two")]
 
 
-@pytest.mark.usefixtures("short_stall")
 async def test_a_connection_that_does_not_stay_silent_is_kept(
-    receiver: Receiver, client: Client
+    listeners: EngineListeners, client: Client, clock: Clock
 ) -> None:
     request = insert("1-1-1", b"x" * 20)
-    for at in range(len(request)):
-        client.writer.write(request[at : at + 1])
-        await asyncio.sleep(0.002)
+    for size in range(1, len(request)):
+        client.writer.write(request[size - 1 : size])
+        await until_async(lambda size=size: received_bytes(listeners) == size)  # type: ignore[misc]
+        clock.now += 0.9 * STALL_S
+        listeners._look()
+    client.writer.write(request[-1:])
     assert await client.answers(stored("1-1-1"))
 
 

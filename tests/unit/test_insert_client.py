@@ -197,22 +197,29 @@ async def test_a_request_says_what_is_inserted() -> None:
 
 async def test_what_comes_unasked_ends_the_connection() -> None:
     connections = 0
+    taken, ended = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readuntil(b"\r\n\r\nbody")
         writer.write(OK + ID + b"Content-Length: 0\r\n\r\n")
-        await asyncio.sleep(0.05)
+        await taken.wait()
         writer.write(OK + b"Content-Length: 0\r\n\r\n")
-        await reader.read()
+        with suppress(ConnectionError):
+            await reader.read()  # the client ends it
         writer.close()
+        ended.set()
 
     async with talking_to(serve) as client:
         for number in range(1, 4):
             answer = await send(client, str(number))
             assert answer.headers[b"x-clickhouse-query-id"] == b"q-1"
-            await asyncio.sleep(0.1)
+            taken.set()
+            async with asyncio.timeout(5):
+                await ended.wait()
+            taken.clear()
+            ended.clear()
             assert connections == number
 
 

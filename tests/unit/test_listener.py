@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -18,6 +17,7 @@ from broker.listener import KafkaListener, ListenError
 from broker.node import Broker
 from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
+from tests.support.server_process import free_port
 
 
 def connections() -> Connections:
@@ -84,9 +84,7 @@ async def test_each_listener_has_an_address_of_its_own() -> None:
 async def test_a_second_address_in_use_frees_the_first() -> None:
     first = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
     await first.accept(connections())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        wanted = f"127.0.0.1:{free.getsockname()[1]}"
+    wanted = f"127.0.0.1:{free_port()}"
     try:
         with pytest.raises(ListenError, match="in use"):
             await KafkaListener.bind(

@@ -8,6 +8,7 @@ bound its memory, the test says so.
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from kafka.protocol.admin import ListGroupsRequest
 
@@ -31,6 +32,8 @@ from tests.support.waiting import until
 from tests.support.wire import Wire, frame, request_body
 
 MIB = 1 << 20
+PATIENT_MS = 1_800_000
+"""The longest that a broker allows: a member is not to leave while a flood takes its time."""
 
 
 class TestFloods:
@@ -40,7 +43,7 @@ class TestFloods:
         """Kafka gives any number of ids; here they count towards `group_max_size`."""
         wire = connect()
         before_bytes = broker.rss_bytes()
-        knock = messages.join(f"{group}-flooded")
+        knock = messages.join(f"{group}-flooded", session_timeout_ms=PATIENT_MS)
         ids = set()
         for number in range(10_000):
             answer = wire.ask(knock, JOIN)
@@ -64,9 +67,10 @@ class TestFloods:
     ) -> None:
         broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
         with Wire(broker) as wire, Wire(broker) as other:
-            member = Member(other, "there-before")
+            member = patient(other, "there-before")
             member.settle()
-            told = {wire.ask(messages.join(f"g{n}"), JOIN).error_code for n in range(5000)}
+            knocks = (messages.join(f"g{n}", session_timeout_ms=PATIENT_MS) for n in range(5000))
+            told = {wire.ask(knock, JOIN).error_code for knock in knocks}
             assert told == {MEMBER_ID_REQUIRED, FULL}
             assert member.heartbeat() == NONE
             assert member.commit(messages.create_topic(wire, topic)) == NONE
@@ -75,11 +79,11 @@ class TestFloods:
         broker = own_broker(groups_max_bytes=str(16 * MIB), group_initial_rebalance_delay_ms="0")
         with Wire(broker) as wire, Wire(broker) as other:
             target = messages.create_topic(wire, topic)
-            member = Member(other, "there-before")
+            member = patient(other, "there-before")
             member.settle()
             told = []
             for number in range(24):
-                huge = Member(wire, f"huge-{number}", protocols=(("range", b"x" * MIB),))
+                huge = patient(wire, f"huge-{number}", protocols=(("range", b"x" * MIB),))
                 answer = huge.try_join()
                 if answer.error_code == MEMBER_ID_REQUIRED:
                     answer = huge.try_join()
@@ -95,11 +99,11 @@ class TestFloods:
     def test_names_of_protocols_fill_no_memory(self, own_broker: OwnBrokers) -> None:
         broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
         with Wire(broker) as wire, Wire(broker) as other:
-            member = Member(other, "there-before")
+            member = patient(other, "there-before")
             member.settle()
             names = [(f"name-{number}", b"") for number in range(20_000)]
             told = [
-                Member(wire, f"many-{number}", era=3, protocols=names).try_join().error_code
+                patient(wire, f"many-{number}", era=3, protocols=names).try_join().error_code
                 for number in range(5)
             ]
             assert FULL in told
@@ -184,6 +188,16 @@ class TestFloods:
         member.leave()
         assert other.receive_join().error_code == NONE
         assert other.wire.receive()
+
+
+def patient(wire: Wire, group_id: str, **settings: Any) -> Member:
+    return Member(
+        wire,
+        group_id,
+        session_timeout_ms=PATIENT_MS,
+        rebalance_timeout_ms=PATIENT_MS,
+        **settings,
+    )
 
 
 def three_knocks(wire: Wire, version: int) -> tuple[int, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
-from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import NEVER_MS, BrokerProcess
 from tests.support.command_line import complaint, output
 from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER, WRITER, Answer, ask, read, write
@@ -20,8 +21,14 @@ pytestmark = pytest.mark.one_broker("a broker of a cluster has no engine of its 
 
 
 @pytest.fixture
-def broker(own_server: Callable[..., BrokerProcess]) -> BrokerProcess:
-    made = own_server(num_partitions="2")
+def insert_ms() -> str:
+    """How long records wait in the journal. A test may be parametrized with another time."""
+    return "1000"
+
+
+@pytest.fixture
+def broker(own_server: Callable[..., BrokerProcess], insert_ms: str) -> BrokerProcess:
+    made = own_server(num_partitions="2", journal_insert_ms=insert_ms)
     write(made, "CREATE TABLE default.good (value String) ENGINE = MergeTree ORDER BY value")
     write(made, "CREATE TABLE default.ids (id UInt64) ENGINE = MergeTree ORDER BY id")
     write(
@@ -210,38 +217,77 @@ def slow_view(broker: BrokerProcess) -> BrokerProcess:
     return broker
 
 
-def folder_of_messages(broker: BrokerProcess) -> Path:
-    sql = "SELECT data_paths[1] FROM system.tables WHERE table = 'messages' FORMAT TSVRaw"
+def folder_of(broker: BrokerProcess, table: str) -> Path:
+    sql = f"SELECT data_paths[1] FROM system.tables WHERE table = '{table}' FORMAT TSVRaw"
     return Path(ask(broker, sql, headers=WRITER).text.strip())
 
 
+def inserted_parts(folder: Path) -> set[str]:
+    """The parts that were not made by merges."""
+    return {path.name for path in folder.glob("2*_0")}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stands_still(broker: BrokerProcess) -> bool:
+    """Whether a pause has reached every thread."""
+    threads = Path(f"/proc/{broker.pid}/task").glob("*/stat")
+    with suppress(FileNotFoundError, ProcessLookupError):  # one has ended meanwhile
+        return all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads)
+    return False
+
+
+def killed_in_a_round(broker: BrokerProcess, *records: tuple[str, str]) -> bool:
+    """Produce one record for each (topic, value), and kill the broker when they are in the log.
+
+    False: it was not killed, because the slow view has them already.
+    """
+    messages, late = folder_of(broker, "messages"), folder_of(broker, "late")
+    parts, rows = inserted_parts(messages), contents(late)
+    producer = KafkaProducer(bootstrap_servers=broker.kafka)
+    for topic, value in records:
+        producer.send(topic, value.encode(), partition=0).get(30)
+    with ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(ask, broker, "SELECT 1")  # begins the round
+        until(lambda: bool(inserted_parts(messages) - parts), "the log has the records")
+        broker.pause()
+        until(lambda: stands_still(broker))
+        if contents(late) == rows:
+            broker.kill()
+            producer.close(0)
+            return True
+        broker.resume()
+        assert reader.result().status == 200
+    producer.close()
+    return False
+
+
+@pytest.mark.parametrize("insert_ms", [NEVER_MS])
 def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks(
     slow_view: BrokerProcess,
 ) -> None:
     broker = slow_view
     send(broker, "1")
-    folder = folder_of_messages(broker)
-    before = {path.name for path in folder.glob("2*")}
-    (end,) = column(broker, "SELECT max(offset) + 1 FROM messages WHERE topic = 'events'")
-
-    producer = KafkaProducer(bootstrap_servers=broker.kafka)
-    producer.send("others", b"a", partition=0).get(30)
-    producer.send("events", b"2", partition=0).get(30)
-    until(lambda: bool({path.name for path in folder.glob("2*")} - before))
-    broker.kill()
-    producer.close(0)
+    values = ["1", "2"]
+    while not killed_in_a_round(broker, ("others", "a"), ("events", values[-1])):
+        values.append(str(len(values) + 1))
     broker.start()
 
-    assert column(broker, "SELECT value FROM messages WHERE topic = 'events'") == ["1", "2"]
-    assert column(broker, LATE) == ["1"]
+    events = "SELECT value FROM messages WHERE topic = 'events' ORDER BY offset"
+    assert column(broker, events) == values
+    assert column(broker, LATE) == values[:-1]
+    last = "SELECT max(offset) FROM messages WHERE topic = '{}'"
+    end, other = (int(column(broker, last.format(topic))[0]) for topic in ("events", "others"))
     assert failed(broker) == [f"default.{name}" for name in ("behind", "goods", "slow", "typed")]
     assert column(broker, "SELECT DISTINCT missed, in_doubt FROM failed_views") == [
-        f"[]\t[('events',0,{end},{int(end) + 1}),('others',0,0,1)]"
+        f"[]\t[('events',0,{end},{end + 1}),('others',0,{other},{other + 1})]"
     ]
     lines = [line for line in broker.log().splitlines() if "killed while" in line]
     assert len(lines) == 1
     assert "default.slow" in lines[0]
-    assert f"events-0 {end} to {end}, others-0 0 to 0" in lines[0]
+    assert f"events-0 {end} to {end}, others-0 {other} to {other}" in lines[0]
     assert f"events-0 {end} to {end}" in output("views", "list", "--http", broker.http_url)
 
     unclear = complaint(1, "views", "repair", "default.slow", *login(broker))
@@ -251,19 +297,21 @@ def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks
     assert "by hand" in complaint(1, "views", "repair", "default.behind", *fill)
     said = output("views", "repair", "default.slow", *fill)
     assert said == "default.slow is filled again: it had missed 2 records\n"
-    assert column(broker, LATE) == ["1", "2"]
-    assert column(broker, BEHIND) == ["1", "2"], "it is filled with the other"
+    assert column(broker, LATE) == values
+    assert column(broker, BEHIND) == values, "it is filled with the other"
     assert failed(broker) == ["default.goods", "default.typed"]
     for name, table in (("goods", "good"), ("typed", "ids")):
-        has = column(broker, f"SELECT count() FROM default.{table}") == ["2"]
+        has = column(broker, f"SELECT count() FROM default.{table}") == [str(len(values))]
         output("views", "repair", f"default.{name}", *(keep if has else fill))
     assert failed(broker) == []
 
-    send(broker, "3")
+    values.append(str(len(values) + 1))
+    send(broker, values[-1])
     for sql in (LATE, BEHIND, IDS, "SELECT value FROM default.good ORDER BY value"):
-        assert column(broker, sql) == ["1", "2", "3"], "no record is missed, none comes twice"
+        assert column(broker, sql) == values, "no record is missed, none comes twice"
 
 
+@pytest.mark.parametrize("insert_ms", [NEVER_MS])
 def test_a_view_is_not_in_doubt_after_a_kill_that_it_has_not_noticed(
     broker: BrokerProcess,
 ) -> None:

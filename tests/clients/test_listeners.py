@@ -19,6 +19,7 @@ from tests.support.cluster_processes import Cluster
 from tests.support.cluster_view import metadata, topic_on_all
 from tests.support.records import Record
 from tests.support.server_process import ServerProcessError, free_port
+from tests.support.waiting import LIMIT_S
 from tests.support.wire import Wire
 
 
@@ -78,7 +79,7 @@ def test_a_broker_describes_its_listeners_as_kafka_does(two_listeners: BrokerPro
     port = outside.rpartition(":")[2]
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
     admin = AdminClient({"bootstrap.servers": inside})
-    found = admin.describe_configs([resource])[resource].result(10)
+    found = admin.describe_configs([resource])[resource].result(LIMIT_S)
     assert found["listeners"].value == f"INSIDE://127.0.0.1:0,OUTSIDE://127.0.0.1:{port}"
     assert found["advertised.listeners"].value == f"INSIDE://{inside},OUTSIDE://localhost:{port}"
 

@@ -272,7 +272,7 @@ def test_nobody_can_write_to_it_or_change_it(broker: BrokerProcess) -> None:
             future.result()
         assert refused.value.args[0].code() == confluent_kafka.KafkaError.TOPIC_EXCEPTION
     told: list[Any] = []
-    producer = Producer({"bootstrap.servers": broker.kafka, "message.timeout.ms": 5000})
+    producer = Producer({"bootstrap.servers": broker.kafka})
     producer.produce(OFFSETS, b"v", on_delivery=lambda error, _: told.append(error), partition=0)
     producer.flush(LIMIT_S)
     assert [error.code() for error in told] == [confluent_kafka.KafkaError.TOPIC_EXCEPTION]

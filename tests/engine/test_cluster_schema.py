@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -30,10 +31,15 @@ from storage.schema import migrations
 from storage.schema_files import SchemaError
 from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until_async
 from tests.support.zookeeper import Keeper
 
 NAMES = [one.name for one in migrations()]
+PATIENT = {
+    "patient.xml": "<clickhouse><zookeeper><session_timeout_ms>10000</session_timeout_ms>"
+    "<operation_timeout_ms>10000</operation_timeout_ms></zookeeper></clickhouse>"
+}
+"""For an engine: a Keeper may be silent for longer than `cluster_place.xml` says."""
 _numbers = count()
 
 
@@ -90,8 +96,12 @@ def processes(
     directory = tmp_path_factory.mktemp("cluster")
     with (
         Keeper(directory / "keeper") as keeper,
-        EngineProcess(directory / "one", replicas=2, keepers=[keeper.address], shard="1") as one,
-        EngineProcess(directory / "two", keepers=[keeper.address], shard="2") as two,
+        EngineProcess(
+            directory / "one", replicas=2, keepers=[keeper.address], shard="1", config=PATIENT
+        ) as one,
+        EngineProcess(
+            directory / "two", keepers=[keeper.address], shard="2", config=PATIENT
+        ) as two,
     ):
         yield one, two
 
@@ -120,7 +130,15 @@ def standing(processes: tuple[EngineProcess, EngineProcess], tmp_path: Path) -> 
 
 async def migrated(config: ClusterConfig) -> Migrated:
     async with opened(config) as servers:
-        return await migrate_cluster(servers, layout(config), registry_of(servers))
+        registry = registry_of(servers, timeout_ms=config.request_timeout_ms)
+        return await migrate_cluster(servers, layout(config), registry)
+
+
+@asynccontextmanager
+async def opened_registry(cluster: Cluster) -> AsyncIterator[KeeperRegistry]:
+    config = cluster.config
+    async with opened(config) as servers:
+        yield registry_of(servers, timeout_ms=config.request_timeout_ms)
 
 
 def tables(shard: EngineProcess) -> set[str]:
@@ -174,8 +192,7 @@ async def test_tables_of_a_newer_version_are_refused(cluster: Cluster, where: st
             "INSERT INTO brokerhouse_shard.schema_migrations (number, name) VALUES (99, 'later')"
         )
     else:
-        async with opened(cluster.config) as servers:
-            registry = registry_of(servers)
+        async with opened_registry(cluster) as registry:
             row = await registry.get(SCHEMA_KEY)
             newer = replace(_Version.from_row(row), version=99).to_text()
             assert await registry.compare_and_set(SCHEMA_KEY, row, newer)
@@ -188,8 +205,7 @@ async def test_the_lock_of_a_broker_that_died_is_taken_over(
 ) -> None:
     await migrated(cluster.config)
     cluster.shards[0].sql("TRUNCATE TABLE brokerhouse_shard.schema_migrations")
-    async with opened(cluster.config) as servers:
-        registry = registry_of(servers)
+    async with opened_registry(cluster) as registry:
         row = await registry.get(SCHEMA_KEY)
         held = replace(_Version.from_row(row), holder="one that died").to_text()
         assert await registry.compare_and_set(SCHEMA_KEY, row, held)
@@ -209,8 +225,7 @@ async def test_a_migration_whose_lock_was_taken_over_stops(
 
     async def taken(self: ClickHouseServer, sql: str, *rest: object) -> None:
         if sql.startswith("CREATE OR REPLACE VIEW brokerhouse_shard.topics"):
-            async with opened(cluster.config) as servers:
-                registry: KeeperRegistry = registry_of(servers)
+            async with opened_registry(cluster) as registry:
                 row = await registry.get(SCHEMA_KEY)
                 other = replace(_Version.from_row(row), holder="another").to_text()
                 assert await registry.compare_and_set(SCHEMA_KEY, row, other)
@@ -308,10 +323,20 @@ def test_check_names_a_view_that_a_server_could_not_fill(standing: Cluster) -> N
 
 
 async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
-    async with opened(cluster.config) as servers:
-        registry = registry_of(servers, timeout_ms=cluster.config.request_timeout_ms)
+    async with opened_registry(cluster) as registry:
         row = await registry.get(SLOTS_KEY)
         assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
+
+
+async def until_slots_move(cluster: Cluster) -> None:
+    async with opened_registry(cluster) as registry:
+
+        async def moving() -> bool:
+            row = await registry.get(SLOTS_KEY)
+            assert row is not None
+            return any(slot.behind for slot in SlotMap.from_text(row.value).slots)
+
+        await until_async(moving)
 
 
 def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Cluster) -> None:
@@ -351,9 +376,9 @@ def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
         target=lambda: done.append(standing.run("slots", "move", "--slots", "0-1", "--to", "two"))
     )
     command.start()
-    deadline = time.monotonic() + LIMIT_S
-    while "moving to two" not in standing.run("slots", "show").output:
-        assert time.monotonic() < deadline
+    # Each command takes sys.stdout and gives it back, so this one has to run while that one waits.
+    asyncio.run(until_slots_move(standing))
+    assert "moving to two" in standing.run("slots", "show").output
     assert command.is_alive()
     asyncio.run(
         set_slots(standing, standing.config.first_map().move(range(2), "two").claim(range(8), 7))
@@ -419,7 +444,9 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
     """
     replicated = ClusterLayout("brokerhouse", replicated=True, distributed=True)
     with Keeper(tmp_path / "keeper") as keeper:
-        engine = EngineProcess(tmp_path / "data", keepers=[keeper.address], shard="one")
+        engine = EngineProcess(
+            tmp_path / "data", keepers=[keeper.address], shard="one", config=PATIENT
+        )
         engine.start()
         try:
             for one in [*foundation(replicated), *shard_migrations(replicated)]:

@@ -440,12 +440,12 @@ async def test_a_failed_flush_of_a_full_segment_ends_the_journal(
 
 
 def run_until_killed(
-    data_dir: Path, first: int, count: int, step: str, mode: str = "small"
+    data_dir: Path, first: int, count: int, step: str, mode: str = "small", age_ms: int = 20
 ) -> list[int]:
     """The offsets that were acknowledged before the process ended at this step."""
     command = [sys.executable, "-m", "tests.support.journal_process", str(data_dir)]
     done = subprocess.run(
-        [*command, str(first), str(count), step, mode],
+        [*command, str(first), str(count), step, mode, str(age_ms)],
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -641,7 +641,7 @@ async def test_tokens_of_rounds_differ_after_each_start(data_dir: Path) -> None:
 
 
 async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
-    assert run_until_killed(data_dir, 0, 10, "begin_round:before:1")
+    assert run_until_killed(data_dir, 0, 10, "begin_round:before:1", age_ms=NEVER_MS)
     files = (data_dir / "journal").glob("*.journal")
     path = next(
         one for one in files if b"messages" in one.read_bytes() and b"l2" in one.read_bytes()

@@ -81,13 +81,16 @@ async def test_parts_of_large_rounds_are_not_merged_until_the_load_ends(data_dir
         await until_async(merged)
 
 
-@pytest.mark.usefixtures("short_pause")
+@pytest.mark.usefixtures("long_pause")
 async def test_merges_go_on_after_a_pause_and_wait_again_afterwards(data_dir: Path) -> None:
     async with journal(data_dir, ROUNDS_OF_FOUR) as opened:
-        for first in (0, 4):
+        for first in (0, 8):
             await append(opened, first, 4)
             await until_setting(opened, True)
-            await until_setting(opened, False)
+            with pytest.MonkeyPatch.context() as shorter:
+                shorter.setattr(merge_pace, "_PAUSE_S", 0.05)
+                await append(opened, first + 4, 4)  # the pause begins anew, and is short
+                await until_setting(opened, False)
 
 
 async def test_only_large_rounds_of_the_log_count(

@@ -439,6 +439,7 @@ async def test_open_queries_are_closed_when_nobody_goes_on(
     async with asyncio.timeout(LIMIT_S):
         while scripted.open_reads:
             await scripted.next_close()
+    monkeypatch.setattr(open_reads, "_KEPT_S", LIMIT_S)  # a busy machine may be slow to go on
     assert len(await read_all(reader, log)) > 10
     assert scripted.reads == 2
 

@@ -470,10 +470,10 @@ async def test_a_keeper_that_is_killed_is_an_error_and_comes_back_with_everythin
 async def test_a_keeper_that_hangs_is_an_error_in_time(
     server: ClickHouseServer, table: str, keeper: Keeper
 ) -> None:
-    registry = KeeperRegistry(server, table, timeout_ms=1000)
+    registry = KeeperRegistry(server, table)
     await registry.compare_and_set("key", None, "kept")
     with keeper.paused():
-        await assert_nobody_answers(registry)
+        await assert_nobody_answers(KeeperRegistry(server, table, timeout_ms=1000))
     found = await until_answered(registry)
     # The write in flight may arrive when it wakes: that is why the outcome is unknown.
     assert found in (None, Versioned("kept", 1), Versioned("lost", 2))
@@ -481,10 +481,10 @@ async def test_a_keeper_that_hangs_is_an_error_in_time(
 
 async def test_a_server_that_hangs_is_an_error_in_time(shard: EngineProcess, table: str) -> None:
     server = server_of(shard)
-    registry = KeeperRegistry(server, table, timeout_ms=500)
+    registry = KeeperRegistry(server, table)
     await registry.compare_and_set("key", None, "kept")
     with shard.paused():
-        await assert_nobody_answers(registry)
+        await assert_nobody_answers(KeeperRegistry(server, table, timeout_ms=500))
     assert await until_answered(registry) is not None
     await server.close()
 

@@ -109,7 +109,7 @@ async def insert(shard: Shard, table: str, token: str, columns: str = ROWS.colum
     await shard.insert_block(0, table, columns, some_rows(10), token)
 
 
-async def count(engine: ClickHouseServer | Shard, table: str) -> object:
+async def count(engine: ClickHouseServer | Shard | AnyServer, table: str) -> object:
     [[found]] = await engine.rows(f"SELECT count() FROM {table}")
     return found
 
@@ -305,11 +305,11 @@ async def test_a_shard_of_which_nobody_answers_is_away_until_somebody_does(
 ) -> None:
     await insert(shard, table, "a-1")
     assert not shard.away
+    gone_at = time.monotonic()
     for proxy in proxies:
         result = getattr(proxy, trouble)()
         if result is not None:
             await result
-    gone_at = time.monotonic()
     await until_async(lambda: shard.away)
     assert time.monotonic() - gone_at >= AWAY_AFTER_MS / 1000 * 0.9
     servers_asked.clear()
@@ -337,11 +337,15 @@ async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_f
     shard: Shard, proxies: list[TcpProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinged: list[str] = []
-    ping = ClickHouseServer.ping
+    rows = ClickHouseServer.rows
+    told = asyncio.Event()
 
     async def noted(server: ClickHouseServer) -> None:
         pinged.append(server.url)
-        await ping(server)
+
+    async def late(server: ClickHouseServer, sql: str, *rest: Any) -> list[Row]:
+        await told.wait()
+        return await rows(server, sql, *rest)
 
     monkeypatch.setattr(ClickHouseServer, "ping", noted)
     monkeypatch.setattr(shards, "_PING_FIRST_S", LIMIT_S * 2)
@@ -350,16 +354,24 @@ async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_f
     pinged.clear()
     await until_async(lambda: len(pinged) >= 2)
     assert proxies[0].url not in pinged, "it has answered, and owes nothing"
-    await shard.rows("SELECT sleep(2)")
-    assert proxies[0].url in pinged, "its answer is late"
-    monkeypatch.setattr(shards, "_PING_FIRST_S", 1.5)
-    answered = {one.server.url: one.server for one in shard._replicas}
-    other = AnyServer([answered[proxies[0].url]], STATEMENT_LIMIT_MS)
-    pinged.clear()
-    while len(pinged) < 5:
+    monkeypatch.setattr(ClickHouseServer, "rows", late)
+    asking = asyncio.create_task(shard.rows("SELECT 1"))
+    await until_async(lambda: proxies[0].url in pinged, "a ping while its answer is late")
+    told.set()
+    assert await asking == [[1]]
+    first = shard._replicas[0].server
+    other = AnyServer([first], int(LIMIT_S * 1000))
+
+    async def heard_by_another() -> bool:
+        pinged.clear()
+        first.heard.at = float("-inf")
         await other.rows("SELECT 1")
-        await asyncio.sleep(0.1)
-    assert proxies[0].url not in pinged, "it answers somebody else"
+        return first.url not in pinged  # else a ping was faster
+
+    await until_async(heard_by_another)
+    await until_async(lambda: len(pinged) >= 5)
+    assert proxies[0].url not in pinged, "it has answered somebody else"
+    monkeypatch.setattr(shards, "_PING_FIRST_S", 0.0)
     await until_async(lambda: proxies[0].url in pinged)
 
 
@@ -538,7 +550,7 @@ async def any_server(proxies: list[TcpProxy]) -> AsyncIterator[AnyServer]:
         for one in servers:
             stack.push_async_callback(one.close)
         await asyncio.gather(*(one.rows("SELECT 1") for one in servers))
-        yield AnyServer(servers, timeout_ms=500)
+        yield AnyServer(servers, timeout_ms=int(LIMIT_S * 1000))
 
 
 @pytest.mark.parametrize("trouble", ["refuse", "stall", "lose_answers"])
@@ -556,8 +568,9 @@ async def test_any_server_answers_for_one_that_does_not(
 
 
 async def test_any_server_sends_a_statement_once(
-    any_server: AnyServer, proxies: list[TcpProxy], direct: ClickHouseServer, table: str
+    any_server: AnyServer, proxies: list[TcpProxy], table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shards, "_HEDGE_S", LIMIT_S)  # else a slow one is not the only one asked
     statement = f"INSERT INTO {table} SELECT 'a', 1"
     await any_server.execute(statement)
     proxies[0].lose_answers()
@@ -565,7 +578,7 @@ async def test_any_server_sends_a_statement_once(
         await any_server.execute(statement)
     await proxies[0].refuse()
     await any_server.execute(statement)
-    assert await count(direct, table) == 3
+    assert await count(any_server, table) == 3
     await proxies[1].refuse()
     with pytest.raises(EngineError):
         await any_server.execute(statement)

@@ -3,6 +3,8 @@ dropped, but no day that may still be written to."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -365,9 +367,13 @@ async def bytes_of_parts(house: SweptLog) -> int:
 
 
 def size_of(directory: Path) -> int:
-    return sum(
-        path.stat().st_size for path in directory.rglob("data/**/*") if path.is_file()
-    ) or sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    """Of the files that are still there when it comes to them."""
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(folder, name).stat().st_size
+    return size
 
 
 # --- fences ---

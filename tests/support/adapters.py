@@ -572,7 +572,8 @@ class Kcat(Client):
 
     def _run(self, arguments: Iterable[str], standard_input: bytes = b"") -> bytes:
         result = subprocess.run(
-            [tools.program("kcat"), *arguments],
+            # -m: for metadata it waits only 5 s of itself. It ends first, and says what is wrong.
+            [tools.program("kcat"), "-m", str(int(LIMIT_S) - 10), *arguments],
             input=standard_input,
             capture_output=True,
             timeout=LIMIT_S,

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from protocol.errors import RequestTimedOut
 from storage.slot_map import slot_of_group
-from tests.support import messages
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.messages import Target
+from tests.support.prometheus import value
 from tests.support.waiting import until
 from tests.support.wire import Listening, Wire
 
@@ -83,7 +85,10 @@ def await_leaders(
 
 
 def await_settled(cluster: Cluster) -> None:
-    """Wait until every broker has its share of the slots, and all of them agree on it."""
+    """Wait until every broker serves its share of the slots, and all of them agree on it.
+
+    They agree on an old map, too, when all have lost their sessions just now.
+    """
     one_each = {slot_of_group(f"group-{n}", SLOTS): f"group-{n}" for n in range(20 * SLOTS)}
     assert len(one_each) == SLOTS
 
@@ -94,9 +99,13 @@ def await_settled(cluster: Cluster) -> None:
             all(other == first for other in others)
             and shares.keys() == {broker.node_id for broker in cluster.brokers}
             and max(shares.values()) - min(shares.values()) <= 1
+            and all(served(broker) == shares[broker.node_id] for broker in cluster.brokers)
         )
 
-    until(settled, "every broker has its share of the slots")
+    def served(broker: Broker) -> float:
+        return value(broker.http_url, "brokerhouse_cluster_slots", state="served")
+
+    until(settled, "every broker serves its share of the slots")
 
 
 def topic_on_all(cluster: Cluster, prefix: str, partitions: int) -> Target:
@@ -107,13 +116,28 @@ def topic_on_all(cluster: Cluster, prefix: str, partitions: int) -> Target:
     """
     await_settled(cluster)
     everybody = {broker.node_id for broker in cluster.brokers}
-    for n in count():
-        with Wire(cluster.brokers[0]) as wire:
-            made = messages.create_topic(wire, f"{prefix}-{n}", partitions)
-        led = await_leaders(cluster.brokers, made.name, partitions)
-        if {leader.node_id for leader in led.values()} == everybody:
-            break
-    return made
+    numbers = count()
+    while True:
+        made = _made(cluster.brokers[0], f"{prefix}-{next(numbers)}", partitions)
+        if made is not None:
+            led = await_leaders(cluster.brokers, made.name, partitions)
+            if {leader.node_id for leader in led.values()} == everybody:
+                return made
+
+
+def _made(broker: Broker, name: str, partitions: int) -> Target | None:
+    """A new topic. None if the registry did not answer in time: it may be there or not."""
+    topic = CreateTopicsRequest.CreatableTopic
+    asked = topic(
+        name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
+    )
+    request = CreateTopicsRequest(topics=[asked], timeout_ms=10_000, validate_only=False)
+    with Wire(broker) as wire:
+        (created,) = wire.ask(request, 7).topics
+    if created.error_code == RequestTimedOut.code:
+        return None
+    assert created.error_code == 0, created.error_message
+    return Target(name, created.topic_id)
 
 
 def another(cluster: Cluster, node_id: int) -> Broker:

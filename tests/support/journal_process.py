@@ -1,8 +1,9 @@
 """A process that appends to a journal and ends without warning at a given step.
 
-`python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP MODE` opens the journal. Three
-producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with one of
-a small table, and print each number when it is acknowledged.
+`python -m tests.support.journal_process DIRECTORY FIRST COUNT STEP MODE AGE_MS` opens the journal.
+Three producers append `COUNT` blocks of one row of the log (offsets from `FIRST` on), each with one
+of a small table, and print each number when it is acknowledged. A round begins when it has 7 rows,
+or when a block is `AGE_MS` old.
 
 `MODE` is `small`, `packed` (half of the blocks of the log are packed), `fsync` (every block is
 flushed, and written by the thread) or `large` (so are some blocks, and the thread writes them).
@@ -28,7 +29,6 @@ from storage.journal_drain import DrainLimits
 from storage.journal_files import STREAMS, JournalWriter
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row, packed_row
 
-LIMITS = JournalLimits(1 << 22, DrainLimits(1 << 20, 7, 20))
 PRODUCERS = 3
 LARGE_BYTES = 300_000
 SMALL_SEGMENT = 4096
@@ -74,10 +74,11 @@ def _dies(name: str, when: str, number: int) -> None:
     setattr(JournalWriter, name, wrapped)
 
 
-async def _append(directory: Path, first: int, count: int, mode: str) -> None:
+async def _append(directory: Path, first: int, count: int, mode: str, age_ms: int) -> None:
     fsync = mode == "fsync"
     engine = EmbeddedEngine(directory, STREAMS, fsync=fsync)
-    journal = await open_journal(engine, LIMITS, fsync=fsync, segment_bytes=SMALL_SEGMENT)
+    limits = JournalLimits(1 << 22, DrainLimits(1 << 20, 7, age_ms))
+    journal = await open_journal(engine, limits, fsync=fsync, segment_bytes=SMALL_SEGMENT)
 
     async def produce(offsets: range) -> None:
         for offset in offsets:
@@ -103,11 +104,11 @@ async def _append(directory: Path, first: int, count: int, mode: str) -> None:
 
 
 def main() -> None:
-    directory, first, count, step, mode = sys.argv[1:]
+    directory, first, count, step, mode, age_ms = sys.argv[1:]
     if step != "none":
         name, when, number = step.split(":")
         _dies(name, when, int(number))
-    asyncio.run(_append(Path(directory), int(first), int(count), mode))
+    asyncio.run(_append(Path(directory), int(first), int(count), mode, int(age_ms)))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def fetch(
     )
 
 
-def init_producer(transactional_id: str, timeout_ms: int = 60_000) -> InitProducerIdRequest:
+def init_producer(transactional_id: str, timeout_ms: int = 600_000) -> InitProducerIdRequest:
     """A new instance of a transactional producer."""
     return InitProducerIdRequest(
         transactional_id=transactional_id,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from tests.support.server_process import free_port
+
 _CHUNK_BYTES = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 
@@ -33,7 +35,7 @@ class TcpProxy:
         host, port = target.rsplit(":", 1)
         self._target = (host, int(port))
         self._tls = tls
-        self._port = 0
+        self._port = free_port()  # after `refuse` nobody else must get it
         self._listener: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._pipes: set[asyncio.StreamWriter] = set()
@@ -130,7 +132,6 @@ class TcpProxy:
             self._listener = await asyncio.start_server(
                 self._accepted, "127.0.0.1", self._port, ssl=self._tls
             )
-            self._port = self._listener.sockets[0].getsockname()[1]
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1

@@ -56,9 +56,10 @@ def test_a_topic_is_made_in_every_version(wire: AdminWire, topic: str, version: 
 def test_partitions_default_to_the_setting(own_broker: OwnBrokers, topic: str) -> None:
     wire = AdminWire(own_broker(num_partitions="3").kafka)
     create(wire, new_topic(topic))
-    made_on_demand = metadata(wire, asked(f"{topic}-2"), allow_auto_topic_creation=True)
+    on_demand = asked(f"{topic}-2")
+    until(lambda: codes(metadata(wire, on_demand, allow_auto_topic_creation=True).topics) == [0])
     assert len(metadata(wire, asked(topic)).topics[0].partitions) == 3
-    assert len(made_on_demand.topics[0].partitions) == 3
+    assert len(metadata(wire, on_demand).topics[0].partitions) == 3
     wire.close()
 
 

@@ -7,6 +7,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol import errors
 from tests.support.messages import Target
+from tests.support.waiting import until
 from tests.support.wire import Wire
 
 pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
@@ -37,5 +38,5 @@ class TestMetadata:
 
         if version >= 4:
             assert code(allowed=False) == errors.UnknownTopicOrPartition.code
-        assert code(allowed=True) == 0
+        until(lambda: code(allowed=True) == 0, "the topic is made")
         assert code(allowed=False) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.one_broker("one connection asks the leader and the coor
 
 TRANSACTIONAL = 0x10
 NEWEST, BY_NAME = 5, 12
+WAITS_S = 0.9
+"""A request waits 1 s for the end of the transaction before, then it says to ask again."""
 
 
 class Client:
@@ -41,8 +44,23 @@ class Client:
         self._wire = wire
         return self
 
+    def _ask(self, request: ApiMessage, version: int, code_of: Callable[[Any], int]) -> Any:
+        """The answer; while the transaction before has not ended, it asks again, as clients do."""
+        answers: list[Any] = []
+
+        def is_answered() -> bool:
+            began = time.monotonic()
+            answers.append(self._wire.ask(request, version))
+            if code_of(answers[-1]) != errors.ConcurrentTransactions.code:
+                return True
+            assert time.monotonic() - began > WAITS_S, "the broker waits for that end"
+            return False
+
+        until(is_answered, "the transaction before has ended")
+        return answers[-1]
+
     def initialised(self) -> Producer:
-        answer = self._wire.ask(messages.init_producer(self._id), NEWEST)
+        answer = self._ask(messages.init_producer(self._id), NEWEST, error_code)
         assert answer.error_code == 0
         return Producer(answer.producer_id, answer.producer_epoch)
 
@@ -57,8 +75,12 @@ class Client:
         )
         request = messages.produce(target, batch.data)
         request.transactional_id = self._id
-        answer = self._wire.ask(request, BY_NAME if self._version == 2 else BY_NAME - 1)
-        code = int(answer.responses[0].partition_responses[0].error_code)
+
+        def code_of(answer: Any) -> int:
+            return int(answer.responses[0].partition_responses[0].error_code)
+
+        version = BY_NAME if self._version == 2 else BY_NAME - 1
+        code = code_of(self._ask(request, version, code_of))
         if not code:
             self.sequence += count
         return code
@@ -71,17 +93,25 @@ class Client:
             v3_and_below_producer_epoch=self.producer.epoch,
             v3_and_below_topics=[topic(name=target.name, partitions=[0])],
         )
-        answer = self._wire.ask(request, 3)
-        results = answer.results_by_topic_v3_and_below[0].results_by_partition
-        return int(results[0].partition_error_code)
+
+        def code_of(answer: Any) -> int:
+            results = answer.results_by_topic_v3_and_below[0].results_by_partition
+            return int(results[0].partition_error_code)
+
+        return code_of(self._ask(request, 3, code_of))
 
     def end(self, *, commit: bool = True) -> int:
         request = messages.end_transaction(self._id, *self.producer, commit=commit)
-        answer = self._wire.ask(request, NEWEST if self._version == 2 else NEWEST - 1)
+        version = NEWEST if self._version == 2 else NEWEST - 1
+        answer = self._ask(request, version, error_code)
         if not answer.error_code and self._version == 2:
             self.producer = Producer(answer.producer_id, answer.producer_epoch)
             self.sequence = 0
         return int(answer.error_code)
+
+
+def error_code(answer: Any) -> int:
+    return int(answer.error_code)
 
 
 def committed(broker: BrokerProcess, target: Target) -> int:

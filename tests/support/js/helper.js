@@ -31,7 +31,7 @@ const CODECS = {
   zstd: CompressionTypes.ZSTD,
 }
 const ACKS = { 0: 0, 1: 1, all: -1 }
-const READ_LIMIT_MS = 20000
+const READ_LIMIT_MS = 50000
 
 const logCreator = () => ({ namespace, label, log }) => {
   process.stderr.write(`${label} ${namespace} ${log.message} ${log.error || ''}\n`)

@@ -129,10 +129,10 @@ public final class Helper {
                 start = request.get("offset").asLong();
             }
             consumer.seek(partition, start);
-            long deadline = System.nanoTime() + Duration.ofSeconds(20).toNanos();
+            long deadline = System.nanoTime() + Duration.ofSeconds(50).toNanos();
             while (records.size() < count) {
                 if (System.nanoTime() > deadline) {
-                    throw new IllegalStateException("read " + records.size() + " of " + count + " records in 20 s");
+                    throw new IllegalStateException("read " + records.size() + " of " + count + " records in 50 s");
                 }
                 for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(500))) {
                     if (records.size() < count) records.add(json(record));

@@ -180,7 +180,7 @@ def ends_with_its_client(
     with suppress(TimeoutError, ConnectionError):
         connection.sendall(behind)
     connection.close()
-    until(lambda: not running(server))
+    until(lambda: not running(server), limit_s=10)
 
 
 def post(sql: str, more: str = "", version: str = "1.1", path: str = "/", unsent: int = 0) -> bytes:

@@ -142,9 +142,9 @@ async def port(listeners: EngineListeners) -> int:
     return await listeners.listen("127.0.0.1", 0)
 
 
-def received_bytes(listeners: EngineListeners) -> int:
-    """What came and is not answered."""
-    return sum(len(one._received) for one in listeners.connections)
+async def until_received(listeners: EngineListeners, size: int) -> None:
+    """So many bytes have come that are not answered."""
+    await until_async(lambda: sum(len(one._received) for one in listeners.connections) == size)
 
 
 class Client:
@@ -409,7 +409,7 @@ async def test_a_connection_that_stays_silent_is_closed(
     receiver.may_append.clear()
     client.writer.write(appended := insert("1-1-2", b"two"))
     sent = 20 + len(request) - 1 + len(appended)
-    await until_async(lambda: received_bytes(listeners) == sent)
+    await until_received(listeners, sent)
     clock.now += STALL_S
     listeners._look()
     async with asyncio.timeout(LIMIT_S):
@@ -432,7 +432,7 @@ async def test_a_connection_that_does_not_stay_silent_is_kept(
     request = insert("1-1-1", b"x" * 20)
     for size in range(1, len(request)):
         client.writer.write(request[size - 1 : size])
-        await until_async(lambda size=size: received_bytes(listeners) == size)  # type: ignore[misc]
+        await until_received(listeners, size)
         clock.now += 0.9 * STALL_S
         listeners._look()
     client.writer.write(request[-1:])

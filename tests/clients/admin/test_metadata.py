@@ -3,7 +3,6 @@
 import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ from tests.support.admin_requests import (
     new_topic,
 )
 from tests.support.broker_process import BrokerProcess
+from tests.support.on_demand import made_on_demand
 from tests.support.waiting import until
 
 
@@ -120,14 +120,10 @@ def test_metadata_refuses_topic_ids_before_version_12(wire: AdminWire, topic: st
 
 def test_a_topic_is_made_when_it_is_asked_for_with_leave(wire: AdminWire, topic: str) -> None:
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
-    answers: list[Any] = []
-
-    def is_made() -> bool:
-        answers[:] = metadata(wire, asked(topic), allow_auto_topic_creation=True).topics
-        return codes(answers) == [0]
-
-    until(is_made, "the topic is made")
-    [made] = answers
+    [made] = made_on_demand(
+        lambda: metadata(wire, asked(topic), allow_auto_topic_creation=True).topics,
+        lambda topics: codes(topics)[0],
+    )
     assert [p.leader_id > 0 for p in made.partitions] == [True]
     assert metadata(wire, asked(topic)).topics[0].topic_id == made.topic_id
 

@@ -33,6 +33,7 @@ from tests.support.admin_requests import (
     new_topic,
     values,
 )
+from tests.support.on_demand import made_on_demand
 from tests.support.waiting import until
 
 
@@ -57,9 +58,12 @@ def test_partitions_default_to_the_setting(own_broker: OwnBrokers, topic: str) -
     wire = AdminWire(own_broker(num_partitions="3").kafka)
     create(wire, new_topic(topic))
     on_demand = asked(f"{topic}-2")
-    until(lambda: codes(metadata(wire, on_demand, allow_auto_topic_creation=True).topics) == [0])
+    [made] = made_on_demand(
+        lambda: metadata(wire, on_demand, allow_auto_topic_creation=True).topics,
+        lambda topics: codes(topics)[0],
+    )
     assert len(metadata(wire, asked(topic)).topics[0].partitions) == 3
-    assert len(metadata(wire, on_demand).topics[0].partitions) == 3
+    assert len(made.partitions) == 3
     wire.close()
 
 

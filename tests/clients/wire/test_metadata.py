@@ -7,7 +7,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol import errors
 from tests.support.messages import Target
-from tests.support.waiting import until
+from tests.support.on_demand import made_on_demand
 from tests.support.wire import Wire
 
 pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
@@ -38,5 +38,5 @@ class TestMetadata:
 
         if version >= 4:
             assert code(allowed=False) == errors.UnknownTopicOrPartition.code
-        until(lambda: code(allowed=True) == 0, "the topic is made")
+        assert made_on_demand(lambda: code(allowed=True), int) == 0
         assert code(allowed=False) == 0

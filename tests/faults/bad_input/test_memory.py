@@ -65,7 +65,7 @@ class TestMemory:
             until(
                 lambda: broker.rss_bytes() - before_bytes > 28 * MIB, "the hoarders fill the budget"
             )
-            with Wire(broker, limit_s=120) as wire:
+            with Wire(broker) as wire:
                 target = messages.create_topic(wire, topic)
                 batch = batch_of(Record(value=bytes(8 * MIB))).data
                 assert write(wire, target, batch, 9) == 0

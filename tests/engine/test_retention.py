@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
@@ -18,12 +17,11 @@ from broker.log.row_sources import SingleRowLane, SingleRowSource
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
-from tests.support.clock import Clock
+from tests.support.clock import NOON, Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic
 from tests.support.small_tables import make_lane
 from tests.support.stored_rows import store_minute, store_records
 
-NOON = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 HOUR = 3_600_000
 MINUTE = 60_000
 LONG_AGO = NOON - 10_000 * HOUR

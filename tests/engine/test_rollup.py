@@ -18,7 +18,8 @@ from broker.log.rollup import ROW_BYTES, ROW_BYTES_BY_SIZES, Rollup
 from storage.engine import EngineError
 from storage.engine import Row as EngineRow
 from storage.schema import migrations
-from tests.support.counted_log import DAY, HOUR, MINUTE, NOON, CountedEngine, Log
+from tests.support.clock import NOON
+from tests.support.counted_log import DAY, HOUR, MINUTE, CountedEngine, Log
 from tests.support.log_parts import ScriptedEngine, append, make_appender, make_log, plain
 from tests.support.waiting import LIMIT_S
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
+from tests.support.clock import NOON
 from tests.support.stored_rows import store_records, store_topic
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
-NOON = int(datetime(2096, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 
 
 class CountedEngine(EmbeddedEngine):

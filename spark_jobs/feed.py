@@ -27,9 +27,11 @@ from coordinator.feeds.definition import (
     split_name,
 )
 from coordinator.feeds.feeder import EVERYWHERE
+from coordinator.feeds.options import path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
 from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
+from coordinator.feeds.values.layout import RowLayout
 from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
@@ -179,6 +181,7 @@ class FeedTarget:
     feed_id: str
     format: Format
     paths: Mapping[str, str]
+    units: Mapping[str, str]
     schema_registry: str
 
     def read(self) -> SparkFeed:
@@ -187,16 +190,12 @@ class FeedTarget:
         found = self.servers.rows(columns_statement(), {"database": database, "table": table})
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
-        columns = columns_of(found, self.paths)
-        feed = SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
-        for column in columns:
-            is_text = column.is_metadata or column.is_read_as_text
-            if not is_text and not feed.is_read_by_clickhouse:
-                raise JobFailure(
-                    f"column {column.name} of type {column.type} cannot be filled by this job"
-                    f" from {self.format.value}"
-                )
-        return feed
+        columns = columns_of(found, self.paths, self.units)
+        try:
+            RowLayout(columns, self.format)
+        except ValueError as error:
+            raise JobFailure(str(error)) from error
+        return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
 
     def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
         """Make the table, or give the one that exists what a feed needs."""
@@ -267,14 +266,8 @@ def _to_pairs(
 @click.option("--columns", metavar="LIST", help="Of a new table, as in CREATE TABLE.")
 @click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
-@click.option(
-    "--path",
-    "paths",
-    metavar="COLUMN=PATH",
-    multiple=True,
-    callback=_to_pairs,
-    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
-)
+@path_option
+@unit_option
 @click.option(
     "--from",
     "start",
@@ -310,6 +303,7 @@ def command(
     order_by: str,
     partition_by: str | None,
     paths: Mapping[str, str],
+    units: Mapping[str, str],
     start: str,
     schema_registry: str,
     replay: bool,
@@ -333,7 +327,7 @@ def command(
         return _preview(run, spark, topics, name, start, replay=replay)
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
-    target = FeedTarget(servers, name, feed_id, Format(kind), paths, schema_registry)
+    target = FeedTarget(servers, name, feed_id, Format(kind), paths, units, schema_registry)
     target.make(columns, order_by, partition_by)
     feeder = f"spark-{uuid4()}"
     task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)

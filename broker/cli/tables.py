@@ -5,6 +5,7 @@ The commands speak SQL. The broker reads the definitions of feeds once a second,
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +25,12 @@ from coordinator.feeds.definition import (
     INTERVAL_MS,
     START,
     FeedDefinitionError,
+    FeedOptions,
     Format,
     split_name,
 )
-from coordinator.feeds.inference import flat_columns
+from coordinator.feeds.inference import flat_columns, parse_sample
+from coordinator.feeds.options import path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
@@ -114,20 +117,6 @@ def tables() -> None:
     """Fill tables with columns from topics, each record once."""
 
 
-def _to_paths(
-    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, str]:
-    paths = {}
-    for pair in pairs:
-        column, equals, path = pair.partition("=")
-        if not column or not equals or not all(path.split(".")):
-            raise click.BadParameter(
-                f"write COLUMN=PATH, for example city=address.city, not {pair!r}"
-            )
-        paths[column] = path
-    return paths
-
-
 def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     if not START.fullmatch(text):
         raise click.BadParameter(
@@ -188,14 +177,8 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 )
 @click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
-@click.option(
-    "--path",
-    "paths",
-    metavar="COLUMN=PATH",
-    multiple=True,
-    callback=_to_paths,
-    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
-)
+@path_option
+@unit_option
 @click.option(
     "--from",
     "start",
@@ -245,6 +228,7 @@ def create_table(
     order_by: str,
     partition_by: str | None,
     paths: Mapping[str, str],
+    units: Mapping[str, str],
     start: str,
     interval_ms: int,
     stop_on_error: bool,
@@ -293,12 +277,13 @@ def create_table(
             _make_table(server, database, filled, columns, by)
     elif like and not _has_table(server, *split_name(like)):
         raise click.ClickException(f"there is no table {like}")
-    options = {
-        "route": route,
-        "route_value": route_value or "",
-        "like": like,
-        "add_columns": "1" if add_columns else "",
-    }
+    options = FeedOptions(
+        route=route_from_text(route) if route else None,
+        route_value=route_value or "",
+        like=like,
+        add_columns=add_columns,
+        units=units,
+    )
     server.run(
         f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
         " topics, format, paths, start, interval_ms, stop_on_error, options, status,"
@@ -311,7 +296,7 @@ def create_table(
         name=name, d=database, t=table, topics=json.dumps(list(topics)), kind=kind,
         paths=json.dumps(dict(paths)), start=start, interval=str(interval_ms),
         stop=str(stop_on_error).lower(),
-        options=json.dumps({option: text for option, text in options.items() if text}),
+        options=json.dumps(options.as_map()),
     )  # fmt: skip
     click.echo(f"created {name}, filled from {', '.join(topics)}")
 
@@ -391,28 +376,27 @@ def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict
     """Columns from the last records, and the paths of those that are not fields of the object."""
     if kind != Format.JSON.value:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
-    [found] = server.rows(
-        "SELECT count() AS records, distinctJSONPathsAndTypes(CAST(value, 'JSON')) AS types FROM"
-        f" (SELECT assumeNotNull(value) AS value FROM {server.database}.messages_committed"
-        " WHERE topic = {t:String} AND isValidJSON(assumeNotNull(value))"
-        " AND JSONType(assumeNotNull(value)) = 'Object'"
-        f" ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS})",
+    found = server.rows(
+        "SELECT base64Encode(assumeNotNull(value)) AS value"
+        f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
+        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS}",
         t=topic,
     )  # fmt: skip
-    if not found["types"]:
+    sample = parse_sample(base64.b64decode(row["value"]) for row in found)
+    columns = flat_columns(sample)
+    if not columns:
         raise click.ClickException(
             f"topic {topic} has no JSON objects to infer columns from: give --columns"
         )
-    columns = flat_columns(found["types"])
     shown = new_table("column", "type", "JSON path")
     for column in columns:
         shown.add_row(*column)
-    click.echo(f"columns by the last {found['records']} records of {topic}:")
+    click.echo(f"columns by the last {len(found)} records of {topic}:")
     console().print(shown)
     if not yes:
         click.confirm("Make the table?", abort=True)
     text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return text, {one.name: one.path for one in columns if one.name != one.path}
+    return text, {one.name: one.path for one in columns}
 
 
 @tables.command("list")

@@ -50,7 +50,7 @@ def test_a_table_is_made_and_filled_and_its_feed_is_in_sql(tables: TypedTables) 
     assert [(one["partition"], one["next_offset"], one["rows"], one["dead_letters"])
             for one in described["partitions"]] == [(0, 2, 1, 1), (1, 1, 1, 0)]  # fmt: skip
     assert described["last_dead_letters"] == [
-        {"topic": "orders", "partition": 0, "offset": 1, "error": "not valid JSON"}
+        {"topic": "orders", "partition": 0, "offset": 1, "error": "not valid JSON at byte 0"}
     ]
     assert "shop.orders" in tables("list")
     assert "not valid JSON" in tables("describe", "shop.orders")

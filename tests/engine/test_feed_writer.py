@@ -40,7 +40,7 @@ async def test_objects_and_arrays_become_rows_with_what_kafka_says(
         None,
     )
 
-    assert await tables.write(offsets, feed=feed) == Counted(3, 0)
+    assert await tables.write(offsets, feed=feed) == Counted(3, 0), await tables.errors()
     said = ["orders", 0]
     headers = [["h", "v"]]
     assert await tables.rows() == [
@@ -135,15 +135,15 @@ async def test_bad_records_are_dead_letters_and_say_why(tables: FeedTables) -> N
     assert await tables.write(offsets) == Counted(2, 9)
     assert await tables.rows("id") == [[1], [9]]
     assert await tables.errors() == [
-        [1, "not valid JSON"],
+        [1, "not valid JSON at byte 0"],
         [2, "items: 300 does not fit UInt8"],
         [3, "amount: much does not fit Decimal(9, 2)"],
         [4, "neither an object nor an array of objects"],
         [5, 'tags: {"a": 1} does not fit Array(String)'],
         [6, "id: six does not fit UInt64"],
-        [7, "not valid JSON"],
-        [8, "not valid JSON"],
-        [10, "not valid JSON"],
+        [7, "not valid JSON at byte 0"],
+        [8, "not valid JSON at byte 10"],
+        [10, "not valid JSON: it ends too early"],
     ]
 
 
@@ -220,7 +220,7 @@ async def test_a_block_that_is_written_again_is_stored_once(tables: FeedTables) 
     for again in (False, True, True):
         assert await tables.write(offsets, again=again) == Counted(9, 1)
     assert await tables.rows() == [[n] for n in range(9)]
-    assert await tables.errors() == [[9, "not valid JSON"]]
+    assert await tables.errors() == [[9, "not valid JSON at byte 0"]]
 
 
 async def test_a_token_that_is_used_up_without_rows_is_told(tables: FeedTables) -> None:
@@ -257,7 +257,7 @@ async def test_dead_letters_are_parsed_again_after_a_fix(tables: FeedTables) -> 
 
     assert await tables.writer.replay(asked, SOURCE) == Counted(2, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]
-    assert await tables.errors() == [[1, "not valid JSON"]]
+    assert await tables.errors() == [[1, "not valid JSON at byte 0"]]
     again = replace(FEED, replay_asked_ms=2_000_000_000_001)
     assert await tables.writer.replay(again, SOURCE) == Counted(0, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]

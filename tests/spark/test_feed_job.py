@@ -68,14 +68,15 @@ def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
     said = {"_topic": "events", "_partition": 1, "_key": None, "t": 1}
     empty: dict[str, Any] = {"amount": None, "tags": [], "ab": "", "at": "1970-01-01 00:00:00.000"}
     assert rows == [
-        {**empty, "id": 1, "amount": big, "tags": ["a", "2.5"], "ab": "x", "_offset": 0, **said},
+        {**empty, "id": 1, "amount": big, "tags": ["a", "2.50"], "ab": "x", "_offset": 0, **said},
         {**empty, "id": 2, "_offset": 1, **said},
         {**empty, "id": 3, "amount": "0.1", "_offset": 1, **said},
         {**empty, "id": 4, "at": "2026-11-24 10:00:00.500", "_offset": 2, **said},
     ]
     dead = tables.sql("SELECT offset, error FROM brokerhouse_feeds.dead_letters")
     no_rows, not_json = "neither an object nor", "not valid JSON"
-    errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, not_json, not_json]
+    twice = "the field id comes twice"
+    errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, twice, not_json]
     assert [row["offset"] for row in dead] == list(range(4, 10))
     assert all(row["error"].startswith(one) for row, one in zip(dead, errors, strict=True)), dead
 
@@ -320,7 +321,7 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     shown = "SELECT * REPLACE (hex(note) AS note, toString(amount) AS amount) FROM {} ORDER BY id"
     rows = tables.sql(shown.format("fed.csv"))
     assert rows == tables.sql(shown.format("own.csv"))
-    assert [row["id"] for row in rows] == [1, 2, 9, 10, 11, 12, 14, 16, 17]
+    assert [row["id"] for row in rows] == [1, 2, 9, 10, 11, 12, 14, 17]
     errors = "SELECT offset, error FROM {}.dead_letters ORDER BY offset"
     dead = tables.sql(errors.format("brokerhouse_feeds"))
     assert dead == tables.sql(errors.format("brokerhouse"))

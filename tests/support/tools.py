@@ -39,6 +39,10 @@ ICEBERG_REST = PROJECT / "tests" / "support" / "iceberg_rest"
 ICEBERG_REST_BUILD = TOOLS / "iceberg_rest"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
+DEBEZIUM = PROJECT / "tests" / "support" / "debezium"
+DEBEZIUM_BUILD = TOOLS / "debezium"
+POSTGRES = Path("/usr/lib/postgresql")
+"""Debian's package has a directory of each version here, and its servers are not in the PATH."""
 INSTALL_LIMIT_S = 600.0
 _OPENED_TO_SPARK = (
     "java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect",
@@ -52,13 +56,16 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """Java starts fast rather than runs fast: the processes are short-lived."""
 
 DEBIAN_PACKAGES = {
+    "initdb": "postgresql",
     "java": "default-jre-headless",
     "kcat": "kcat",
     "mvn": "maven",
     "node": "nodejs",
     "npm": "npm",
+    "postgres": "postgresql",
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "psql": "postgresql",
 }
 
 
@@ -68,6 +75,12 @@ def program(name: str) -> str:
     if path is None:
         pytest.fail(f"{name} is missing: apt-get install {DEBIAN_PACKAGES[name]}", pytrace=False)
     return path
+
+
+def postgres_program(name: str) -> str:
+    """A program of the newest PostgreSQL server that is installed."""
+    installed = sorted(POSTGRES.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    return str(installed[-1]) if installed else program(name)
 
 
 @cache
@@ -107,6 +120,14 @@ def iceberg_plugins() -> Path:
     with _alone():
         _install_jars(ICEBERG, ICEBERG_BUILD / "lib")
     return ICEBERG_BUILD
+
+
+@cache
+def debezium_plugins() -> Path:
+    """The `plugin.path` for Kafka Connect's workers with Debezium's connector for PostgreSQL."""
+    with _alone():
+        _install_jars(DEBEZIUM, DEBEZIUM_BUILD / "lib")
+    return DEBEZIUM_BUILD
 
 
 @cache

@@ -21,6 +21,8 @@ HOST, USER, DATABASE = "127.0.0.1", "postgres", "postgres"
 _AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 _SETTINGS = {
     "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
     "listen_addresses": HOST,
     "unix_socket_directories": "",
     "timezone": "UTC",

@@ -382,8 +382,10 @@ def scan_file(
     unknown = {name.decode("utf-8", "replace") for name in scanner.take_unknown()}
     if not unknown:
         return []
-    marks = [name.encode() for name in unknown]
-    with_unknown = (
-        value for _, value in records(data, mark.encode()) if any(one in value for one in marks)
+    names = [name.encode() for name in unknown]
+    with_unknown = (  # an escape may be in the name
+        value
+        for _, value in records(data, mark.encode())
+        if b"\\" in value or any(name in value for name in names)
     )
     return field_columns(parse_sample(with_unknown), unknown)

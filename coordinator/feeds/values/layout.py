@@ -82,6 +82,10 @@ class _Filled:
     present: str | None = None
 
 
+_Wanted = tuple[int, dict[str, "_Wanted"] | None]
+"""The slot of a field's value, or -1; and what is wanted of the fields in it."""
+
+
 class RowLayout:
     """Of one table and format. Raises ValueError if no record can become a row of it."""
 
@@ -92,7 +96,7 @@ class RowLayout:
         self.values = [column for column in columns if not column.is_metadata]
         self._kind = kind
         self._collects = collects_unknown
-        self._fields: dict[str, Any] = {}
+        self._fields: dict[str, _Wanted] = {}
         self._slots = 0
         self._scanned: list[_Scanned] = []
         self._filled: list[_Filled] = []
@@ -210,14 +214,14 @@ class RowLayout:
         """Where the scanner puts the value at a path; the same one for the same path."""
         level = self._fields
         for step in path[:-1]:
-            slot, below = level.get(step, (-1, None))
+            above, below = level.get(step, (-1, None))
             below = {} if below is None else below
-            level[step] = (slot, below)
+            level[step] = (above, below)
             level = below
-        found, below = level.get(path[-1], (-1, None))
-        slot: int = self._slots if found < 0 else found
-        level[path[-1]] = (slot, below)
-        return slot
+        known, below = level.get(path[-1], (-1, None))
+        place = self._slots if known < 0 else known
+        level[path[-1]] = (place, below)
+        return place
 
     @staticmethod
     def _conversion(column: Column) -> Conversion:

@@ -155,9 +155,7 @@ class BlockStatements:
         source = VALUES_TABLE
         if path is not None:
             source = f"file({literal(path)}, 'RowBinary', {literal(self.layout.structure)})"
-        return (
-            f"INSERT INTO {ROWS_TABLE} SELECT {self.layout.converted} FROM {source} {_CONVERTING}"
-        )
+        return f"INSERT INTO {ROWS_TABLE} {self.layout.conversion(source)} {_CONVERTING}"
 
     def insert(self, token: str) -> str:
         """Puts the rows into the table. Parameters: those of `SOURCE`."""

@@ -1,18 +1,17 @@
 # cython: language_level=3, cdivision=True
-"""Dates and times as text: ISO 8601, as in 2026-11-24T10:00:00.5+01:00, and what SQL makes of it.
+"""Dates and times as text. Nothing is guessed: each has a day, a month and a year of four digits.
 
-    YYYY-MM-DD [(T | blanks) hh:mm [:ss [(. | ,) digits]] [blanks] [Z | UTC | GMT | +-hh[[:]mm]]]
-    YYYY/MM/DD ...  and  YYYYMMDD, YYYYMMDDhhmmss without anything between
+    date    YYYY-MM-DD  YYYY/MM/DD  YYYYMMDD                ISO 8601 and what SQL makes of it
+            DD-MM-YYYY  DD/MM/YYYY  DD.MM.YYYY              the day first, as ClickHouse reads it
+            [Www,] DD Mon YYYY                              RFC 5322: Tue, 24 Nov 2026
+    moment  date (T | blanks) hh:mm [:ss [(. | ,) digits]] [blanks] [zone]
+            YYYYMMDDhhmmss [zone]
+    zone    Z  UTC  GMT  +hh  +hhmm  +hh:mm
 """
 
 from libc.stdint cimport int64_t
 
 from coordinator.feeds.values._numbers cimport is_digit
-
-cdef enum:
-    NO_DATE = 0      # it does not look like one of these
-    DATE = 1         # it is one
-    WRONG_DATE = 2   # it looks like one, and is none: a day or hour that does not exist
 
 cdef struct Moment:
     int year, month, day
@@ -121,61 +120,97 @@ cdef inline bint _time(const char** at, const char* end, bint with_colons, Momen
     return True
 
 
-cdef inline int parse_moment(const char* at, const char* end, Moment* moment) noexcept nogil:
-    cdef const char* start = at
-    cdef int count
-    cdef bint separated
+cdef inline int _month(const char* at, const char* end) noexcept nogil:
+    """By its three letters; 0 if they are none."""
+    cdef const char* names = b"janfebmaraprmayjunjulaugsepoctnovdec"
+    cdef int n
+    if end - at < 3:
+        return 0
+    for n in range(12):
+        if (
+            (at[0] | 0x20) == names[3 * n]
+            and (at[1] | 0x20) == names[3 * n + 1]
+            and (at[2] | 0x20) == names[3 * n + 2]
+        ):
+            return n + 1
+    return 0
+
+
+cdef inline void _blanks(const char** at, const char* end) noexcept nogil:
+    while at[0] < end and at[0][0] == c' ':
+        at[0] += 1
+
+
+cdef inline bint _date(const char** at, const char* end, Moment* moment) noexcept nogil:
+    """Without a check whether there is such a day."""
+    cdef const char* start
     cdef char separator
+    cdef int count, first
+    if end - at[0] > 4 and at[0][3] == c',' and not is_digit(at[0][0]):
+        at[0] += 4  # Tue,
+        _blanks(at, end)
+    start = at[0]
+    while at[0] < end and is_digit(at[0][0]):
+        at[0] += 1
+    count = at[0] - start
+    at[0] = start
+    if count == 8 or count == 14:
+        _digits(at, end, 4, &moment.year)
+        _digits(at, end, 2, &moment.month)
+        _digits(at, end, 2, &moment.day)
+        return True
+    if (count > 2 and count != 4) or count == 0 or at[0] + count == end:
+        return False
+    _digits(at, end, 4, &first)
+    separator = at[0][0]
+    at[0] += 1
+    if separator == c' ' and count <= 2:
+        moment.day = first
+        moment.month = _month(at[0], end)
+        if moment.month == 0:
+            return False
+        at[0] += 3
+        if at[0] == end or at[0][0] != c' ':
+            return False
+        at[0] += 1
+        return _digits(at, end, 4, &moment.year) == 4
+    if separator != c'-' and separator != c'/' and (separator != c'.' or count == 4):
+        return False
+    if _digits(at, end, 2, &moment.month) == 0 or at[0] == end or at[0][0] != separator:
+        return False
+    at[0] += 1
+    if count == 4:
+        moment.year = first
+        return _digits(at, end, 2, &moment.day) > 0
+    moment.day = first
+    return _digits(at, end, 4, &moment.year) == 4
+
+
+cdef inline bint parse_moment(const char* at, const char* end, Moment* moment) noexcept nogil:
+    cdef const char* start = at
     moment.has_time = False
     moment.second_of_day = 0
     moment.fraction = 0
     moment.fraction_is_cut = False
     moment.has_zone = False
     moment.zone_s = 0
-    if at < end and (at[0] == c'-' or at[0] == c'+') and at + 1 < end and is_digit(at[1]):
-        return WRONG_DATE  # a year before 0 or after 9999, or a number
-    while at < end and is_digit(at[0]):
-        at += 1
-    count = at - start
-    separated = at < end and (at[0] == c'-' or at[0] == c'/')
-    if separated and count < 3:
-        return NO_DATE  # a day or a month comes first
-    if not separated and not (count == 8 or count == 14):
-        return NO_DATE
-    at = start
-    if separated:
-        if count != 4:
-            return WRONG_DATE
-        _digits(&at, end, 4, &moment.year)
-        separator = at[0]
-        at += 1
-        if _digits(&at, end, 2, &moment.month) == 0 or at == end or at[0] != separator:
-            return WRONG_DATE
-        at += 1
-        if _digits(&at, end, 2, &moment.day) == 0:
-            return WRONG_DATE
-    else:
-        _digits(&at, end, 4, &moment.year)
-        _digits(&at, end, 2, &moment.month)
-        _digits(&at, end, 2, &moment.day)
-        if count == 14:
-            if not _time(&at, end, False, moment):
-                return WRONG_DATE
+    if not _date(&at, end, moment):
+        return False
     if moment.year == 0 or not 1 <= moment.month <= 12:
-        return WRONG_DATE
+        return False
     if not 1 <= moment.day <= days_of_month(moment.year, moment.month):
-        return WRONG_DATE
-    if at < end and not moment.has_time and (at[0] == c'T' or at[0] == c't' or at[0] == c' '):
+        return False
+    if at - start == 8 and at < end and is_digit(at[0]):
+        if not _time(&at, end, False, moment):
+            return False
+    elif at < end and (at[0] == c'T' or at[0] == c't' or at[0] == c' '):
         if at[0] == c' ':
-            while at < end and at[0] == c' ':
-                at += 1
+            _blanks(&at, end)
         else:
             at += 1
         if not _time(&at, end, True, moment):
-            return WRONG_DATE
-    while at < end and at[0] == c' ':
-        at += 1
-    if at < end:
-        if not moment.has_time or not _zone(&at, end, moment) or at != end:
-            return WRONG_DATE
-    return DATE
+            return False
+    _blanks(&at, end)
+    if at < end and (not moment.has_time or not _zone(&at, end, moment)):
+        return False
+    return at == end

@@ -108,7 +108,7 @@ cdef inline bint scaled(const Number* number, int shift, int64_t factor, int64_t
     if number.count > 19 or exponent > 19 or exponent < -19:
         return False
     for n in range(number.count):
-        if total > (<int64_t>0x7FFFFFFFFFFFFFFF - 9) // 10:
+        if total > (<int64_t>0x7FFFFFFFFFFFFFFF - (number.digits[n] - c'0')) // 10:
             return False
         total = total * 10 + (number.digits[n] - c'0')
     if factor > 1:

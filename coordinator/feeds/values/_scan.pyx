@@ -16,13 +16,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from coordinator.feeds.values._moments cimport (
-    DATE,
-    NO_DATE,
-    Moment,
-    days_since_1970,
-    parse_moment,
-)
+from coordinator.feeds.values._moments cimport Moment, days_since_1970, parse_moment
 from coordinator.feeds.values._numbers cimport (
     PLAIN_MAX,
     Number,
@@ -64,8 +58,9 @@ _OPS = {
     "variant": OP_VARIANT, "optional": OP_OPTIONAL,
 }
 
+cdef int64_t LAST_SECOND_IN_NS = 9223372036
+
 cdef enum:
-    NO_UNIT = -1
     UNIT_DAYS = 100  # others are the power of ten that a second has
 
 cdef enum:
@@ -1013,11 +1008,10 @@ cdef class RowScanner:
         elif node.op == OP_TUPLE or node.op == OP_VARIANT:
             for n in range(node.count):
                 self._put_missing(node.children[n])
-        elif node.op == OP_DAYS or node.op == OP_MOMENT:
-            self._put_byte(1)
-            self._put_byte(1)
         else:
             self._put_byte(1)
+            if node.op == OP_MOMENT and not node.is_utc:
+                self._put_byte(1)
 
     # --- values
 
@@ -1235,7 +1229,8 @@ cdef class RowScanner:
     # --- dates and times
 
     cdef bint _write_moment(self, Node* node, const Value* value) noexcept nogil:
-        """A value of the type, or a text that SQL reads: (Nullable(type), Nullable(String))."""
+        """A value of the type; where texts may have no zone, `Tuple(Nullable(type), Nullable(String))`:
+        SQL reads the time of the column's zone in the text."""
         cdef Value text
         cdef size_t before = self._scratch_used
         cdef bint ok
@@ -1284,20 +1279,18 @@ cdef class RowScanner:
             return False
         self._put_byte(0)
         self._put(<const char*>&ticks, node.size)
-        self._put_byte(1)
+        if node.op == OP_MOMENT and not node.is_utc:
+            self._put_byte(1)
         return True
 
     cdef bint _write_date(self, Node* node, const Value* text) noexcept nogil:
         cdef Moment moment
         cdef int64_t days, ticks, unit = 1
-        cdef int found, n
+        cdef int n
         if node.has_unit or text.kind == FIELD:
             if _is_compact_date(text):
                 return False
-        found = parse_moment(text.start, text.end, &moment)
-        if found == NO_DATE:
-            return self._write_free_date(text)
-        if found != DATE:
+        if not parse_moment(text.start, text.end, &moment):
             return False
         days = days_since_1970(moment.year, moment.month, moment.day)
         if node.op == OP_DAYS:
@@ -1309,10 +1302,12 @@ cdef class RowScanner:
         if moment.fraction_is_cut or moment.fraction % unit:
             return False
         if not -30000 < days < 130000:
-            return False  # far from any range: what follows fits 64 bits but for nanoseconds
-        if node.scale > 7 and not -30000 < days < 106752:
-            return False
+            return False  # far from any range
         ticks = days * 86400 + moment.second_of_day - moment.zone_s
+        if node.scale == 9 and (
+            ticks > LAST_SECOND_IN_NS or (ticks == LAST_SECOND_IN_NS and moment.fraction > 854775807)
+        ):
+            return False  # it would not fit 64 bits; every other scale does
         for n in range(node.scale):
             ticks *= 10
         ticks += moment.fraction // unit
@@ -1344,16 +1339,6 @@ cdef class RowScanner:
         self._put_byte(1)
         self._put_byte(0)
         self._put_text(text, length)
-        return True
-
-    cdef bint _write_free_date(self, const Value* text) noexcept nogil:
-        """Another way to write a date: only SQL knows. Nothing that is only digits is one."""
-        cdef Number number
-        if parse_number(text.start, text.end, &number):
-            return False
-        self._put_byte(1)
-        self._put_byte(0)
-        self._put_text(text.start, text.end - text.start)
         return True
 
     # --- values with others in them

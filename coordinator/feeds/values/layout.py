@@ -109,11 +109,7 @@ class RowLayout:
                 self._add_flattened(column, nested[prefix], place)
             else:
                 self._add(column)
-        self._lengths = [
-            (flattened[prefix], nested[prefix])
-            for prefix in flattened
-            if len(flattened[prefix]) > 1
-        ]
+        self._lengths = [group for group in flattened.values() if len(group) > 1]
 
     def scanner(self) -> RowScanner:
         kind = "json" if self._kind.has_paths else self._kind.value
@@ -138,15 +134,24 @@ class RowLayout:
         flags = [f"{_flag(one.column)} Bool" for one in self._filled if one.present]
         return ", ".join(["_offset Int64", "_feed_error String", *columns, *flags])
 
-    @cached_property
-    def converted(self) -> str:
-        """What is selected from the scanner's rows for `feed_rows`."""
+    def conversion(self, source: str) -> str:
+        """A query: the rows of `feed_rows` from the scanner's rows.
+
+        Each value is converted once, in the inner query.
+        """
+        made = [f"tuple({one.bad}, {one.value}) AS t{n}" for n, one in enumerate(self._filled)]
+        flags = [f"{one.present} AS p{n}" for n, one in enumerate(self._filled) if one.present]
         errors = ["_error != '', _error"]
-        errors += [_error_of(one) for one in self._filled if one.bad != "NULL"]
-        errors += [self._length_error(*group) for group in self._lengths]
-        flags = [one.present for one in self._filled if one.present]
+        errors += [
+            _error_of(one, f"t{n}.1") for n, one in enumerate(self._filled) if one.bad != "NULL"
+        ]
+        errors += [self._length_error(group) for group in self._lengths]
+        values = [f"t{n}.2" for n in range(len(self._filled))]
+        present = [f"p{n}" for n, one in enumerate(self._filled) if one.present]
         error = f"multiIf({', '.join(errors)}, '')"
-        return ", ".join(["_offset", error, *(one.value for one in self._filled), *flags])
+        outer = ", ".join(["_offset", error, *values, *present])
+        inner = ", ".join(["_offset", "_error", *made, *flags])
+        return f"SELECT {outer} FROM (SELECT {inner} FROM {source})"
 
     def inserted(self, column: Column) -> str:
         """A column of `feed_rows` for the insert: its default where the record has nothing."""
@@ -196,9 +201,9 @@ class RowLayout:
         both = bad if own_bad == "NULL" else f"coalesce({own_bad}, {bad})"
         self._filled.append(_Filled(column, column.type, both, value, present))
 
-    def _length_error(self, group: Sequence[Column], _: tuple[str, Conversion]) -> str:
+    def _length_error(self, group: Sequence[Column]) -> str:
         """ClickHouse refuses a block in which the arrays of a row have other lengths."""
-        values = [one.value for one in self._filled if one.column in group]
+        values = [f"t{n}.2" for n, one in enumerate(self._filled) if one.column in group]
         same = " AND ".join(f"length({values[0]}) = length({one})" for one in values[1:])
         names = ", ".join(one.name for one in group)
         return f"NOT ({same}), {literal(f'the arrays {names} have not the same length')}"
@@ -231,9 +236,9 @@ class RowLayout:
             raise ValueError(f"column {column.name}: {error}") from error
 
 
-def _error_of(filled: _Filled) -> str:
-    """Two arguments of multiIf."""
-    column, bad = filled.column, filled.bad
+def _error_of(filled: _Filled, bad: str) -> str:
+    """Two arguments of multiIf. `bad`: the text that does not fit."""
+    column = filled.column
     return (
         f"isNotNull({bad}), concat({literal(f'{column.name}: ')},"
         f" substringUTF8(assumeNotNull({bad}), 1, {SHOWN_CHARACTERS}),"

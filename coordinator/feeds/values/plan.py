@@ -9,8 +9,9 @@ value that does not come out as it was sent fits in neither.
     Bool, Int, UInt to 64 bits    Nullable(type)              itself
     Float32, Float64              Nullable(type)              itself
     String, FixedString           Nullable(type)              itself
-    Date, Date32                  (Nullable(type), text)      or what it reads in the text
-    DateTime, DateTime64          (Nullable(type), text)      or what it reads in the text
+    Date, Date32                  Nullable(type)              itself
+    DateTime, DateTime64          Nullable(type)              itself
+    the same, not in UTC          (Nullable(type), text)      or the time in the column's zone
     Decimal, Int128 and larger    its digits                  accurateCastOrNull, and it reads back
     UUID, IPv4, IPv6, Enum, ...   text                        accurateCastOrNull, and it reads back
     JSON, Dynamic                 JSON                        accurateCastOrNull
@@ -179,13 +180,7 @@ def _days(
         unit=UNITS[times.unit or "days"], has_unit=times.unit is not None,
     )  # fmt: skip
 
-    def sql(written: str, _: int) -> tuple[str, str]:
-        moment = _free_moment(f"{written}.2", 0, "'UTC'")
-        is_day = f"toHour({moment}) = 0 AND toMinute({moment}) = 0 AND toSecond({moment}) = 0"
-        read = f"if({is_day}, accurateCastOrNull({moment}, '{bare.name}'), NULL)"
-        return _read_or_written(written, read)
-
-    return Conversion(kind, node, _moment_type(bare.name), sql)
+    return Conversion(kind, node, f"Nullable({bare.name})", None)
 
 
 def _moment(
@@ -206,51 +201,21 @@ def _moment(
         unit=scale if times.unit is None else UNITS[times.unit],
         has_unit=times.unit is not None, is_utc=name in _ZONES_OF_UTC,
     )  # fmt: skip
-    kind_read = f"DateTime64({scale}{f', {zone}' if zone else ''})"
+    if node.is_utc:
+        return Conversion(kind, node, f"Nullable({bare.text})", None)
+    where = f", {zone}" if zone else ""
 
     def sql(written: str, _: int) -> tuple[str, str]:
         text = f"{written}.2"
-        more = f", {zone}" if zone else ""
-        local = f"toDateTime64OrNull({text}, {scale}{more})"
+        found = f"toDateTime64OrNull({text}, {scale}{where})"
         # In the hour that a change of the clock leaves out there are no times.
-        same = f"if(toString({local}) = {text}, {local}, {_free_moment(text, scale, zone)})"
-        read = f"accurateCastOrNull({same}, {literal(bare.text)})" if is_seconds else same
-        return _read_or_written(written, read)
+        read = f"if(toString({found}) = {text}, {found}, NULL)"
+        if is_seconds:
+            read = f"accurateCastOrNull({read}, {literal(bare.text)})"
+        misfit = f"if(isNotNull({text}) AND isNull({read}), {text}, NULL)"
+        return misfit, f"ifNull({written}.1, {read})"
 
-    written_type = bare.text if is_seconds else kind_read
-    return Conversion(kind, node, _moment_type(written_type), sql)
-
-
-def _moment_type(kind: str) -> str:
-    return f"Tuple(Nullable({kind}), Nullable(String))"
-
-
-def _read_or_written(written: str, read: str) -> tuple[str, str]:
-    misfit = f"if({written}.2 IS NOT NULL AND {read} IS NULL, {written}.2, NULL)"
-    return misfit, f"ifNull({written}.1, {read})"
-
-
-def _free_moment(text: str, scale: int, zone: str) -> str:
-    """What ClickHouse reads, if the text has the year and the day of it: it makes up a year that is
-    missing, and takes the nearest one that the type has for others.
-
-    A day more or less is the zone's.
-    """
-    more = f", {zone}" if zone else ""
-    found = f"parseDateTime64BestEffortOrNull({text}, {scale}{more})"
-    # More digits of a second than are read.
-    exact = f"parseDateTime64BestEffortOrNull({text}, 9{more})"
-    numbers = f"extractAll(assumeNotNull({text}), '[0-9]+')"
-    days = ", ".join(f"toDayOfMonth(addDays({found}, {one}))" for one in (-1, 0, 1))
-    years = ", ".join(f"toYear(addDays({found}, {one}))" for one in (-1, 0, 1))
-    said = (
-        f"arrayExists(one -> toUInt32OrZero(one) IN ({days}), {numbers})"
-        f" AND arrayExists(one -> length(one) = 4 AND toUInt32OrZero(one) IN ({years}), {numbers})"
-    )
-    whole = "true" if scale == 9 else f"({exact} IS NULL OR {exact} = {found})"
-    # Never at the ends of what the type has: there are those that were beyond.
-    inside = f"{found} > '1900-01-02' AND {found} < '2262-04-01'"
-    return f"if({said} AND {whole} AND {inside}, {found}, NULL)"
+    return Conversion(kind, node, f"Tuple(Nullable({bare.text}), Nullable(String))", sql)
 
 
 # --- what SQL reads from text

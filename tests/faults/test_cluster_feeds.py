@@ -406,6 +406,29 @@ def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None
     assert PACKED not in tables("list")
 
 
+def test_a_replay_on_a_cluster_waits_and_says_what_it_did(calm_cluster: Cluster) -> None:
+    """Without Distributed tables a command sees what its own shard has."""
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "mended", PARTITIONS)
+    tables("create", "fed.mended", "--topic", "mended", "--columns", "id UInt8")
+    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    for partition in range(PARTITIONS):
+        for number in (1, 1000):
+            producer.produce("mended", json.dumps({"id": number}), partition=partition)
+    assert producer.flush(LIMIT_S) == 0
+    tables.await_fed("fed.mended", 2 * PARTITIONS)
+    tables.sql("ALTER TABLE fed.mended_local MODIFY COLUMN id UInt16")
+    [dead] = calm_cluster.engines[0].sql(
+        "SELECT count() AS n FROM dead_letters WHERE feed = 'fed.mended'"
+    )
+
+    said = tables("replay", "fed.mended")
+    assert said == f"replayed fed.mended: {dead['n']} rows, 0 dead letters left\n"
+    [feed] = [one for one in json.loads(tables("list", "--json")) if one["name"] == "fed.mended"]
+    assert (feed["rows"], feed["dead_letters"]) == (2 * dead["n"], 0)
+    tables.await_rows("fed.mended_local", 2 * PARTITIONS)
+
+
 def test_a_feed_is_not_dropped_with_its_table(calm_cluster: Cluster) -> None:
     """The table is on every server, and a server that is away would keep its rows."""
     tables = ClusterTables(calm_cluster)

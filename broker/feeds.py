@@ -20,7 +20,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from broker.log.partition_sql import LogName
-from common.tasks import Backoff, Periodic, cancel
+from common.tasks import Backoff, Outage, Periodic, cancel
 from coordinator.feeds.blocks import Counted
 from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
 from coordinator.feeds.feeder import FeedShards, PartitionFeeder
@@ -105,6 +105,8 @@ class _RunningFeed:
         self._replayed: set[FeedPartition] = set()
         self._committed: dict[FeedPartition, int] = {}
         self._committed_s = 0.0
+        self._failure = ""
+        """Why it does not feed at the moment."""
         self.task = asyncio.create_task(self._run(), name=f"feed-{feed.name}")
 
     async def close(self) -> None:
@@ -124,12 +126,25 @@ class _RunningFeed:
                 await self._feed(partitions)
                 await self._commit()
                 backoff.reset()
+                self._goes_on()
                 await asyncio.sleep(
                     max(0.0, begun_s + self.feed.interval_ms / 1000 - time.monotonic())
                 )
             except EngineError as error:
                 is_prepared = False
-                await asyncio.sleep(backoff.after(error, log, f"feed {self.feed.name} failed"))
+                self._has_failed(error)
+                await asyncio.sleep(backoff.advance())
+
+    def _has_failed(self, error: EngineError) -> None:
+        """A line for each reason, not for each attempt."""
+        if str(error) != self._failure:
+            log.warning("feed %s failed, and is retried: %s", self.feed.name, error)
+        self._failure = str(error)
+
+    def _goes_on(self) -> None:
+        if self._failure:
+            log.info("feed %s goes on", self.feed.name)
+        self._failure = ""
 
     def _partitions(self) -> Sequence[FeedPartition]:
         found = self._host.partitions(self.feed.topics)
@@ -240,6 +255,7 @@ class TableFeeds(Periodic):
         self._feeder = str(uuid4())
         self._running: dict[str, _RunningFeed] = {}
         self._told: set[str] = set()
+        self._outage = Outage(log, "feeds cannot be read", "feeds can be read again")
 
     async def close(self) -> None:
         await super().close()
@@ -255,8 +271,9 @@ class TableFeeds(Periodic):
         try:
             found, wrong = await self._host.definitions()
         except EngineError as error:
-            log.warning("feeds cannot be read: %s", error)
+            self._outage.failed(error)
             return
+        self._outage.worked()
         for sentence in set(wrong) - self._told:
             log.warning("%s", sentence)
         self._told = set(wrong)

@@ -29,7 +29,7 @@ from broker.cluster.servers import layout, registry_of, single_servers
 from broker.feeds import FeedPartition, source_of
 from broker.leadership import BrokerEndpoint
 from broker.log.row_sources import source_of_offset
-from common.tasks import Periodic
+from common.tasks import Outage, Periodic
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.feeder import FeedShard
@@ -162,6 +162,7 @@ class BesideFeedHost:
         self._partitions: dict[_Key, _LedPartition] = {}
         self._wanted: set[str] = set()
         self._asking: dict[BrokerEndpoint, asyncio.Task[None]] = {}
+        self._outage = Outage(log, "cannot read the cluster", "the cluster can be read again")
         self._looks = Periodic("look", _LOOK_EVERY_S, self._look, at_once=True)
         self._ends = Periodic("ends", _ENDS_EVERY_S, self._ask_leaders)
 
@@ -244,8 +245,9 @@ class BesideFeedHost:
             await self._view.refresh()
             topics = await self._topics()
         except (EngineError, MalformedState) as error:
-            log.warning("the cluster cannot be looked at: %s", error)
+            self._outage.failed(error)
             return
+        self._outage.worked()
         slot_map = self._view.slot_map
         assert slot_map is not None, "read a moment ago"
         led: dict[_Key, _LedPartition] = {}

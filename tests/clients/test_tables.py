@@ -189,6 +189,9 @@ def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_s
         refused = tables.refused("replay", "alone.t", "--timeout", "1")
         assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
 
+        # One line for all its attempts.
+        assert broker.log().count("feed alone.t failed, and is retried: there is no table") == 1
+
         asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
         before = tables.sql(asked)
         waiting = tables.begun("replay", "alone.t")
@@ -201,6 +204,7 @@ def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_s
         tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
         tables.sql("RENAME TABLE alone.away TO alone.t")
         tables.await_rows("alone.t", 1)
+        until(lambda: "feed alone.t goes on" in broker.log(), "the broker says so")
         broker.stop()
 
 

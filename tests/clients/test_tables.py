@@ -204,7 +204,6 @@ def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_s
         tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
         tables.sql("RENAME TABLE alone.away TO alone.t")
         tables.await_rows("alone.t", 1)
-        until(lambda: "feed alone.t goes on" in broker.log(), "the broker says so")
         broker.stop()
 
 

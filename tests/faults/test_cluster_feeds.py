@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 from tests.support.cluster_processes import SLOTS, Broker, Cluster, Engine, Part
 from tests.support.cluster_tables import ClusterTables
 from tests.support.cluster_view import NOBODY, leaders
-from tests.support.command_line import output
+from tests.support.command_line import complaint, output
 from tests.support.committed import create_topic
 from tests.support.steady_producer import producing
 from tests.support.transactional import ConfluentProducer
@@ -357,6 +357,8 @@ def check_feeders(cluster: Cluster, faults: Sequence[str]) -> None:
             events.await_every_partition()
         sent = events.check()
         events.tables.await_lag(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+        clients = events.tables.await_members(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+        assert set(clients) == {"brokerhouse-feed"}
     finally:
         for one in feeders:
             one.kill()
@@ -381,6 +383,30 @@ def test_every_shard_has_the_rows_of_its_records(calm_cluster: Cluster) -> None:
             f"SELECT DISTINCT partition AS n FROM messages WHERE topic = '{TOPIC}' ORDER BY n"
         )
         assert fed == logged
+
+
+def test_the_brokers_that_feed_are_the_members_of_the_feed_s_group(
+    calm_cluster: Cluster,
+) -> None:
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "shown", PARTITIONS)
+    tables("create", "fed.shown", "--topic", "shown", "--columns", COLUMNS)
+    clients = tables.await_members(calm_cluster.bootstrap, "fed.shown", "shown", PARTITIONS)
+    leading = {one.node_id for one in leaders(calm_cluster.brokers[0], "shown").values()}
+    assert clients == ["brokerhouse-feed"] * len(leading)
+    refused = complaint(
+        1, "groups", "delete", "feed-fed.shown", "--bootstrap", calm_cluster.bootstrap
+    )
+    assert refused == "group feed-fed.shown has active members: stop them first"
+
+    tables("drop", "fed.shown")
+    until(
+        lambda: (
+            "feed-fed.shown" not in output("groups", "list", "--bootstrap", calm_cluster.bootstrap)
+        ),
+        "the group of the dropped feed is gone",
+        LIMIT_S,
+    )
 
 
 def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None:

@@ -214,7 +214,8 @@ class FeedMember:
         moved = [
             one
             for one in self._positions()
-            if self._committed.get((one.topic, one.partition)) != one.offset
+            if one.partition in self._said.get(one.topic, ())
+            and self._committed.get((one.topic, one.partition)) != one.offset
         ]
         if not moved:
             return

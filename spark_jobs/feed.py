@@ -363,6 +363,8 @@ def command(
     if replay:
         rows, dead = feeding.replayed.rows, feeding.replayed.dead_letters
         summary += f"; dead letters parsed again: {counted(rows, 'row')}, {dead} are still dead"
+    now = dead_letters_of(run.servers, name, topics.ids)
+    summary += f"; now the feed has {counted(now, 'dead letter')}"
     return JobReport((), (), summary)
 
 

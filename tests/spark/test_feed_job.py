@@ -398,6 +398,7 @@ def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     fixed = (*more, "--replay", "--path", "c=b.c")
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 1 row fed, 0 dead letters; dead letters parsed again: 6 rows, 2 are" in told
+    assert "; now the feed has 2 dead letters" in told
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 0 rows fed, 0 dead letters; dead letters parsed again: 0 rows, 2 are" in told
     rows = tables.sql(f"SELECT id, a, c, _partition FROM {TABLE} ORDER BY _partition, id")

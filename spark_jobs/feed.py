@@ -36,6 +36,8 @@ from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (
+    check_dead_letters,
+    check_insert,
     dead_letters_of,
     feed_id_of,
     find_registry,
@@ -197,6 +199,11 @@ class FeedTarget:
             raise JobFailure(str(error)) from error
         return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
 
+    def check(self) -> None:
+        """Whether the user may add rows."""
+        database, table = split_name(self.name)
+        check_insert(self.servers, f"{quoted(database)}.{quoted(table)}")
+
     def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
         """Make the table, or give the one that exists what a feed needs."""
         database, table = split_name(self.name)
@@ -320,6 +327,8 @@ def command(
     """
     if run.topics == glob_pattern(()):
         raise JobFailure("name the topics: --topic")
+    if not run.dry_run:
+        check_dead_letters(run.servers)
     spark = run.spark(**_sources(jars))
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
@@ -329,6 +338,7 @@ def command(
     feed_id = feed_id_of(registry, name)
     target = FeedTarget(servers, name, feed_id, Format(kind), paths, units, schema_registry)
     target.make(columns, order_by, partition_by)
+    target.check()
     feeder = f"spark-{uuid4()}"
     task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)
     feeding = FeedRun(spark, topics, task, target)
@@ -347,6 +357,8 @@ def command(
     if replay:
         rows, dead = feeding.replayed.rows, feeding.replayed.dead_letters
         summary += f"; dead letters parsed again: {counted(rows, 'row')}, {dead} are still dead"
+    now = dead_letters_of(run.servers, name, topics.ids)
+    summary += f"; now the feed has {counted(now, 'dead letter')}"
     return JobReport((), (), summary)
 
 

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import click
 from yarl import URL
 
+from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
 from broker.cli.kafka_client import admin_client, raise_for
 from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
 from broker.cli.sql import SqlServer, asked, to_url
+from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
 from common.options import environment_option, server_option
 from coordinator.feeds.definition import (
@@ -409,12 +411,9 @@ def list_tables(as_json: bool, http: URL, user: str | None, password: str | None
         "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
         f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
         " LEFT JOIN"
-        " (SELECT feed, sum(rows) AS rows, sum(lag) AS lag"
+        " (SELECT feed, sum(rows) AS rows, sum(dead_letters) AS dead_letters, sum(lag) AS lag"
         f" FROM {server.database}.table_feed_progress GROUP BY feed) AS progress"
-        " ON progress.feed = feeds.name LEFT JOIN"
-        f" (SELECT feed, count() AS dead_letters FROM {server.database}.dead_letters GROUP BY feed)"
-        " AS dead"
-        " ON dead.feed = feeds.name ORDER BY name"
+        " ON progress.feed = feeds.name ORDER BY name"
     )
     if as_json:
         print_json(rows)
@@ -478,12 +477,39 @@ _changing("pause", "'paused' AS status", "paused", "Stop filling DATABASE.TABLE 
 _changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TABLE.")
 
 
-_changing(
-    "replay",
-    "now64(3) AS replay_asked_at",
-    "asked for the dead letters again:",
-    "Parse the dead letters of DATABASE.TABLE again, after a fix.",
+@tables.command("replay")
+@_name
+@click.option("--no-wait", is_flag=True, help="Only ask for it: a broker begins within a second.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="How long to wait while no dead letter is parsed.",
 )
+@_with_server
+def replay_table(
+    name: str, no_wait: bool, timeout_s: int, http: URL, user: str | None, password: str | None
+) -> None:
+    """Parse the dead letters of DATABASE.TABLE again, after a fix.
+
+    Waits until the broker has done it. Ctrl-C ends only the waiting.
+    """
+    server = _Server(SqlServer(http, user, password))
+    feed = _feed(server, name)
+    with ctrl_c() as pressed:
+        _change(server, name, ASKED_NOW)
+        if no_wait:
+            click.echo(f"asked for the dead letters again: {name}")
+            return
+        done = asked_replay(server, feed).wait(timeout_s, pressed)
+    if done is None:
+        click.echo(f"the broker goes on with the replay of {name}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
+    made = done.routed_text if _is_router(name) else done.rows_text
+    click.echo(f"replayed {name}: {made}, {done.left_text}")
 
 
 @tables.command("drop")

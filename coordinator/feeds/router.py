@@ -19,6 +19,7 @@ from coordinator.feeds.inference import InferredColumn, field_columns, parse_sam
 from coordinator.feeds.routing import TABLE_NAME
 from coordinator.feeds.statements import DEAD, SOURCE, WITH_VALUE
 from coordinator.feeds.writer import (
+    MARKED_AT,
     MAX_OFFSET,
     FeedSource,
     PartitionWriter,
@@ -54,7 +55,7 @@ class RouteWriter(PartitionWriter):
         if dead_letters:
             await self._session.execute(
                 "INSERT INTO dead_letter_versions SELECT {feed:String}, {feed_id:UUID}, topic,"
-                f" topic_id, partition, offset, {_WHY}, now64(3, 'UTC'), false {lost}",
+                f" topic_id, partition, offset, {_WHY}, now64(3, 'UTC'), false, 0 {lost}",
                 {**params, "feed": feed.name, "feed_id": feed.feed_id},
             )
         return Counted(0, dead_letters)
@@ -78,10 +79,11 @@ class RouteWriter(PartitionWriter):
         [[taken]] = await self._session.rows(f"SELECT count() {found}", params)
         if taken:
             await self._session.execute(
-                "INSERT INTO dead_letter_versions SELECT * REPLACE (now64(3, 'UTC') AS time,"
+                f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time,"
                 f" true AS replayed) FROM (SELECT * {DEAD} AND offset IN (SELECT offset {found}))",
                 params,
             )
+        await self._renew_dead_letters(params)
         return Counted(0, before - taken)
 
     async def _open_all(

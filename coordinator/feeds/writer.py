@@ -36,6 +36,10 @@ from coordinator.feeds.values.layout import RowLayout
 from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
+_ASKED_AT = "fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"
+MARKED_AT = f"greatest(now64(3, 'UTC'), addMilliseconds(time, 1), {_ASKED_AT})"
+"""The time of a new version of a dead letter: later than the one before, and than the request for
+the replay, also if the clock was set back or is another server's."""
 COLUMNS_MAX = 1000
 """No column is added to a table that has so many: fields may be named by anything."""
 
@@ -145,7 +149,8 @@ class PartitionWriter(ABC):
         """Look again at dead letters that are older than the feed's `replay_asked_ms`.
 
         Those that fit now become rows; the others keep their place, with a new error and time.
-        Safe to repeat. Raises `EngineError`.
+        Afterwards none of them is older than `replay_asked_ms`. Safe to repeat. Raises
+        `EngineError`.
         """
 
     async def has_dead_letters(self, feed: FeedDefinition, source: FeedSource) -> bool:
@@ -157,6 +162,17 @@ class PartitionWriter(ABC):
         }
         [[count]] = await self._session.rows(f"SELECT count() {DEAD}", params)
         return bool(count)
+
+    async def _renew_dead_letters(self, params: Mapping[str, Parameter]) -> None:
+        """The end of a replay: those that it left as they were are newer, too.
+
+        So a replay is over when no dead letter is older than it. `params`: those of `DEAD`.
+        """
+        await self._session.execute(
+            f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time)"
+            f" FROM (SELECT * {DEAD})",
+            params,
+        )
 
     async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
         """The beginning of a range that has at most `max_bytes` of values, or one record.
@@ -215,7 +231,8 @@ class BlockWriter(PartitionWriter):
         if rows:
             await self._session.execute(statements.insert(token), params)
         if again:
-            await self._not_dead_any_more(feed, OF_BLOCK, params)
+            # The block counts their rows.
+            await self._not_dead_any_more(feed, OF_BLOCK, params, "0")
         if again and await self._stored(statements, token) != rows:
             raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
         await self._free_memory()
@@ -259,7 +276,8 @@ class BlockWriter(PartitionWriter):
             await self.take_away(feed, base, with_later=True)
             await self._session.execute(statements.insert(f"{base}/{uuid4()}"), params)
         await self._dead_letters(feed, params)
-        await self._not_dead_any_more(feed, DEAD, params)
+        await self._not_dead_any_more(feed, DEAD, params, "made.rows")
+        await self._renew_dead_letters(params)
         await self._free_memory()
         return Counted(rows, misfits)
 
@@ -346,23 +364,26 @@ class BlockWriter(PartitionWriter):
             await self._session.execute(f"TRUNCATE TEMPORARY TABLE {VALUES_TABLE}")
 
     async def _not_dead_any_more(
-        self, feed: FeedDefinition, dead: str, params: Mapping[str, Parameter]
+        self, feed: FeedDefinition, dead: str, params: Mapping[str, Parameter], rows: str
     ) -> None:
-        """Dead letters whose records fit now. The mark is newer, also if the clock was set back."""
+        """Dead letters whose records fit now. `rows`: SQL for what each counts in `rows`."""
         await self._session.execute(
-            "INSERT INTO dead_letter_versions SELECT * REPLACE"
-            " (greatest(now64(3, 'UTC'), addMilliseconds(time, 1)) AS time, true AS replayed)"
-            f" FROM (SELECT * {dead} AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD})",
-            {**params, "feed_id": feed.feed_id},
+            f"INSERT INTO dead_letter_versions SELECT dead.* REPLACE ({MARKED_AT} AS time,"
+            f" true AS replayed, {rows} AS rows) FROM (SELECT * {dead}"
+            f" AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD}) AS dead LEFT JOIN"
+            f" (SELECT _offset, count() AS rows FROM {ROWS_TABLE} GROUP BY _offset) AS made"
+            " ON made._offset = dead.offset",
+            {"asked_ms": 0, **params, "feed_id": feed.feed_id},
         )
 
     async def _dead_letters(self, feed: FeedDefinition, params: Mapping[str, Parameter]) -> None:
         await self._session.execute(
             "INSERT INTO dead_letter_versions"
             " SELECT {feed:String}, {feed_id:UUID}, {topic:String}, {topic_id:UUID},"
-            " {partition:Int32}, _offset, any(_feed_error), now64(3, 'UTC'), false"
-            f" FROM {ROWS_TABLE} WHERE _feed_error != '' GROUP BY _offset",
-            {**params, "feed": feed.name, "feed_id": feed.feed_id},
+            " {partition:Int32}, _offset, any(_feed_error),"
+            f" greatest(now64(3, 'UTC'), {_ASKED_AT}), false, 0 FROM {ROWS_TABLE}"
+            " WHERE _feed_error != '' GROUP BY _offset",
+            {"asked_ms": 0, **params, "feed": feed.name, "feed_id": feed.feed_id},
         )
 
 

@@ -282,6 +282,41 @@ async def test_a_replay_that_was_killed_before_its_end_is_repeated_once(tables: 
     assert await tables.rows("id, items") == [[1, 300]]
 
 
+async def test_after_a_replay_no_dead_letter_is_older_also_of_a_record_that_was_deleted(
+    tables: FeedTables,
+) -> None:
+    await tables.make("id UInt64")
+    offsets = await tables.produce("bad", "worse")
+    await tables.write(offsets)
+    await tables.engine.execute(
+        "ALTER TABLE messages DELETE WHERE offset = 0 SETTINGS mutations_sync = 1"
+    )
+    asked = replace(FEED, replay_asked_ms=2_000_000_000_000)
+
+    assert await tables.writer.replay(asked, SOURCE) == Counted(0, 2)
+    assert not await tables.writer.has_dead_letters(asked, SOURCE)
+    assert await tables.errors() == [[0, "not valid JSON"], [1, "not valid JSON"]]
+
+
+async def test_rows_of_a_replay_are_counted_once_and_not_those_of_a_block(
+    tables: FeedTables,
+) -> None:
+    await tables.make("id UInt64, items UInt8")
+    offsets = await tables.produce('{"id": 1, "items": 300}')
+    await tables.write(offsets)
+    await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
+    # The block is repeated, after a crash, and counts the row itself.
+    assert await tables.write(offsets, again=True) == Counted(1, 0)
+    more = await tables.produce('[{"id": 2, "items": 1}, {"id": 3, "items": 99999}]')
+    await tables.write(more, "u")
+    await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt32")
+    for asked_ms in (2_000_000_000_000, 2_000_000_000_001):
+        await tables.writer.replay(replace(FEED, replay_asked_ms=asked_ms), SOURCE)
+
+    counted = "SELECT offset, rows FROM dead_letter_versions FINAL WHERE replayed ORDER BY offset"
+    assert await tables.engine.rows(counted) == [[0, 0], [1, 2]]
+
+
 async def test_a_range_is_cut_by_its_bytes_and_has_one_record_at_least(tables: FeedTables) -> None:
     offsets = await tables.produce("x" * 100, "y" * 100, "z" * 1000, "a")
 

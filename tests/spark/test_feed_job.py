@@ -20,13 +20,15 @@ from typing import Any
 import confluent_kafka
 import fastavro
 import pytest
+from click.testing import CliRunner
 
-from spark_jobs import audit
+from spark_jobs import audit, feed
 from tests.spark.feed_job import LIMIT_S, FeedJob, run_feed
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.schemas import Schemas
+from tests.support.sql_client import USER
 from tests.support.sql_rows import SqlError
 from tests.support.steady_producer import producing
 from tests.support.typed_tables import SETTINGS, TypedTables
@@ -39,6 +41,55 @@ TABLE = "fed.events"
 @pytest.fixture
 def tables(own_broker: Callable[..., BrokerProcess]) -> TypedTables:
     return TypedTables(own_broker(**SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "sentence"),
+    [
+        (["--user", USER, "--password", "wrong"], f"refuses user {USER}"),
+        ([], "allows only its sql_user to do this"),
+    ],
+)
+def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
+    tables: TypedTables, credentials: list[str], sentence: str
+) -> None:
+    broker = tables.broker
+    ended = CliRunner().invoke(
+        feed.command,
+        [
+            TABLE, "--topic", "events", "--bootstrap", broker.kafka, "--servers", broker.http_url,
+            *credentials, "--columns", "id UInt64",
+        ],
+    )  # fmt: skip
+    assert ended.exit_code == 1
+    assert sentence in ended.stderr
+    assert "starting Spark" not in ended.stderr
+
+
+def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence(
+    tables: TypedTables,
+) -> None:
+    broker = tables.broker
+    create_topic(broker.kafka, "events", 1)
+    tables.produce("events", '{"id": 1}')
+    with FeedJob(broker, TABLE, "--topic", "events", "--columns", "id UInt64") as running:
+        until(lambda: has_table(tables) and tables.rows(TABLE) == 1, "the first row", LIMIT_S)
+        broker.stop()
+        broker.settings["sql_password"] = "another one"
+        broker.start()
+        tables.produce("events", "bad")
+        printed = running.ends(1)
+    assert printed.count(f"refuses user {USER}") == 1
+    assert f"refuses user {USER}: give the right user and password" in printed
+
+
+def has_table(tables: TypedTables) -> bool:
+    database, table = TABLE.split(".")
+    return bool(
+        tables.sql(
+            f"SELECT 1 FROM system.tables WHERE database = '{database}' AND name = '{table}'"
+        )
+    )
 
 
 def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
@@ -348,6 +399,7 @@ def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     fixed = (*more, "--replay", "--path", "c=b.c")
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 1 row fed, 0 dead letters; dead letters parsed again: 6 rows, 2 are" in told
+    assert "; now the feed has 2 dead letters" in told
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 0 rows fed, 0 dead letters; dead letters parsed again: 0 rows, 2 are" in told
     rows = tables.sql(f"SELECT id, a, c, _partition FROM {TABLE} ORDER BY _partition, id")

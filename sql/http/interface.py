@@ -334,7 +334,7 @@ class HttpInterface:
         if opened.action is not Action.READ:
             result, summary = await gateway.execute(opened, text, default_format)
             return await answers.whole(wanted, result, summary, None)
-        query = gateway.start_read(opened, text, default_format)
+        query = gateway.start_read(opened, opened.sql, default_format)
         return await answers.stream(request, wanted, query, fmt)
 
     async def _insert(

@@ -298,7 +298,7 @@ def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
 
 _OWN_SCOPE = re.compile(
     r": In scope SELECT currentDatabase\(\), formatQuerySingleLine\(.*\)"
-    r"(?: SETTINGS limit = 0, offset = 0)?\.",
+    r"(?: SETTINGS limit = 0, offset = 0, use_query_cache = 0)?\.",
     re.DOTALL,
 )
 

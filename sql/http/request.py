@@ -181,6 +181,8 @@ def read_request(request: web.Request, role: Role, values: dict[str, str]) -> Sq
                 72, "CANNOT_PARSE_NUMBER", f"client_protocol_version is not a number: {revision!r}"
             )
         wanted.client_revision = int(revision)
+    if role is Role.READER and values.get("readonly") == "1":
+        del values["readonly"]  # as it is; the engine does not let a reader set it again
     for name, value in values.items():
         if not name.isidentifier() or not name.isascii():
             raise sql_error(

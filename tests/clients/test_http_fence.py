@@ -194,6 +194,18 @@ def test_limits_cannot_be_lifted(server: BrokerProcess, setting: str) -> None:
         assert answer.code in (452, 164), answer.text
 
 
+def test_what_holds_anyway_can_be_asked_for(server: BrokerProcess) -> None:
+    for level in ("1", "2"):
+        assert ask(server, "SELECT 1", readonly=level).text == "1\n"
+        assert ask(server, "DROP TABLE messages", readonly=level).code == 497
+
+
+def test_the_query_cache_can_be_used(server: BrokerProcess) -> None:
+    for _ in range(2):
+        assert ask(server, "SELECT 1", use_query_cache=1).text == "1\n"
+    assert "Syntax error" in ask(server, "SELECT 1/", use_query_cache=1).text
+
+
 def test_limits_can_be_tightened(server: BrokerProcess) -> None:
     sql = "SELECT getSetting('max_memory_usage'), getSetting('max_threads')"
     assert read(server, sql, max_memory_usage="50000000", max_threads="1") == "50000000\t1\n"

@@ -163,9 +163,14 @@ def lines_of(tree: str) -> Iterator[str]:
 
 
 def _refuse_line_breaks(words: Sequence[Token], params: Mapping[str, str]) -> None:
-    """What follows a line break in a name would look like a line of the tree."""
-    names = [unquote(word) for word in words if word.kind is TokenKind.QUOTED]
-    if any(b"\n" in name for name in names) or any("\n" in value for value in params.values()):
+    """What follows a line break in a name would look like a line of the tree.
+
+    The engine writes such a name with a backslash.
+    """
+    names = (word.text for word in words if word.kind is TokenKind.QUOTED)
+    if any(b"\\" in name or b"\n" in name for name in names) or any(
+        "\n" in value or "\\n" in value for value in params.values()
+    ):
         raise access_denied("A name with a line break is not available here.")
 
 

@@ -159,7 +159,8 @@ class SparkBlockWriter:
     def _load(self, records: pa.Table | None) -> Counted:
         """Fill the temporary tables."""
         self._drop()
-        for statement in (self._statements.values_table, self._statements.rows_table):
+        made = self._statements
+        for statement in (*made.settings, made.values_table, made.rows_table):
             self._session.execute(statement.replace("CREATE OR REPLACE", "CREATE"))
         more = self._feed.record_columns
         if more:

@@ -18,7 +18,7 @@ from typing import Any
 
 from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.paths import path_from_text
-from coordinator.feeds.values.layout import Column, RowLayout
+from coordinator.feeds.values.layout import Column, RowLayout, uses
 from storage.engine import FileQuery
 from storage.parameters import literal, quoted
 
@@ -51,6 +51,11 @@ OF_BLOCK = f"{_DEAD_LETTERS} AND offset >= {{first:Int64}} AND offset < {{end:In
 """Dead letters of a range."""
 DEAD = f"{_DEAD_LETTERS} AND time < fromUnixTimestamp64Milli({{asked_ms:Int64}}, 'UTC')"
 """Dead letters that were asked to be parsed again."""
+LARGE_STATEMENTS = (
+    "SET max_query_size = 16777216, max_ast_elements = 1000000, max_expanded_ast_elements = 5000000"
+)
+"""For a session: hundreds of columns need more than ClickHouse's 256 KiB."""
+COLUMNS_OF_SMALL_STATEMENTS = 100
 VALUES_TABLE, ROWS_TABLE = "feed_values", "feed_rows"
 UNDERSTOOD = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error = '')"
 MISFITS = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error != '')"
@@ -59,27 +64,27 @@ _BEGINS = (
     f"({BLOCK_COLUMN} = {{token:String}}"
     f" OR startsWith({BLOCK_COLUMN}, concat({{token:String}}, '/')))"
 )
-# Text stays text in columns of type JSON and Dynamic, also if it looks like a date.
+# Text stays text in columns of type JSON, Dynamic and Variant, also if it looks like a date.
 _CONVERTING = (
     "SETTINGS max_threads = 2, engine_file_empty_if_not_exists = 1,"
-    " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0"
+    " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0,"
+    " cast_string_to_variant_use_inference = 0"
 )
 # One insert is one block of the engine, and so one part in each partition of the table.
 AS_ONE_BLOCK = (
     "SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_rows = 1000000000,"
     " min_insert_block_size_bytes = 0, max_partitions_per_insert_block = 0, async_insert = 0,"
-    " insert_null_as_default = 1, insert_deduplicate = 1"
+    "  insert_deduplicate = 1"
 )
 MARK_BYTES = 16
 VALUES_STRUCTURE = f"mark FixedString({MARK_BYTES}), offset Int64, value String"
 
 
 def columns_statement() -> str:
-    """The columns that a feed may fill. Parameters: `database`, `table`."""
+    """The columns of a table. Parameters: `database`, `table`."""
     return (
-        "SELECT name, type, default_expression, timezone() FROM system.columns"
+        "SELECT name, type, default_kind, default_expression, timezone() FROM system.columns"
         " WHERE database = {database:String} AND table = {table:String}"
-        " AND default_kind IN ('', 'DEFAULT', 'EPHEMERAL')"
         f" AND name != '{BLOCK_COLUMN}' ORDER BY position"
     )
 
@@ -87,14 +92,27 @@ def columns_statement() -> str:
 def columns_of(
     rows: Sequence[Sequence[Any]], paths: Mapping[str, str], units: Mapping[str, str]
 ) -> list[Column]:
-    """`rows`: of `columns_statement`. Raises ValueError for a path that is none."""
-    return [
-        Column(
-            name, kind, path_from_text(paths[name]) if name in paths else (name,), default,
-            units.get(name), zone,
-        )
-        for name, kind, default, zone in rows
-    ]  # fmt: skip
+    """Those that a feed fills. `rows`: of `columns_statement`.
+
+    Raises ValueError for a path that is none, and for a default that cannot be known here.
+    """
+    computed = [name for name, _, kind, _, _ in rows if kind not in _FILLED]
+    columns = []
+    for name, type_name, kind, default, zone in rows:
+        if kind not in _FILLED:
+            continue
+        if uses(default, computed):
+            raise ValueError(
+                f"column {name}: its default uses a column that is computed: {default}"
+            )
+        path = path_from_text(paths[name]) if name in paths else (name,)
+        own = default if kind == "DEFAULT" else ""
+        columns.append(Column(name, type_name, path, own, units.get(name), zone))
+    return columns
+
+
+_FILLED = frozenset({"", "DEFAULT", "EPHEMERAL"})
+"""Kinds of defaults of the columns that an insert may name."""
 
 
 class BlockStatements:
@@ -125,6 +143,11 @@ class BlockStatements:
             names = ", ".join(column.name for column in values)
             raise ValueError(f"the format raw fills one column, and {database}.{table} has {names}")
         self.layout = RowLayout(columns, kind, collects_unknown=collects_unknown)
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """Statements that make the others possible."""
+        return [LARGE_STATEMENTS] if len(self.columns) > COLUMNS_OF_SMALL_STATEMENTS else []
 
     @property
     def rows_table(self) -> str:
@@ -159,18 +182,19 @@ class BlockStatements:
 
     def insert(self, token: str) -> str:
         """Puts the rows into the table. Parameters: those of `SOURCE`."""
-        names = [quoted(column.name) for column in self.columns]
-        values = [self._value(column) for column in self.columns]
-        from_log = {"_timestamp", "_key", "_headers"} & {one.name for one in self.columns}
-        join = (
-            " ANY LEFT JOIN (SELECT offset, timestamp, key, headers"
-            f" {self.source}) AS record ON record.offset = feed_rows._offset"
-            if from_log
-            else ""
-        )
+        names = ", ".join(quoted(column.name) for column in self.columns)
+        of_kafka = {
+            "_topic": "{topic:String}", "_partition": "{partition:Int32}", "_offset": "_offset",
+            "_timestamp": "record.timestamp", "_key": "record.key", "_headers": "record.headers",
+        }  # fmt: skip
+        rows = f"(SELECT * FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}) AS feed_rows"
+        if {"_timestamp", "_key", "_headers"} & {one.name for one in self.columns}:
+            rows += (
+                " ANY LEFT JOIN (SELECT offset, timestamp, key, headers"
+                f" {self.source}) AS record ON record.offset = feed_rows._offset"
+            )
         return (
-            f"INSERT INTO {self.target} ({', '.join(names)}) SELECT {', '.join(values)}"
-            f" FROM {ROWS_TABLE} AS feed_rows{join} WHERE feed_rows._offset NOT IN {MISFITS}"
+            f"INSERT INTO {self.target} ({names}) {self.layout.inserted(rows, of_kafka)}"
             f" {AS_ONE_BLOCK}, insert_deduplication_token = {literal(token)}"
         )
 
@@ -185,17 +209,6 @@ class BlockStatements:
         """
         which = _BEGINS if with_later else f"{BLOCK_COLUMN} = {{token:String}}"
         return f"ALTER TABLE {self.target} DELETE WHERE {which} SETTINGS mutations_sync = 2"
-
-    def _value(self, column: Column) -> str:
-        """What is inserted into a column of the table."""
-        said = {
-            "_topic": "{topic:String}",
-            "_partition": "{partition:Int32}",
-            "_offset": "feed_rows._offset",
-        }
-        if column.is_metadata:
-            return said.get(column.name, f"record.{column.name[1:]}")
-        return self.layout.inserted(column)
 
 
 def _temporary(table: str, columns: str) -> str:

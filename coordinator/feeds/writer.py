@@ -309,7 +309,8 @@ class BlockWriter(PartitionWriter):
         if unknown and await self._add_columns(feed, unknown):
             statements = await self._statements(feed, condition)
             await self._scan(feed, statements, mark)
-        await self._session.execute(statements.rows_table)
+        for statement in (*statements.settings, statements.rows_table):
+            await self._session.execute(statement)
         if self._session.reads_files:
             await self._session.execute(statements.convert(self._path))
         else:

@@ -10,7 +10,8 @@ that is called `items.sku`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,7 +74,7 @@ class _Scanned:
 @dataclass(frozen=True, slots=True)
 class _Filled:
     """A column of `feed_rows`. `bad`: the text that does not fit, or null. `present`: whether the
-    record has it, where that decides about the column's default."""
+    record has it, where null does not say that."""
 
     column: Column
     type: str
@@ -130,8 +131,8 @@ class RowLayout:
     @cached_property
     def rows(self) -> str:
         """The columns of `feed_rows`."""
-        columns = [f"{quoted(one.column.name)} {one.type}" for one in self._filled]
-        flags = [f"{_flag(one.column)} Bool" for one in self._filled if one.present]
+        columns = [f"r{number} {one.type}" for number, one in enumerate(self._filled)]
+        flags = [f"p{number} Bool" for number, one in enumerate(self._filled) if one.present]
         return ", ".join(["_offset Int64", "_feed_error String", *columns, *flags])
 
     def conversion(self, source: str) -> str:
@@ -153,13 +154,34 @@ class RowLayout:
         inner = ", ".join(["_offset", "_error", *made, *flags])
         return f"SELECT {outer} FROM (SELECT {inner} FROM {source})"
 
-    def inserted(self, column: Column) -> str:
-        """A column of `feed_rows` for the insert: its default where the record has nothing."""
-        value = f"feed_rows.{quoted(column.name)}"
-        for one in self._filled:
-            if one.column is column and one.present:
-                return f"if(feed_rows.{_flag(column)}, {value}, ({column.default}))"
-        return value
+    def inserted(self, source: str, of_kafka: Mapping[str, str]) -> str:
+        """A query: the columns of the table from `source`, which has those of `feed_rows`.
+
+        `of_kafka`: expressions for the columns with what Kafka says of a record. What a record does
+        not have is its column's default, whose expression may use other columns: a level of the
+        query for those that need the level below.
+        """
+        ready = [f"{of_kafka[one.name]} AS {quoted(one.name)}" for one in self.columns
+                 if one.is_metadata]  # fmt: skip
+        waiting: dict[int, _Filled] = {}
+        for number, one in enumerate(self._filled):
+            if one.column.default:
+                waiting[number] = one
+            else:
+                ready.append(f"{_or_type_default(one, f'r{number}')} AS {quoted(one.column.name)}")
+        kept = [f"r{n}" for n in waiting] + [f"p{n}" for n, one in waiting.items() if one.present]
+        query = f"SELECT {', '.join([*ready, *kept])} FROM {source}"
+        while waiting:
+            names = {one.column.name for one in waiting.values()}
+            now = {n: one for n, one in waiting.items() if not uses(one.column.default, names)}
+            if not now:
+                named = ", ".join(sorted(names))
+                raise ValueError(f"the defaults of the columns {named} use each other")
+            made = [f"{_or_default(one, n)} AS {quoted(one.column.name)}" for n, one in now.items()]
+            query = f"SELECT *, {', '.join(made)} FROM ({query})"
+            waiting = {n: one for n, one in waiting.items() if n not in now}
+        names_of_all = ", ".join(quoted(one.name) for one in self.columns)
+        return f"SELECT {names_of_all} FROM ({query})"
 
     # --- how columns are filled
 
@@ -258,8 +280,31 @@ def _row_type(made: Conversion) -> str:
     return f"Nullable({bare.text})"
 
 
-def _flag(column: Column) -> str:
-    return quoted(f"_has {column.name}")
+def _or_type_default(filled: _Filled, value: str) -> str:
+    """Nothing is the default of the column's type, where the type does not have null."""
+    kind = filled.column.type
+    if not filled.type.startswith("Nullable(") or parse_type(kind).is_nullable:
+        return value
+    return f"ifNull({value}, defaultValueOfTypeName({literal(kind)}))"
+
+
+def _or_default(filled: _Filled, number: int) -> str:
+    column = filled.column
+    is_there = f"p{number}" if filled.present else f"isNotNull(r{number})"
+    value = f"CAST(r{number}, {literal(column.type)})"
+    if not parse_type(column.type).is_nullable and filled.type.startswith("Nullable("):
+        value = f"CAST({_or_type_default(filled, f'r{number}')}, {literal(column.type)})"
+    return f"if({is_there}, {value}, CAST(({column.default}), {literal(column.type)}))"
+
+
+_STRINGS = re.compile(r"'(?:[^'\\]|\\.)*'")
+_WORDS = re.compile(r"`((?:[^`\\]|\\.)*)`|([A-Za-z_][A-Za-z0-9_.]*)")
+
+
+def uses(expression: str, names: Collection[str]) -> bool:
+    """Whether an expression uses one of these columns."""
+    words = _WORDS.findall(_STRINGS.sub("''", expression))
+    return any((quoted_name or word) in names for quoted_name, word in words)
 
 
 def _item_of(column: Column) -> str:

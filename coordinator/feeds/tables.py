@@ -21,6 +21,13 @@ MADE = (
 )
 """The statement that makes a table which a feed can fill."""
 
+REPLACES = (
+    "SELECT engine LIKE '%ReplacingMergeTree' FROM system.tables"
+    " WHERE database = {database:String} AND name = {table:String}"
+)
+"""Whether rows of the same key replace each other. Then the number of a block's rows says nothing
+about whether it is stored, and rows that are stored twice are one."""
+
 
 def local_name(table: str) -> str:
     """Of the part of a table that a shard of a cluster has."""

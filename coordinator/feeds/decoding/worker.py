@@ -3,7 +3,8 @@
 Each line of its input is a `DecodeRequest` as JSON; it answers each with a line, a `DecodeAnswer`
 as JSON. It ends with its input.
 
-The file of values is ClickHouse's RowBinary of (mark FixedString(16), offset Int64, value String).
+The file of values is ClickHouse's RowBinary of (mark FixedString(16), offset Int64, value String),
+where a value of Debezium has the key before it (debezium.py).
 The file of rows has what the scanner writes for the columns (values/layout.py).
 """
 

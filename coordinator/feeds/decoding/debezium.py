@@ -124,7 +124,7 @@ def _number(text: str) -> float | _Digits:
 
 
 _JSON = json.JSONDecoder(parse_float=_number)
-_SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
+_BEGIN, _SCHEMA_PLACE, _PAYLOAD = '{"schema":{', len('{"schema":'), ',"payload":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class MessageReader:
         fields = _row_fields(found["schema"])
         converted = tuple(_conversions(fields))
         message = Message(found["payload"], fields, converted)
-        if text.startswith(_SCHEMA):
-            _, end = _JSON.raw_decode(text, len(_SCHEMA))
+        if text.startswith(_BEGIN):
+            _, end = _JSON.raw_decode(text, _SCHEMA_PLACE)
             if text.startswith(_PAYLOAD, end):
                 self._begin = text[: end + len(_PAYLOAD)].encode()
                 self._known = message

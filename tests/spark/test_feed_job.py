@@ -331,7 +331,6 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
 
 
-@pytest.mark.long
 def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
     tables: TypedTables,
 ) -> None:
@@ -363,6 +362,7 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
     assert "0 dead letters" in told
 
 
+@pytest.mark.long
 def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "events", 2)
     more = ("--topic", "events", "--once", "--block-records", "2")

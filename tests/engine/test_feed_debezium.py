@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.feeds.blocks import Counted, Offsets
+from coordinator.feeds.decoding.debezium_columns import columns_of_change
 from coordinator.feeds.definition import FeedOptions, Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import TokenUsed
@@ -232,6 +233,28 @@ async def test_a_value_of_each_type(fed: FeedTables) -> None:
     [found] = await fed.rows(", ".join(f"toString({column})" for column in paths))
     pairs = zip(found, KINDS_OF_COLUMNS, strict=True)
     assert [(one, *case) for one, case in pairs if one != case[-1]] == []
+
+
+async def test_columns_by_the_schema_hold_what_postgresql_sent(fed: FeedTables) -> None:
+    first = samples("default", KINDS)[0]
+    columns = columns_of_change(first.value or b"")
+    await fed.make(", ".join(f"{one.name} {one.type}" for one in columns))
+    offsets = await fed.produce_with_keys((first.key, first.value))
+
+    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(1, 0), await fed.errors()
+    null = [one.name for one in columns if "Nullable" in one.type and "Array" not in one.type]
+    conditions = ", ".join(f"isNull({name})" for name in null)
+    assert await fed.rows(conditions) == [[0] * len(null)]
+
+
+async def test_unwrapped_rows_are_also_json_with_a_field_for_deletions(fed: FeedTables) -> None:
+    columns = "id Int64, name String, _offset Int64, _deleted Bool"
+    await fed.make(columns, order_by="id", engine=LATEST)
+    offsets = await produce(fed, "rewrite", PLAIN)
+    feed = replace(FEED, paths={"_deleted": "__deleted"})
+
+    assert await fed.write(offsets, feed=feed) == Counted(11, 0), await fed.errors()
+    assert await latest(fed, "id, name") == [[0, "zero"], [2, "again"], [3, "the last"]]
 
 
 async def test_bytes_arrive_as_they_are(fed: FeedTables) -> None:

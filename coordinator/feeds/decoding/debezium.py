@@ -297,9 +297,11 @@ def _timestamp(digits: int) -> Convert:
 
 
 def _time(digits: int) -> Convert:
+    """A time of the day; MySQL has negative ones."""
+
     def text(value: int, _: Mapping[str, Any]) -> str:
-        seconds, fraction = divmod(value, 10**digits)
-        return f"{_clock(seconds)}.{fraction:0{digits}}"
+        seconds, fraction = divmod(abs(value), 10**digits)
+        return f"{'-' if value < 0 else ''}{_clock(seconds)}.{fraction:0{digits}}"
 
     return text
 

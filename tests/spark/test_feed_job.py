@@ -341,7 +341,7 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
         producer.produce("changes", key=one.key, value=one.value)
     assert producer.flush(60) == 0
     options = [
-        "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2)), _key Nullable(String)",
+        "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2))",
         "--order-by", "id",
     ]  # fmt: skip
     tables("create", "own.changes", "--topic", "changes", "--format", "debezium", *options)

@@ -338,17 +338,25 @@ async def test_units_are_for_numbers_without_a_schema(fed: FeedTables) -> None:
     ]
 
 
-async def test_added_columns_are_those_of_postgresql_only(fed: FeedTables) -> None:
+async def test_added_columns_have_the_types_of_the_schema(fed: FeedTables) -> None:
     await fed.make("id Int64")
     feed = replace(DEBEZIUM, options=FeedOptions(add_columns=True))
     offsets = await produce(fed, "default", PLAIN)
 
     assert (await fed.write(offsets, feed=feed)).dead_letters == 0, await fed.errors()
-    names = await fed.engine.rows(
-        "SELECT name FROM system.columns WHERE database = 'shop' AND table = 'orders'"
+    added = await fed.engine.rows(
+        "SELECT name, type FROM system.columns WHERE database = 'shop' AND table = 'orders'"
         " AND name != '_block' ORDER BY name"
     )
-    assert names == [["added"], ["born"], ["colour"], ["id"], ["name"], ["paid"]]
+    assert added == [
+        ["added", "Nullable(Int32)"],
+        ["born", "Date32"],
+        ["colour", "Nullable(String)"],
+        ["id", "Int64"],
+        ["name", "String"],
+        ["paid", "Nullable(Decimal(18, 2))"],
+    ]
+    assert ["4", "1999-12-31"] in await fed.rows("toString(paid), toString(born)")
 
 
 async def test_a_block_that_is_written_again_after_merges_changes_nothing(fed: FeedTables) -> None:

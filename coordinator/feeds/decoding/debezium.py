@@ -48,12 +48,17 @@ class Debezium:
         """`paths`: of the columns."""
         self._wanted = {path[0] for path in paths}
         self._keys, self._values = MessageReader("key"), MessageReader("value")
+        self.fields: dict[str, Mapping[str, Any]] = {}
+        """The schemas of all fields that rows had, as far as they had one."""
 
     def __call__(self, record: bytes) -> list[Any]:
         length = _LENGTH.unpack_from(record)[0]
         begin = _LENGTH.size + max(length, 0)
         key = None if length < 0 else record[_LENGTH.size : begin]
-        return [self._row(key, self._values.read(record[begin:]))]
+        message = self._values.read(record[begin:])
+        if message.fields:
+            self.fields |= message.fields
+        return [self._row(key, message)]
 
     def _row(self, key: bytes | None, message: Message) -> dict[str, Any]:
         payload = message.payload

@@ -26,7 +26,11 @@ _ANY_LENGTH = 1 << 31
 
 def columns_of_change(value: bytes) -> list[InferredColumn]:
     """Empty if the record has no schema. Raises `DebeziumError`."""
-    fields = MessageReader("value").read(value).fields
+    return columns_of_fields(MessageReader("value").read(value).fields)
+
+
+def columns_of_fields(fields: Mapping[str, Mapping[str, Any]]) -> list[InferredColumn]:
+    """`fields`: schemas by name."""
     return [
         InferredColumn(name, column_type(schema), path_as_text((name,)))
         for name, schema in fields.items()

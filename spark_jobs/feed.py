@@ -27,10 +27,15 @@ from coordinator.feeds.definition import (
     split_name,
 )
 from coordinator.feeds.feeder import EVERYWHERE
-from coordinator.feeds.options import path_option, unit_option
+from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
-from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
+from coordinator.feeds.tables import (
+    BLOCK_DEFINITION,
+    preparing,
+    table_to_make,
+    window_settings,
+)
 from coordinator.feeds.values.layout import RowLayout
 from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
@@ -204,7 +209,13 @@ class FeedTarget:
         database, table = split_name(self.name)
         check_insert(self.servers, f"{quoted(database)}.{quoted(table)}")
 
-    def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
+    def make(
+        self,
+        columns: str | None,
+        order_by: str | None,
+        engine: str | None,
+        partition_by: str | None,
+    ) -> None:
         """Make the table, or give the one that exists what a feed needs."""
         database, table = split_name(self.name)
         target = f"{quoted(database)}.{quoted(table)}"
@@ -212,19 +223,23 @@ class FeedTarget:
         where = "WHERE database = {d:String} AND name = {t:String}"
         found = self.servers.rows(f"SELECT engine FROM system.tables {where}", named)
         if not found and columns is not None:
+            try:
+                columns, engine = table_to_make(self.format, columns, order_by, engine)
+            except ValueError as error:
+                raise JobFailure(str(error)) from error
             by = f" PARTITION BY {partition_by}" if partition_by else ""
             self.servers.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
             self.servers.execute(
-                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = MergeTree ORDER BY"
-                f" ({order_by}){by} SETTINGS {window_settings(replicated=False)}"
+                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = {engine} ORDER BY"
+                f" ({order_by or 'tuple()'}){by} SETTINGS {window_settings(replicated=False)}"
             )
             return
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
-        [[engine]] = found
-        replicated = engine.startswith("Replicated")
-        if not engine.endswith("MergeTree"):
-            raise JobFailure(f"{self.name} is a table of engine {engine}, not of MergeTree")
+        [[has]] = found
+        replicated = has.startswith("Replicated")
+        if not has.endswith("MergeTree"):
+            raise JobFailure(f"{self.name} is a table of engine {has}, not of MergeTree")
         if len(self.servers.urls) > 1 and not replicated:
             raise JobFailure(f"{self.name} is not replicated: name one server with --servers")
         for statement in preparing(target, replicated=replicated):
@@ -271,7 +286,8 @@ def _to_pairs(
     help="The format of the records' values.",
 )
 @click.option("--columns", metavar="LIST", help="Of a new table, as in CREATE TABLE.")
-@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
+@click.option("--order-by", metavar="LIST", help="Sorting key of a new table.")
+@engine_option
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
 @path_option
 @unit_option
@@ -307,7 +323,8 @@ def command(
     bootstrap: str,
     kind: str,
     columns: str | None,
-    order_by: str,
+    order_by: str | None,
+    engine: str | None,
     partition_by: str | None,
     paths: Mapping[str, str],
     units: Mapping[str, str],
@@ -337,7 +354,7 @@ def command(
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
     target = FeedTarget(servers, name, feed_id, Format(kind), paths, units, schema_registry)
-    target.make(columns, order_by, partition_by)
+    target.make(columns, order_by, engine, partition_by)
     target.check()
     feeder = f"spark-{uuid4()}"
     task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)

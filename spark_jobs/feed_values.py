@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from coordinator.feeds.decoding.debezium import packed
 from coordinator.feeds.decoding.formats import decoder
 from coordinator.feeds.decoding.registry import SchemaRegistry
 from coordinator.feeds.decoding.worker import Worker
@@ -21,9 +22,11 @@ from spark_jobs.feed_writer import SparkFeed
 
 def parsed(records: DataFrame, feed: SparkFeed, schema_registry: str) -> DataFrame:
     """The rows of `records`, which are those of Spark's Kafka source."""
-    records = records.select("topic", "partition", "offset", *feed.record_columns, "value")
+    more = [*feed.record_columns]
+    key = ["key"] if feed.format.needs_key and "key" not in more else []
+    records = records.select("topic", "partition", "offset", *more, *key, "value")
     scanned = records.mapInArrow(ValueScan(feed, schema_registry), records.schema)
-    return scanned.withColumnRenamed("value", "rows")
+    return scanned.drop(*key).withColumnRenamed("value", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +39,25 @@ class ValueScan:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         scan = _Scan(self.feed, self.registry)
         for batch in batches:
+            offsets = batch.column("offset").to_pylist()
             rows = [
                 None if value is None else scan.rows(offset, value)
-                for offset, value in zip(
-                    batch.column("offset").to_pylist(),
-                    batch.column("value").to_pylist(),
-                    strict=True,
-                )
+                for offset, value in zip(offsets, self._values(batch), strict=True)
             ]
             table = pa.table(batch)
             place = table.column_names.index("value")
             yield from table.set_column(
                 place, "value", pa.array(rows, pa.binary())
             ).combine_chunks().to_batches()  # fmt: skip
+
+    def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        values: list[bytes | None] = batch.column("value").to_pylist()
+        if not self.feed.format.needs_key:
+            return values
+        return [
+            None if value is None else packed(key, value)
+            for key, value in zip(batch.column("key").to_pylist(), values, strict=True)
+        ]
 
 
 class _Scan:

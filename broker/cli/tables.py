@@ -23,6 +23,7 @@ from broker.cli.sql import SqlServer, asked, to_url
 from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
 from common.options import environment_option, server_option
+from coordinator.feeds.decoding.debezium_columns import columns_of_change, key_columns
 from coordinator.feeds.definition import (
     INTERVAL_MS,
     START,
@@ -31,14 +32,15 @@ from coordinator.feeds.definition import (
     Format,
     split_name,
 )
-from coordinator.feeds.inference import flat_columns, parse_sample
-from coordinator.feeds.options import path_option, unit_option
+from coordinator.feeds.inference import InferredColumn, flat_columns, parse_sample
+from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
     preparing,
     table_engine,
+    table_to_make,
     window_settings,
 )
 from storage.cluster_sql import SHARD_DATABASE
@@ -175,9 +177,15 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 @click.option(
     "--columns",
     metavar="LIST",
-    help="As in CREATE TABLE. Without it and without a table: inferred from a sample of JSON.",
+    help="As in CREATE TABLE. Without it and without a table: inferred from a sample of JSON, or"
+    " from the schema in Debezium's records.",
 )
-@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
+@click.option(
+    "--order-by",
+    metavar="LIST",
+    help="Sorting key of a new table. For debezium: the columns of the primary key.",
+)
+@engine_option
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
 @path_option
 @unit_option
@@ -227,7 +235,8 @@ def create_table(
     topics: Sequence[str],
     kind: str,
     columns: str | None,
-    order_by: str,
+    order_by: str | None,
+    engine: str | None,
     partition_by: str | None,
     paths: Mapping[str, str],
     units: Mapping[str, str],
@@ -251,6 +260,8 @@ def create_table(
     """
     server = _Server(SqlServer(http, user, password))
     _check_routes(name, kind, columns, route, route_value, like)
+    if engine is not None and _is_router(name):
+        raise click.UsageError("--engine is for one table: give --like")
     if add_columns and not Format(kind).has_paths:
         raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
@@ -260,23 +271,29 @@ def create_table(
     if not _is_router(name):
         filled = local_name(table) if server.is_of_cluster else table
         exists = _has_table(server, database, filled)
-        if exists and columns is not None:
+        if exists and (columns is not None or engine is not None):
             raise click.ClickException(
-                f"table {database}.{filled} exists: leave --columns out to fill it as it is"
+                f"table {database}.{filled} exists: leave --columns and --engine out to fill it as"
+                " it is"
             )
         if not exists and columns is None:
-            columns, inferred = _infer(server, topics[0], kind, yes)
+            columns, inferred, key = _infer(server, topics[0], kind, yes)
             paths = {**inferred, **paths}
+            order_by = order_by or key
         if columns is None:
             for statement in preparing(
                 f"{quoted(database)}.{quoted(filled)}", replicated=server.is_replicated
             ):
                 server.run(statement)
         else:
-            by = f"ORDER BY ({order_by})"
+            try:
+                columns, engine = table_to_make(Format(kind), columns, order_by, engine)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            by = f"ORDER BY ({order_by or 'tuple()'})"
             if partition_by:
                 by = f"{by} PARTITION BY {partition_by}"
-            _make_table(server, database, filled, columns, by)
+            _make_table(server, database, filled, columns, engine, by)
     elif like and not _has_table(server, *split_name(like)):
         raise click.ClickException(f"there is no table {like}")
     options = FeedOptions(
@@ -362,43 +379,73 @@ def _has_table(server: _Server, database: str, table: str) -> bool:
     )  # fmt: skip
 
 
-def _make_table(server: _Server, database: str, table: str, columns: str, by: str) -> None:
+def _make_table(
+    server: _Server, database: str, table: str, columns: str, engine: str, by: str
+) -> None:
     """`by`: how it is sorted and partitioned."""
     server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
     replicated = server.is_replicated
     server.run(
         f"CREATE TABLE {quoted(database)}.{quoted(table)} ({columns}, {BLOCK_DEFINITION})"
-        f" ENGINE = {table_engine(database, table, replicated=replicated)} {by}"
+        f" ENGINE = {table_engine(database, table, engine, replicated=replicated)} {by}"
         f" SETTINGS {window_settings(replicated=replicated)}",
         {"flatten_nested": "0"},
     )
 
 
-def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str]]:
-    """Columns from the last records, and the paths of those that are not fields of the object."""
-    if kind != Format.JSON.value:
+def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str], str]:
+    """Columns, the paths of those that are not fields of the object, and the sorting key."""
+    if kind == Format.DEBEZIUM.value:
+        columns, key = _columns_of_changes(server, topic)
+        _confirm(columns, f"columns by the schema of the last record of {topic}:", yes)
+    elif kind == Format.JSON.value:
+        found = _last_records(server, topic, _SAMPLE_RECORDS)
+        columns, key = flat_columns(parse_sample(value for _, value in found)), ""
+        if not columns:
+            raise click.ClickException(
+                f"topic {topic} has no JSON objects to infer columns from: give --columns"
+            )
+        _confirm(columns, f"columns by the last {len(found)} records of {topic}:", yes)
+    else:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
+    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
+    return text, {one.name: one.path for one in columns}, key
+
+
+def _columns_of_changes(server: _Server, topic: str) -> tuple[list[InferredColumn], str]:
+    """Columns, and the sorting key."""
+    for key, value in _last_records(server, topic, 1):
+        try:
+            columns = columns_of_change(value)
+            names = key_columns(key) if key else ()
+        except ValueError as error:
+            raise click.ClickException(f"the last record of {topic}: {error}") from error
+        if columns:
+            return columns, ", ".join(map(quoted, names))
+    raise click.ClickException(
+        f"topic {topic} has no record with a schema to infer columns from: give --columns"
+    )
+
+
+def _last_records(server: _Server, topic: str, count: int) -> list[tuple[bytes, bytes]]:
+    """Keys and values; no tombstones."""
     found = server.rows(
-        "SELECT base64Encode(assumeNotNull(value)) AS value"
+        "SELECT base64Encode(ifNull(key, '')) AS key, base64Encode(assumeNotNull(value)) AS value"
         f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
-        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS}",
+        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {count}",
         t=topic,
     )  # fmt: skip
-    sample = parse_sample(base64.b64decode(row["value"]) for row in found)
-    columns = flat_columns(sample)
-    if not columns:
-        raise click.ClickException(
-            f"topic {topic} has no JSON objects to infer columns from: give --columns"
-        )
+    return [(base64.b64decode(row["key"]), base64.b64decode(row["value"])) for row in found]
+
+
+def _confirm(columns: Sequence[InferredColumn], heading: str, yes: bool) -> None:
     shown = new_table("column", "type", "JSON path")
     for column in columns:
         shown.add_row(*column)
-    click.echo(f"columns by the last {len(found)} records of {topic}:")
+    click.echo(heading)
     console().print(shown)
     if not yes:
         click.confirm("Make the table?", abort=True)
-    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return text, {one.name: one.path for one in columns}
 
 
 @tables.command("list")

@@ -28,11 +28,17 @@ class Format(Enum):
     AVRO = "avro"
     MSGPACK = "msgpack"
     PROTOBUF = "protobuf"
+    DEBEZIUM = "debezium"
 
     @property
     def is_decoded(self) -> bool:
         """Whether each value is made a line of JSON first (decoding/)."""
-        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF)
+        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF, Format.DEBEZIUM)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the record's key is decoded with its value (decoding/debezium.py)."""
+        return self is Format.DEBEZIUM
 
     @property
     def has_paths(self) -> bool:

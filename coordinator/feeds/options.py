@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from coordinator.feeds.paths import path_from_text
+from coordinator.feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
 from coordinator.feeds.values.plan import UNITS
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -41,6 +42,27 @@ def _to_units(
                 f"write COLUMN=UNIT with one of {', '.join(UNITS)}, for example created=ms"
             )
     return units
+
+
+def _to_engine(
+    _context: click.Context, _parameter: click.Parameter, text: str | None
+) -> str | None:
+    if text is not None and ENGINE.fullmatch(text) is None:
+        raise click.BadParameter(
+            f"write MergeTree or ReplacingMergeTree(...), not {text!r}; a materialized view on the"
+            " table can have any other engine"
+        )
+    return text
+
+
+def engine_option(command: CommandT) -> CommandT:
+    """`engine`: of a new table, or None."""
+    return click.option(
+        "--engine",
+        callback=_to_engine,
+        help=f"Of a new table: {PLAIN_ENGINE}, or {LATEST_ENGINE}, which is the default for"
+        " debezium. Replicated where the log is.",
+    )(command)
 
 
 def path_option(command: CommandT) -> CommandT:

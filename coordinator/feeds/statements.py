@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coordinator.feeds.decoding.debezium import PACKED
 from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.paths import path_from_text
 from coordinator.feeds.values.layout import Column, RowLayout, uses
@@ -135,6 +136,7 @@ class BlockStatements:
         """
         self.target = f"{quoted(database)}.{quoted(table)}"
         self.columns = columns
+        self._read = PACKED if kind.needs_key else "assumeNotNull(value)"
         self.source = source
         values = [column for column in columns if not column.is_metadata]
         if not values:
@@ -166,7 +168,7 @@ class BlockStatements:
         values of an earlier block may be there.
         """
         return FileQuery(
-            f"SELECT toFixedString('{mark}', {MARK_BYTES}), offset, assumeNotNull(value)"
+            f"SELECT toFixedString('{mark}', {MARK_BYTES}), offset, {self._read}"
             f" {self.source} AND {WITH_VALUE}",
             path,
             "RowBinary",

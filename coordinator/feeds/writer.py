@@ -32,6 +32,7 @@ from coordinator.feeds.statements import (
     columns_of,
     columns_statement,
 )
+from coordinator.feeds.tables import REPLACES
 from coordinator.feeds.values.layout import RowLayout
 from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
@@ -142,7 +143,11 @@ class PartitionWriter(ABC):
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
-        """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
+        """Remove the rows of a block of which not all are stored. Raises `EngineError`.
+
+        Where rows replace each other they stay: they are replaced by those that are stored again,
+        and what they have replaced may be gone.
+        """
 
     @abstractmethod
     async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
@@ -241,6 +246,9 @@ class BlockWriter(PartitionWriter):
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
+        table: dict[str, Parameter] = {"database": feed.database, "table": feed.table}
+        if await self._session.rows(REPLACES, table) == [[1]]:
+            return
         statements = await self._statements(feed)
         if await self._stored(statements, token):
             await self._session.execute(

@@ -248,8 +248,9 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     help="Where a record says which table it is for.",
 )  # fmt: skip
 @click.option(
-    "--values", "kind", type=click.Choice([one.value for one in Format]), default="json",
-    show_default=True, help="The format of the records' values.",
+    "--values", "kind", default="json", show_default=True,
+    type=click.Choice([one.value for one in Format if not one.needs_key]),
+    help="The format of the records' values.",
 )  # fmt: skip
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--name", default="sink", show_default=True, callback=_to_name,

@@ -299,6 +299,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
         (["create", "x.t", "--topic", "bad", "--columns", "a String) ENGINE = File(CSV"], "Syntax"),
         (["create", "x.t", "--topic", "bad"], "has no JSON objects to infer columns from"),
         (["create", "x.t", "--topic", "bad", "--format", "csv"], "cannot be inferred"),
+        (["create", "x.t", "--topic", "bad", "--format", "debezium"], "no record with a schema"),
         (["pause", "x.t"], "there is no feed x.t"),
         (["drop", "x.t"], "there is no feed x.t"),
         (["describe", "x.t"], "there is no feed x.t"),
@@ -312,6 +313,27 @@ def test_what_cannot_work_is_one_sentence(
 
     assert sentence in tables.refused(*arguments)
     assert tables.sql("SELECT 1 FROM brokerhouse.table_feeds WHERE name = 'x.t'") == []
+
+
+def test_a_new_table_may_keep_the_latest_row_of_each_key(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "states", 1)
+    arguments = ["create", "shop.states", "--topic", "states", "--columns", "id Int64, n Int64"]
+    engine = ["--engine", "ReplacingMergeTree(n)"]
+    assert "give --order-by" in tables.usage_error(*arguments, *engine)
+    for other in ("SummingMergeTree", "Log", "MergeTree) ORDER BY (id"):
+        wrong = tables.usage_error(*arguments, "--engine", other)
+        assert "write MergeTree or ReplacingMergeTree(...)" in " ".join(wrong.split())
+    tables(*arguments, *engine, "--order-by", "id")
+
+    tables.produce("states", '{"id": 1, "n": 2}', '{"id": 2, "n": 1}', '{"id": 1, "n": 1}')
+    tables.await_fed("shop.states", 3)
+    assert tables.sql("SELECT id, n FROM shop.states FINAL ORDER BY id") == [
+        {"id": 1, "n": 2},
+        {"id": 2, "n": 1},
+    ]
+    tables("drop", "shop.states")
+    again = tables.refused("create", "shop.states", "--topic", "states", *engine)
+    assert "leave --columns and --engine out" in again
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b.c", "a.`b`", "a.b;c", ".t", "1.t"])

@@ -27,6 +27,7 @@ from tests.spark.feed_job import LIMIT_S, FeedJob, run_feed
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
+from tests.support.debezium_samples import PLAIN, samples
 from tests.support.schemas import Schemas
 from tests.support.sql_client import USER
 from tests.support.sql_rows import SqlError
@@ -379,6 +380,37 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     assert f"fed.csv: {len(rows)} rows fed, {len(dead)} dead letters" in told
     assert len(rows) + len(dead) == len(CSV) - 1
     assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
+
+
+def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
+    tables: TypedTables,
+) -> None:
+    create_topic(tables.broker.kafka, "changes", 1)
+    producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
+    records = samples("default", PLAIN)
+    for one in records:
+        producer.produce("changes", key=one.key, value=one.value)
+    assert producer.flush(60) == 0
+    options = [
+        "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2))",
+        "--order-by", "id",
+    ]  # fmt: skip
+    tables("create", "own.changes", "--topic", "changes", "--format", "debezium", *options)
+    told = run_feed(
+        tables.broker, "fed.changes", "--topic", "changes", "--values", "debezium", *options,
+        "--once", "--block-records", "3",
+    )  # fmt: skip
+    tables.await_fed("own.changes", len(records))
+
+    shown = "SELECT * FROM {} FINAL ORDER BY id"
+    rows = tables.sql(shown.format("fed.changes"))
+    assert rows == tables.sql(shown.format("own.changes"))
+    assert [(row["id"], row["name"]) for row in rows] == [
+        (0, "zero"),
+        (2, "again"),
+        (3, "the last"),
+    ]
+    assert "0 dead letters" in told
 
 
 @pytest.mark.long

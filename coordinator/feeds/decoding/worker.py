@@ -3,7 +3,8 @@
 Each line of its input is a `DecodeRequest` as JSON; it answers each with a line, a `DecodeAnswer`
 as JSON. It ends with its input.
 
-The file of values is ClickHouse's RowBinary of (mark FixedString(16), offset Int64, value String).
+The file of values is ClickHouse's RowBinary of (mark FixedString(16), offset Int64, value String),
+where a value of Debezium has the key before it (debezium.py).
 The file of rows has what the scanner writes for the columns (values/layout.py).
 """
 
@@ -12,15 +13,17 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.feeds.decoding.debezium import Debezium
+from coordinator.feeds.decoding.debezium_columns import columns_of_fields
 from coordinator.feeds.decoding.formats import Decode, as_json, decoder
 from coordinator.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
 from coordinator.feeds.definition import Format
-from coordinator.feeds.inference import field_columns
+from coordinator.feeds.inference import InferredColumn, field_columns
 from coordinator.feeds.values.layout import RowLayout, column_from_list
 
 MARK_BYTES = 16
@@ -100,7 +103,7 @@ class Worker:
                 if found := scanner.take_unknown():
                     unknown.update(name.decode("utf-8", "replace") for name in found)
                     examples += json.loads(text.decode("utf-8", "replace"))
-        new = field_columns(examples, unknown) if unknown else []
+        new = _columns(decode, examples, unknown) if unknown else []
         return DecodeAnswer(unknown=[[one.name, one.type] for one in new])
 
     def _registry(self, url: str) -> SchemaRegistry | None:
@@ -119,6 +122,15 @@ class Worker:
             raise
         except Exception as error:  # any bytes come here, and the libraries list no errors
             return b"[]", str(error)[:_ERROR_CHARACTERS] or type(error).__name__
+
+
+def _columns(
+    decode: Decode, examples: Sequence[Any], unknown: Collection[str]
+) -> Sequence[InferredColumn]:
+    """By their schema, or else by their values."""
+    fields = decode.fields if isinstance(decode, Debezium) else {}
+    known = [one for one in columns_of_fields(fields) if one.name in unknown]
+    return [*known, *field_columns(examples, set(unknown) - fields.keys())]
 
 
 def _read(path: Path) -> bytes:

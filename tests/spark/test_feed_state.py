@@ -108,7 +108,7 @@ def task(engine: EngineProcess, request: pytest.FixtureRequest) -> FeedTask:
     name = "fed." + re.sub(r"\W+", "_", request.node.name)
     servers, registry = open_registry(SqlServers.parse(engine.http))
     target = FeedTarget(servers, name, feed_id_of(registry, name), Format.JSON, {}, {}, "")
-    target.make("id UInt8, _offset Int64, item UInt8", "id", "id % 2")
+    target.make("id UInt8, _offset Int64, item UInt8", "id", None, "id % 2")
     return FeedTask(servers, registry, target.read(), "one", {TOPIC: TOPIC_ID}, 4)
 
 
@@ -432,7 +432,7 @@ def test_csv_fills_columns_of_any_type(task: FeedTask) -> None:
     name = "fed.csv"
     columns = "id UInt8, v Variant(UInt64, String), m Map(UInt8, String), _key Nullable(String)"
     feed_id = feed_id_of(task.registry, name)
-    FeedTarget(task.servers, name, feed_id, Format.CSV, {}, {}, "").make(columns, "id", None)
+    FeedTarget(task.servers, name, feed_id, Format.CSV, {}, {}, "").make(columns, "id", None, None)
     target = FeedTarget(task.servers, name, feed_id, Format.CSV, {}, {}, "")
     csv = replace(task, feed=target.read())
     values = [b'1,7,"{""1"":""a""}"', b'2,x,"{}"', b'3,"open', None, b"4,,{}"]

@@ -273,7 +273,7 @@ class BlockWriter(PartitionWriter):
         if not count:
             return Counted()
         params |= {"first": first, "end": last + 1}
-        statements, rows, misfits = await self._load(
+        statements, rows, _ = await self._load(
             feed, params, f"offset IN (SELECT offset {DEAD})"
         )
         base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
@@ -286,8 +286,11 @@ class BlockWriter(PartitionWriter):
         await self._dead_letters(feed, params)
         await self._not_dead_any_more(feed, DEAD, params, "made.rows")
         await self._renew_dead_letters(params)
+        [[mended]] = await self._session.rows(
+            f"SELECT uniqExact(_offset) FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}"
+        )
         await self._free_memory()
-        return Counted(rows, misfits)
+        return Counted(rows, count - mended)  # also those whose records were deleted
 
     async def _statements(self, feed: FeedDefinition, condition: str = "true") -> BlockStatements:
         found = await self._session.rows(

@@ -273,9 +273,7 @@ class BlockWriter(PartitionWriter):
         if not count:
             return Counted()
         params |= {"first": first, "end": last + 1}
-        statements, rows, _ = await self._load(
-            feed, params, f"offset IN (SELECT offset {DEAD})"
-        )
+        statements, rows, _ = await self._load(feed, params, f"offset IN (SELECT offset {DEAD})")
         base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
         if rows:
             await self._session.execute(statements.insert(base), params)

@@ -295,7 +295,8 @@ async def test_after_a_replay_no_dead_letter_is_older_also_of_a_record_that_was_
 
     assert await tables.writer.replay(asked, SOURCE) == Counted(0, 2)
     assert not await tables.writer.has_dead_letters(asked, SOURCE)
-    assert await tables.errors() == [[0, "not valid JSON"], [1, "not valid JSON"]]
+    why = "not valid JSON at byte 0"
+    assert await tables.errors() == [[0, why], [1, why]]
 
 
 async def test_rows_of_a_replay_are_counted_once_and_not_those_of_a_block(

@@ -27,6 +27,8 @@ setup(
             "protocol/_produce_request",
             "protocol/_produce_response",
             "protocol/_request_head",
+            "coordinator/feeds/values/_plan",
+            "coordinator/feeds/values/_reader",
             "coordinator/feeds/values/_scan",
             "storage/_merge_blocks",
             "storage/_result_bytes",

@@ -5,25 +5,23 @@ The commands speak SQL. The broker reads the definitions of feeds once a second,
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import click
 from yarl import URL
 
 from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
+from broker.cli.feed_server import FeedServer
+from broker.cli.inferred_columns import infer_columns
 from broker.cli.kafka_client import admin_client, raise_for
 from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
-from broker.cli.sql import SqlServer, asked, to_url
+from broker.cli.sql import SqlServer, to_url
 from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
 from common.options import environment_option, server_option
-from coordinator.feeds.decoding.debezium_columns import columns_of_change, key_columns
 from coordinator.feeds.definition import (
     INTERVAL_MS,
     START,
@@ -32,7 +30,6 @@ from coordinator.feeds.definition import (
     Format,
     split_name,
 )
-from coordinator.feeds.inference import InferredColumn, flat_columns, parse_sample
 from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.tables import (
@@ -43,65 +40,12 @@ from coordinator.feeds.tables import (
     table_to_make,
     window_settings,
 )
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import DATABASE
-from storage.parameters import parameter_texts, quoted
+from storage.parameters import quoted
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_SAMPLE_RECORDS = 1000
 _TOPIC_LIMIT_S = 10.0
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class _Server:
-    """SQL with bound parameters: of a single broker, or of a server of a cluster."""
-
-    sql: SqlServer
-
-    @cached_property
-    def _databases(self) -> dict[str, str]:
-        """Those that have the tables of this program, and the engine of the log there."""
-        text = self._answer(
-            "SELECT database, engine FROM system.tables WHERE name = 'messages' AND database IN"
-            f" ('{DATABASE}', '{SHARD_DATABASE}') FORMAT JSONCompactEachRow",
-            {},
-            {},
-        )
-        return dict(map(json.loads, text.splitlines()))
-
-    @property
-    def is_of_cluster(self) -> bool:
-        return SHARD_DATABASE in self._databases
-
-    @property
-    def is_replicated(self) -> bool:
-        return self._databases.get(SHARD_DATABASE, "").startswith("Replicated")
-
-    @property
-    def database(self) -> str:
-        """Where to read: of a cluster that is not distributed, one shard."""
-        return DATABASE if DATABASE in self._databases else SHARD_DATABASE
-
-    @property
-    def stores(self) -> str:
-        """Where definitions are written."""
-        return SHARD_DATABASE if self.is_of_cluster else DATABASE
-
-    def run(self, statement: str, settings: Mapping[str, str] | None = None, **params: str) -> None:
-        self._answer(statement, settings or {}, params)
-
-    def rows(self, statement: str, **params: str) -> list[dict[str, Any]]:
-        text = self._answer(f"{statement} FORMAT JSONEachRow", {}, params)
-        return [json.loads(line) for line in text.splitlines()]
-
-    def _answer(
-        self, statement: str, settings: Mapping[str, str], params: Mapping[str, str]
-    ) -> str:
-        bound = {f"param_{name}": text for name, text in parameter_texts(params).items()}
-        quoting = {"output_format_json_quote_64bit_integers": "0"}
-        return asked(self.sql, "/", {**quoting, **settings, **bound}, statement)
 
 
 def _with_server(command: CommandT) -> CommandT:
@@ -258,7 +202,7 @@ def create_table(
     Columns named _topic, _partition, _offset, _timestamp, _key and _headers get what Kafka says of
     a record. DATABASE.* makes and fills a table for each name that records have in --route.
     """
-    server = _Server(SqlServer(http, user, password))
+    server = FeedServer(SqlServer(http, user, password))
     _check_routes(name, kind, columns, route, route_value, like)
     if engine is not None and _is_router(name):
         raise click.UsageError("--engine is for one table: give --like")
@@ -277,7 +221,7 @@ def create_table(
                 " it is"
             )
         if not exists and columns is None:
-            columns, inferred, key = _infer(server, topics[0], kind, yes)
+            columns, inferred, key = infer_columns(server, topics[0], kind, yes)
             paths = {**inferred, **paths}
             order_by = order_by or key
         if columns is None:
@@ -320,7 +264,7 @@ def create_table(
     click.echo(f"created {name}, filled from {', '.join(topics)}")
 
 
-def _check_topics(server: _Server, topics: Sequence[str], bootstrap: Bootstrap | None) -> None:
+def _check_topics(server: FeedServer, topics: Sequence[str], bootstrap: Bootstrap | None) -> None:
     """Each topic is there afterwards. Raises `click.ClickException`."""
     known = f"SELECT 1 FROM {server.database}.topics WHERE name = {{t:String}}"
     missing = [topic for topic in topics if not server.rows(known, t=topic)]
@@ -370,7 +314,7 @@ def _check_routes(
         raise click.UsageError(f"the columns of {kind} cannot be inferred: give --like")
 
 
-def _has_table(server: _Server, database: str, table: str) -> bool:
+def _has_table(server: FeedServer, database: str, table: str) -> bool:
     return bool(
         server.rows(
             "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
@@ -380,7 +324,7 @@ def _has_table(server: _Server, database: str, table: str) -> bool:
 
 
 def _make_table(
-    server: _Server, database: str, table: str, columns: str, engine: str, by: str
+    server: FeedServer, database: str, table: str, columns: str, engine: str, by: str
 ) -> None:
     """`by`: how it is sorted and partitioned."""
     server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
@@ -393,67 +337,12 @@ def _make_table(
     )
 
 
-def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str], str]:
-    """Columns, the paths of those that are not fields of the object, and the sorting key."""
-    if kind == Format.DEBEZIUM.value:
-        columns, key = _columns_of_changes(server, topic)
-        _confirm(columns, f"columns by the schema of the last record of {topic}:", yes)
-    elif kind == Format.JSON.value:
-        found = _last_records(server, topic, _SAMPLE_RECORDS)
-        columns, key = flat_columns(parse_sample(value for _, value in found)), ""
-        if not columns:
-            raise click.ClickException(
-                f"topic {topic} has no JSON objects to infer columns from: give --columns"
-            )
-        _confirm(columns, f"columns by the last {len(found)} records of {topic}:", yes)
-    else:
-        raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
-    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return text, {one.name: one.path for one in columns}, key
-
-
-def _columns_of_changes(server: _Server, topic: str) -> tuple[list[InferredColumn], str]:
-    """Columns, and the sorting key."""
-    for key, value in _last_records(server, topic, 1):
-        try:
-            columns = columns_of_change(value)
-            names = key_columns(key) if key else ()
-        except ValueError as error:
-            raise click.ClickException(f"the last record of {topic}: {error}") from error
-        if columns:
-            return columns, ", ".join(map(quoted, names))
-    raise click.ClickException(
-        f"topic {topic} has no record with a schema to infer columns from: give --columns"
-    )
-
-
-def _last_records(server: _Server, topic: str, count: int) -> list[tuple[bytes, bytes]]:
-    """Keys and values; no tombstones."""
-    found = server.rows(
-        "SELECT base64Encode(ifNull(key, '')) AS key, base64Encode(assumeNotNull(value)) AS value"
-        f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
-        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {count}",
-        t=topic,
-    )  # fmt: skip
-    return [(base64.b64decode(row["key"]), base64.b64decode(row["value"])) for row in found]
-
-
-def _confirm(columns: Sequence[InferredColumn], heading: str, yes: bool) -> None:
-    shown = new_table("column", "type", "JSON path")
-    for column in columns:
-        shown.add_row(*column)
-    click.echo(heading)
-    console().print(shown)
-    if not yes:
-        click.confirm("Make the table?", abort=True)
-
-
 @tables.command("list")
 @json_option
 @_with_server
 def list_tables(as_json: bool, http: URL, user: str | None, password: str | None) -> None:
     """Print every feed: its topics, and how far it is."""
-    server = _Server(SqlServer(http, user, password))
+    server = FeedServer(SqlServer(http, user, password))
     rows = server.rows(
         "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
         f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
@@ -481,7 +370,7 @@ def describe_table(
     name: str, as_json: bool, http: URL, user: str | None, password: str | None
 ) -> None:
     """Print a feed: its definition, its partitions, and its last dead letters."""
-    server = _Server(SqlServer(http, user, password))
+    server = FeedServer(SqlServer(http, user, password))
     feed = _feed(server, name)
     partitions = server.rows(
         "SELECT topic, partition, phase, next_offset, lag, rows, dead_letters, rows_per_second,"
@@ -514,7 +403,7 @@ def _changing(command: str, change: str, done: str, summary: str) -> None:
     @_name
     @_with_server
     def changing(name: str, http: URL, user: str | None, password: str | None) -> None:
-        server = _Server(SqlServer(http, user, password))
+        server = FeedServer(SqlServer(http, user, password))
         _feed(server, name)
         _change(server, name, change)
         click.echo(f"{done} {name}")
@@ -544,7 +433,7 @@ def replay_table(
 
     Waits until the broker has done it. Ctrl-C ends only the waiting.
     """
-    server = _Server(SqlServer(http, user, password))
+    server = FeedServer(SqlServer(http, user, password))
     feed = _feed(server, name)
     with ctrl_c() as pressed:
         _change(server, name, ASKED_NOW)
@@ -567,7 +456,7 @@ def drop_table(
     name: str, with_table: bool, http: URL, user: str | None, password: str | None
 ) -> None:
     """Stop filling DATABASE.TABLE for good. The table stays."""
-    server = _Server(SqlServer(http, user, password))
+    server = FeedServer(SqlServer(http, user, password))
     _feed(server, name)
     if with_table and server.is_of_cluster:
         # A server that is away now would keep its rows, and `FeedTables` would bring its table to
@@ -583,7 +472,7 @@ def drop_table(
     click.echo(f"dropped {name}")
 
 
-def _change(server: _Server, name: str, change: str) -> None:
+def _change(server: FeedServer, name: str, change: str) -> None:
     server.run(
         f"INSERT INTO {server.stores}.table_feed_versions SELECT * REPLACE ("
         "greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version,"
@@ -593,13 +482,13 @@ def _change(server: _Server, name: str, change: str) -> None:
     )
 
 
-def _feed(server: _Server, name: str) -> dict[str, Any]:
+def _feed(server: FeedServer, name: str) -> dict[str, Any]:
     rows = _feed_rows(server, name)
     if not rows:
         raise click.ClickException(f"there is no feed {name}")
     return rows[0]
 
 
-def _feed_rows(server: _Server, name: str) -> list[dict[str, Any]]:
+def _feed_rows(server: FeedServer, name: str) -> list[dict[str, Any]]:
     feeds = f"{server.database}.table_feeds"
     return server.rows(f"SELECT * FROM {feeds} WHERE name = {{n:String}}", n=name)

@@ -564,6 +564,8 @@ cdef class RowScanner(ValueReader):
             ticks > LAST_SECOND_IN_NS or (ticks == LAST_SECOND_IN_NS and moment.fraction > 854775807)
         ):
             return False  # it would not fit 64 bits; every other scale does
+        if not moment.has_zone and not node.is_utc and not -25568 <= days <= 120530:
+            return False  # a day beyond the years 1900 to 2299; SQL knows the exact moment
         for n in range(node.scale):
             ticks *= 10
         ticks += moment.fraction // unit

@@ -41,6 +41,11 @@ class Format(Enum):
         return self is Format.DEBEZIUM
 
     @property
+    def has_doubles(self) -> bool:
+        """Whether numbers with a fraction are binary ones, not digits."""
+        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF)
+
+    @property
     def has_paths(self) -> bool:
         """Whether values have fields with names."""
         return self is Format.JSON or self.is_decoded

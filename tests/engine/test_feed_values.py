@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import msgpack
 import pytest
 
@@ -19,10 +23,12 @@ from tests.support.feed_values import (
     NESTS,
     SCALARS,
     Nest,
+    Sent,
     as_python,
     is_same,
     nests_of,
 )
+from tests.support.schemas import Schemas
 
 
 @pytest.fixture
@@ -128,6 +134,120 @@ async def test_csv_reads_back_or_is_dead(fed: FeedTables, kind: str) -> None:
         sent.append((text.encode(), "alone", DEAD if is_either else one.stored))
     nests = {"alone": NESTS["alone"]}
     await check(fed, kind, nests, sent, replace(FEED, format=Format.CSV))
+
+
+LARGE = [
+    ("UInt64", float(2**63), str(2**63)), ("UInt128", 1e30, str(int(1e30))),
+    ("Decimal(76, 0)", -1e70, str(int(-1e70))), ("Float64", float(2**63), str(float(2**63))),
+    ("Int64", 1e22, DEAD), ("Float32", 1e39, DEAD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value", "stored"), LARGE)
+async def test_a_large_double_has_all_its_digits(
+    fed: FeedTables, kind: str, value: float, stored: str | None
+) -> None:
+    """Its shortest text, 9.223372036854776e+18, is another whole number."""
+    nests = {name: NESTS[name] for name in ("alone", "array")}
+    packed = {"alone": value, "array": [value]}
+    sent = [(msgpack.packb({name: packed[name]}), name, stored) for name in nests]
+    await check(fed, kind, nests, sent, replace(FEED, format=Format.MSGPACK))
+
+
+ANY = ["null", "boolean", "long", "double", "string"]
+UNION = {
+    "type": "record", "name": "Row", "fields": [
+        {"name": "alone", "type": ANY, "default": None},
+        {"name": "array", "type": ["null", {"type": "array", "items": ANY}], "default": None},
+        {"name": "map", "type": ["null", {"type": "map", "values": ANY}], "default": None},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+async def registered(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
+    schemas = Schemas()
+    schemas.add(1, UNION)
+    schemas.add_text(2, PROTO, schemaType="PROTOBUF")
+    made = FeedTables(engine, tmp_path, schemas.url)
+    yield made
+    await made.close()
+    schemas.close()
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+async def test_avro_reads_back_or_is_dead(registered: FeedTables, kind: str) -> None:
+    nests = {name: NESTS[name] for name in ("alone", "array", "map")}
+    sent: list[Record] = []
+    for one in SCALARS[kind]():
+        try:
+            value = as_written(kind, one)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                continue  # no long; fastavro would write a double
+            wrapped = {"alone": value, "array": [value], "map": {"k": value}}
+            for name in nests:
+                encoded = io.BytesIO(b"\0\0\0\0\1")
+                encoded.seek(0, io.SEEK_END)
+                fastavro.schemaless_writer(encoded, UNION, {name: wrapped[name]})
+                sent.append((encoded.getvalue(), name, one.stored))
+        except (ValueError, OverflowError):
+            continue  # the schema has no such value
+    assert len(sent) > 2
+    await check(registered, kind, nests, sent, replace(FEED, format=Format.AVRO))
+
+
+PROTO = """
+syntax = "proto3";
+message Row { oneof v { sint64 i = 1; uint64 u = 2; double d = 3; string s = 4; bool b = 5; } }
+"""
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+async def test_protobuf_reads_back_or_is_dead(registered: FeedTables, kind: str) -> None:
+    """The column is filled from the field of the kind that a value has."""
+    sent: list[Record] = []
+    for one in SCALARS[kind]():
+        try:
+            field, encoded = protobuf_field(as_written(kind, one))
+        except ValueError:
+            continue  # no field has such a value
+        sent.append((b"\0\0\0\0\2\0" + encoded, field, one.stored))
+    nests = dict.fromkeys("iudsb", NESTS["nullable"])
+    await check(registered, kind, nests, sent, replace(FEED, format=Format.PROTOBUF))
+
+
+def as_written(kind: str, one: Sent) -> Any:
+    """Raises ValueError for a value that only JSON can write."""
+    value = as_python(one.json)
+    if isinstance(value, (dict, list)) or (isinstance(value, str) and "\\ud" in one.json.lower()):
+        raise ValueError("only JSON")
+    if kind.startswith(("String", "Fixed")) and json.dumps(value).strip('"') != one.json.strip('"'):
+        raise ValueError("Python writes it in another way")
+    return value
+
+
+def protobuf_field(value: Any) -> tuple[str, bytes]:
+    """The name of a field, and its bytes: https://protobuf.dev/programming-guides/encoding/."""
+    if isinstance(value, bool):
+        return "b", bytes([5 << 3, value])
+    if isinstance(value, int) and 0 <= value < 2**64:
+        return "u", bytes([2 << 3]) + varint(value)
+    if isinstance(value, int) and -(2**63) <= value < 0:
+        return "i", bytes([1 << 3]) + varint(-2 * value - 1)
+    if isinstance(value, float):
+        return "d", bytes([3 << 3 | 1]) + struct.pack("<d", value)
+    if isinstance(value, str):
+        text = value.encode()
+        return "s", bytes([4 << 3 | 2]) + varint(len(text)) + text
+    raise ValueError("no field has such a value")
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
 
 
 UNITS = [

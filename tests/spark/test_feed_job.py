@@ -28,6 +28,7 @@ from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.debezium_samples import PLAIN, samples
+from tests.support.feed_values import SCALARS
 from tests.support.schemas import Schemas
 from tests.support.sql_client import USER
 from tests.support.sql_rows import SqlError
@@ -411,6 +412,35 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
         (3, "the last"),
     ]
     assert "0 dead letters" in told
+
+
+def test_values_of_all_types_are_what_they_are_in_the_broker_s_own_feed(
+    tables: TypedTables,
+) -> None:
+    """The same rows and the same dead letters, alone and in an array."""
+    create_topic(tables.broker.kafka, "values", 1)
+    values, columns = [], []
+    for number, kind in enumerate(SCALARS):
+        columns += [f"v{number} Nullable({kind})", f"a{number} Array({kind})"]
+        for one in SCALARS[kind]():
+            values += [f'{{"v{number}": {one.json}}}', f'{{"a{number}": [{one.json}]}}']
+    tables.produce("values", *values)
+    shown = ("--columns", f"_offset Int64, {', '.join(columns)}", "--order-by", "_offset")
+    tables("create", "own.values", "--topic", "values", *shown)
+    told = run_feed(tables.broker, "fed.values", "--topic", "values", "--once", *shown)
+    tables.await_fed("own.values", len(values))
+
+    compared = "SELECT cityHash64(groupArray(tuple(*))) AS all, count() AS n FROM"
+    [fed], [own] = (
+        tables.sql(f"{compared} (SELECT toString(tuple(*)) FROM {name} ORDER BY _offset)")
+        for name in ("fed.values", "own.values")
+    )
+    assert fed == own
+    errors = "SELECT offset, error FROM {}.dead_letters ORDER BY offset"
+    dead = tables.sql(errors.format("brokerhouse_feeds"))
+    assert dead == tables.sql(errors.format("brokerhouse"))
+    assert f"fed.values: {fed['n']} rows fed, {len(dead)} dead letters" in told
+    assert 1000 < fed["n"] < fed["n"] + len(dead) == len(values)
 
 
 @pytest.mark.long

@@ -74,6 +74,7 @@ def floats(shorten: Callable[[float], float], digits: int) -> Iterator[Sent]:
     else:
         yield from (Sent("9007199254740992", "9007199254740992.0"), Sent("9007199254740993", DEAD))
         yield from (Sent("1875924584784080993", DEAD), Sent("1e39", "1e+39"))
+        yield Sent("9223372036854775808", "9.223372036854775808e18")
         yield Sent("12345678901234567000", repr(12345678901234567000.0))  # as JavaScript writes it
     for word, stored in (("nan", "nan"), ("inf", "inf"), ("-Infinity", "-inf")):
         yield Sent(f'"{word}"', stored)

@@ -177,7 +177,8 @@ cdef inline bint _is_written_as(const Number* number, const char* text) noexcept
 cdef inline bint fit_double(const char* at, const char* end, double* found) noexcept nogil:
     """Whether a number is a double: not beyond its ends, and a whole number with all its digits.
 
-    A fraction is the double next to it. A whole number is kept if the double's shortest text is it.
+    A fraction is the double next to it. A whole number is kept if the double is it, or if the
+    double's shortest text is it.
     """
     cdef Number number
     cdef char text[TEXT_MAX + 1]
@@ -190,6 +191,9 @@ cdef inline bint fit_double(const char* at, const char* end, double* found) noex
     if isinf(found[0]) or (found[0] == 0 and number.count > 0):
         return False
     if not number.is_plain or number.count <= 15:
+        return True
+    snprintf(text, TEXT_MAX, b"%.0f", found[0])
+    if _is_written_as(&number, text):
         return True
     for precision in range(14, 17):
         snprintf(text, TEXT_MAX, b"%.*e", precision, found[0])
@@ -212,8 +216,34 @@ cdef inline bint fit_float(const char* at, const char* end, float* found) noexce
         return False
     if not number.is_plain or number.count <= 6:
         return True
+    snprintf(text, TEXT_MAX, b"%.0f", <double>found[0])
+    if _is_written_as(&number, text):
+        return True
     for precision in range(5, 9):
         snprintf(text, TEXT_MAX, b"%.*e", precision, <double>found[0])
         if strtof(text, NULL) == found[0]:
             return _is_written_as(&number, text)
     return False
+
+
+cdef inline bint parse_double(const char* at, const char* end, Number* number) noexcept nogil:
+    """As `parse_number`, of the shortest text of a double: a large one has more digits than that."""
+    cdef char text[TEXT_MAX + 1]
+    cdef double found
+    cdef const char* stop = text
+    if not parse_number(at, end, number):
+        return False
+    if number.is_plain or number.count + number.exponent <= 15 or end - at > TEXT_MAX:
+        return True
+    memcpy(text, at, end - at)
+    text[end - at] = 0
+    found = strtod(text, NULL)
+    if isinf(found):
+        return True
+    snprintf(text, TEXT_MAX, b"%.0f", found)
+    while stop[0] != 0:
+        stop += 1
+    if not parse_number(text, stop, number):
+        return False
+    number.is_plain = False
+    return True

@@ -21,7 +21,9 @@ class RowScanner:
         slots: int,
         collects: bool = False,
     ) -> None:
-        """`kind`: json, csv or raw. `columns`: name, type (both for errors), slot, how it is read.
+        """`kind`: json, csv, raw, or doubles: JSON whose numbers with a point or an exponent are
+        the shortest text of a double. `columns`: name, type (both for errors), slot, how it is
+        read.
 
         `table`: for each field the slot of its value (-1: nobody wants it), and the same for the
         fields in it, or None. `collects`: remember fields of the record that no column has.

@@ -15,8 +15,8 @@ from libc.string cimport memcmp, memcpy
 
 from coordinator.feeds.values._moments cimport Moment, days_since_1970, parse_moment
 from coordinator.feeds.values._numbers cimport (
-    PLAIN_MAX, Number, fit_double, fit_float, is_digit, parse_number, plain_text, scaled,
-    whole_number,
+    PLAIN_MAX, Number, fit_double, fit_float, is_digit, parse_double, parse_number, plain_text,
+    scaled, whole_number,
 )
 from coordinator.feeds.values._plan cimport (
     ARRAY, ARRAYS, BOOLS, FALSE_VALUE, FIELD, MISSING, NULL_VALUE, NUMBER, NUMBERS, OBJECT, OBJECTS,
@@ -43,6 +43,7 @@ cdef class RowScanner(ValueReader):
     cdef int* _slots_of        # where each column's value is
     cdef bint _texts_are_json  # arrays and objects come as text: CSV and raw
     cdef int _kind             # 0 JSON, 1 CSV, 2 raw
+    cdef bint _has_doubles     # numbers with a point or exponent were doubles, not digits
     cdef Value _bad            # what does not fit
     # What is written.
     cdef char* _out
@@ -51,7 +52,8 @@ cdef class RowScanner(ValueReader):
 
     def __cinit__(self, str kind, list columns, dict table, int slots, bint collects=False):
         cdef int n
-        self._kind = {"json": 0, "csv": 1, "raw": 2}[kind]
+        self._kind = {"json": 0, "doubles": 0, "csv": 1, "raw": 2}[kind]
+        self._has_doubles = kind == "doubles"
         self._texts_are_json = self._kind != 0
         self._count = len(columns)
         self._columns = <Node**>calloc(max(self._count, 1), sizeof(Node*))
@@ -360,6 +362,11 @@ cdef class RowScanner(ValueReader):
                 text.end -= 1
         return text.start < text.end
 
+    cdef bint _number(self, const Value* text, Number* number) noexcept nogil:
+        if self._has_doubles and text.kind == NUMBER:
+            return parse_double(text.start, text.end, number)
+        return parse_number(text.start, text.end, number)
+
     cdef bint _write_whole(self, Node* node, const Value* value) noexcept nogil:
         cdef Value text
         cdef Number number
@@ -378,7 +385,7 @@ cdef class RowScanner(ValueReader):
                 size = size * 10 + (at[0] - c'0')
                 at += 1
         if at < text.end or (text.end - 1)[0] == c'-':
-            if not parse_number(text.start, text.end, &number):
+            if not self._number(&text, &number):
                 return self._fail(value)
             if not whole_number(&number, &size):
                 return self._fail(value)
@@ -447,7 +454,7 @@ cdef class RowScanner(ValueReader):
         cdef char plain[2 * PLAIN_MAX + 8]
         cdef int length
         cdef size_t before = self._scratch_used
-        if not self._is_number(value, &text) or not parse_number(text.start, text.end, &number):
+        if not self._is_number(value, &text) or not self._number(&text, &number):
             return self._fail(value)
         length = plain_text(&number, plain)
         if length < 0:
@@ -471,7 +478,7 @@ cdef class RowScanner(ValueReader):
             truth = True
         elif _is_word(text.start, text.end, b"false", 5):
             truth = False
-        elif not parse_number(text.start, text.end, &number):
+        elif not self._number(&text, &number):
             return self._fail(value)
         elif not whole_number(&number, &size) or size > 1 or (number.negative and size):
             return self._fail(value)
@@ -507,7 +514,7 @@ cdef class RowScanner(ValueReader):
             return True
         if value.kind == STRING and not node.has_unit:
             return False
-        if not parse_number(text.start, text.end, &number):
+        if not self._number(text, &number):
             return False
         # In CSV, 20240101 may be a day or a number: nobody knows.
         return node.has_unit or not _is_compact_date(text)
@@ -516,7 +523,7 @@ cdef class RowScanner(ValueReader):
         cdef Number number
         cdef int64_t ticks, seconds
         cdef int unit = node.unit
-        if not parse_number(text.start, text.end, &number):
+        if not self._number(text, &number):
             return False
         if node.op == OP_DAYS:
             if unit == UNIT_DAYS:

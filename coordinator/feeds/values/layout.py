@@ -113,7 +113,9 @@ class RowLayout:
         self._lengths = [group for group in flattened.values() if len(group) > 1]
 
     def scanner(self) -> RowScanner:
-        kind = "json" if self._kind.has_paths else self._kind.value
+        kind = self._kind.value
+        if self._kind.has_paths:
+            kind = "doubles" if self._kind.has_doubles else "json"
         columns = [(one.label, one.type, one.slot, one.node) for one in self._scanned]
         return RowScanner(kind, columns, self._fields, self._slots, self._collects)
 

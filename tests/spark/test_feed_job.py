@@ -439,7 +439,7 @@ def test_values_of_all_types_are_what_they_are_in_the_broker_s_own_feed(
     errors = "SELECT offset, error FROM {}.dead_letters ORDER BY offset"
     dead = tables.sql(errors.format("brokerhouse_feeds"))
     assert dead == tables.sql(errors.format("brokerhouse"))
-    assert f"fed.values: {fed['n']} rows fed, {len(dead)} dead letters" in told
+    assert f"fed.values: {fed['n']:,} rows fed, {len(dead)} dead letters" in told
     assert 1000 < fed["n"] < fed["n"] + len(dead) == len(values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -315,12 +314,12 @@ def _is_beyond_int(value: Any) -> bool:
 
 def _is_beyond_float(value: Any) -> bool:
     """Whether `double` takes a number that `float` does not, or keeps more of it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not _keeps(fit_float, value) and _keeps(fit_double, value)
 
 
-def _keeps(fit: Convert, value: float) -> bool:
+def _keeps(fit: Convert, value: Any) -> bool:
     try:
         found = fit(value)
     except UNFIT:

@@ -161,7 +161,7 @@ class RowFitter:
                 fitted.append(None)
                 reason = f"{names[0]}: {_shown(value)} does not fit {field.field_type}"
                 errors.setdefault(number, reason.encode("utf-8", "replace").decode())
-        return pa.array(fitted, arrow) if not errors else pa.nulls(len(fitted), arrow)
+        return _array(fitted, arrow) if not errors else pa.nulls(len(fitted), arrow)
 
 
 _AS_THEY_ARE: Mapping[type[IcebergType], set[type]] = {
@@ -173,6 +173,28 @@ _AS_THEY_ARE: Mapping[type[IcebergType], set[type]] = {
     BinaryType: {bytes, NoneType},
 }
 """Values of Python that Arrow takes for a type at once, and refuses if they are too large."""
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """PyArrow makes no lists, maps and structs of UUIDs, but casts bytes to them."""
+    bare = _without_extensions(kind)
+    found = pa.array(values, bare)
+    return found if bare == kind else found.cast(kind)
+
+
+def _without_extensions(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_without_extensions(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(_without_extensions(kind.key_type))
+        item = kind.item_field.with_type(_without_extensions(kind.item_type))
+        return pa.map_(key, item)
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        item = kind.value_field.with_type(_without_extensions(kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    return kind
 
 
 def _numbers_of(convert: Convert, no_nan: bool) -> Convert:

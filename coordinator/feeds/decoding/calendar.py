@@ -4,7 +4,7 @@ Python's datetime has the years 1 to 9999 and microseconds. Formats have more of
 room for all of it: a column that has not says which field does not fit.
 
     2026-11-24    +12345-01-01    -0043-03-15       the year 0 is 1 BC
-    2026-11-24T10:00:00.123456789Z
+    2026-11-24T10:00:00.123456789Z                  as many digits as the type has
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def day_text(days: int) -> str:
 
 
 def moment_text(ticks: int, digits: int, zone: str) -> str:
-    """`ticks`: of 10^-digits seconds since 1970."""
+    """`ticks`: of 10^-digits seconds since 1970. All digits are written."""
     seconds, rest = divmod(ticks, 10**digits)
     days, second = divmod(seconds, DAY_S)
-    return f"{day_text(days)}T{clock(second)}{fraction(rest, digits)}{zone}"
+    return f"{day_text(days)}T{clock(second)}.{rest:0{digits}}{zone}"
 
 
 def time_text(ticks: int, digits: int) -> str:
     """Of 10^-digits seconds since midnight. Beyond a day, it is no time that a column takes."""
     seconds, rest = divmod(abs(ticks), 10**digits)
-    return f"{'-' if ticks < 0 else ''}{clock(seconds)}{fraction(rest, digits)}"
+    return f"{'-' if ticks < 0 else ''}{clock(seconds)}.{rest:0{digits}}"

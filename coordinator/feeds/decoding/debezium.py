@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from coordinator.feeds.decoding.calendar import DAY_S, clock, day_of, fraction
+from coordinator.feeds.decoding.calendar import DAY_S, clock, day_of, fraction, time_text
 
 PACKED = (
     "concat(reinterpretAsFixedString(toInt32(ifNull(length(key), -1))), ifNull(key, ''),"
@@ -301,8 +301,7 @@ def _time(digits: int) -> Convert:
     """A time of the day; MySQL has negative ones."""
 
     def text(value: int, _: Mapping[str, Any]) -> str:
-        seconds, rest = divmod(abs(value), 10**digits)
-        return f"{'-' if value < 0 else ''}{clock(seconds)}.{rest:0{digits}}"
+        return time_text(value, digits)
 
     return text
 

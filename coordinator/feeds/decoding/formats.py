@@ -22,7 +22,6 @@ Rows = list[Any]
 Decode = Callable[[bytes], Rows]
 
 _HEADER_BYTES = 5
-_NANO_DIGITS = 9
 _EXPONENT_MAX = 1000
 avro_values.register()
 
@@ -157,11 +156,17 @@ def as_json(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, msgpack.Timestamp):
-        ticks = value.seconds * 10**_NANO_DIGITS + value.nanoseconds
-        return moment_text(ticks, _NANO_DIGITS, "Z")
+        return _timestamp_text(value)
     if isinstance(value, Decimal):
         return decimal_text(value)
     raise NotDecoded(f"a value of type {type(value).__name__}")
+
+
+def _timestamp_text(value: msgpack.Timestamp) -> str:
+    """With 3, 6 or 9 digits, as many as it has."""
+    nanos = value.seconds * 10**9 + value.nanoseconds
+    digits = next(one for one in (3, 6, 9) if nanos % 10 ** (9 - one) == 0)
+    return moment_text(nanos // 10 ** (9 - digits), digits, "Z")
 
 
 def decimal_text(value: Decimal) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -13,21 +12,89 @@ from pyiceberg.types import (
     IcebergType,
     IntegerType,
     ListType,
+    MapType,
     NestedField,
     StructType,
 )
 
 from spark_jobs.iceberg.rows import (
-    INT_MAX,
-    LONG_MAX,
     FieldNames,
     Row,
     field_names,
     names_of,
 )
+from spark_jobs.iceberg.scalars import INT_MAX, LONG_MAX, UNFIT, Convert, fit_double, fit_float
 
 _DEPTH_MAX = 50
 """Of nested fields of new columns; PyIceberg's visitors call themselves several times for each."""
+
+
+# --- names of columns
+
+_Step = str | tuple[str]
+"""A field, or the part of a list or map that has it: a field may be called `element`, too."""
+_Path = tuple[_Step, ...]
+_ELEMENT, _KEY, _VALUE = ("element",), ("key",), ("value",)
+
+
+def _spelled(path: _Path) -> str:
+    return ".".join(step if isinstance(step, str) else step[0] for step in path)
+
+
+def _spellings(path: _Path) -> Iterator[str]:
+    """What PyIceberg calls a column, which must be the name of no other one: `l.element.x` of a
+    list of objects may be called `l.x`."""
+    yield _spelled(path)
+    following = (*path[1:], _ELEMENT)
+    yield _spelled(
+        tuple(
+            step
+            for step, after in zip(path, following, strict=True)
+            if isinstance(step, str) or step == _KEY or not isinstance(after, str)
+        )
+    )
+
+
+def _column_paths(fields: Iterable[NestedField]) -> Iterator[_Path]:
+    for field in fields:
+        yield (field.name,)
+        for path in _inner_paths(field.field_type):
+            yield (field.name, *path)
+
+
+def _inner_paths(kind: IcebergType) -> Iterator[_Path]:
+    if isinstance(kind, StructType):
+        yield from _column_paths(kind.fields)
+        return
+    inner: list[tuple[tuple[str], IcebergType]] = []
+    if isinstance(kind, ListType):
+        inner = [(_ELEMENT, kind.element_type)]
+    elif isinstance(kind, MapType):
+        inner = [(_KEY, kind.key_type), (_VALUE, kind.value_type)]
+    for step, one in inner:
+        yield (step,)
+        for path in _inner_paths(one):
+            yield (step, *path)
+
+
+class _NewNames:
+    """Columns that a row needs, beside those that are there: `a.b` may be a column, or the field b
+    of a, but not both in one table."""
+
+    def __init__(self, taken: Mapping[str, _Path]) -> None:
+        self._taken = taken
+        self.names: dict[str, _Path] = {}
+
+    def claim(self, path: _Path) -> bool:
+        """False: the name is that of another column."""
+        for name in _spellings(path):
+            if self._taken.get(name, path) != path or self.names.get(name, path) != path:
+                return False
+            self.names[name] = path
+        return True
+
+
+# --- columns
 
 
 class _Kind(Protocol):
@@ -36,8 +103,8 @@ class _Kind(Protocol):
     def lacking(self, values: Iterable[Any]) -> pa.DataType | None:
         """What the type lacks for these values, and nothing else; None if it lacks nothing."""
 
-    def refusal(self, value: Any, depth: int) -> str | None:
-        """Why fields of a value, which the type lacks, cannot be added to it."""
+    def refusal(self, value: Any, path: _Path, names: _NewNames) -> str | None:
+        """Why fields of a value, which the type lacks, cannot be added. `path`: of the value."""
 
 
 def _kind(kind: IcebergType, names: FieldNames) -> _Kind | None:
@@ -77,18 +144,18 @@ class _Object:
                 fields.append(pa.field(field.name, wanted, nullable=field.optional))
         return pa.struct(fields) if fields else None
 
-    def refusal(self, value: Any, depth: int) -> str | None:
+    def refusal(self, value: Any, path: _Path, names: _NewNames) -> str | None:
         if not isinstance(value, dict):
             return None
         for name, one in value.items():
             if name in self._inner:
-                reason = self._inner[name].refusal(one, depth + 1)
+                reason = self._inner[name].refusal(one, (*path, self._fields[name].name), names)
             elif name in self._fields or name in self._taken:
                 continue
             else:
-                reason = _no_column(name, one, depth)
+                reason = _no_column(name, one, (*path, name), names)
             if reason is not None:
-                return f"{name[:100]!a}: {reason}" if depth == 1 else reason
+                return f"{str(name)[:100]!a}: {reason}" if not path else reason
         return None
 
 
@@ -104,9 +171,9 @@ class _Items:
             return None
         return pa.list_(pa.field("element", wanted, nullable=not self._required))
 
-    def refusal(self, value: Any, depth: int) -> str | None:
+    def refusal(self, value: Any, path: _Path, names: _NewNames) -> str | None:
         items = value if isinstance(value, list) else ()
-        reasons = (self._item.refusal(one, depth + 1) for one in items)
+        reasons = (self._item.refusal(one, (*path, _ELEMENT), names) for one in items)
         return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -119,7 +186,7 @@ class _Number:
             return pa.int64() if any(map(_is_beyond_int, values)) else None
         return pa.float64() if any(map(_is_beyond_float, values)) else None
 
-    def refusal(self, _value: Any, _depth: int) -> str | None:
+    def refusal(self, _value: Any, _path: _Path, _names: _NewNames) -> str | None:
         return None
 
 
@@ -131,6 +198,8 @@ class Evolution:
     ) -> None:
         """`properties`: of the table, with its name mapping. `ignored`: fields that never get a
         column."""
+        paths = list(_column_paths(schema.fields))
+        self._names = {name: path for path in paths for name in _spellings(path)}
         self._row = _Object(schema.fields, field_names(properties), ignored)
 
     def lacking(self, rows: Sequence[Row]) -> pa.Schema | None:
@@ -140,21 +209,44 @@ class Evolution:
 
     def refusals(self, rows: Sequence[Row]) -> dict[int, str]:
         """Why fields that the schema lacks cannot be added to it, by the number of the row."""
-        found = {number: self._row.refusal(row, 1) for number, row in enumerate(rows)}
-        return {number: reason for number, reason in found.items() if reason is not None}
+        refused: dict[int, str] = {}
+        taken = dict(self._names)
+        for number, row in enumerate(rows):
+            new = _NewNames(taken)
+            reason = self._row.refusal(row, (), new)
+            if reason is None:
+                taken |= new.names
+            else:
+                refused[number] = reason
+        return refused
 
 
-def _no_column(name: str, value: Any, depth: int) -> str | None:
-    if not name or any("\ud800" <= one <= "\udfff" for one in name):
+def _is_name(name: Any) -> bool:
+    """MessagePack has other keys than text."""
+    if not isinstance(name, str):
+        return False
+    return name != "" and not any("\ud800" <= one <= "\udfff" for one in name)
+
+
+def _shown_name(name: Any) -> str:
+    """Of a field that gets no column, too: rows with such fields are refused."""
+    return name if _is_name(name) else ascii(name)
+
+
+def _no_column(name: Any, value: Any, path: _Path, names: _NewNames) -> str | None:
+    """`path`: of the field, with its name."""
+    if not _is_name(name):
         return "no column can have this name"
-    if depth > _DEPTH_MAX:
+    if len(path) > _DEPTH_MAX:
         return f"nested more than {_DEPTH_MAX} times"
-    inner: Iterable[tuple[str, Any]] = ()
+    if value is not None and not names.claim(path):
+        return f"the table cannot tell the column {_spelled(path)} from another one of this name"
+    inner: Iterable[tuple[str, Any, _Path]] = ()
     if isinstance(value, dict):
-        inner = value.items()
+        inner = ((key, one, (*path, key)) for key, one in value.items())
     elif isinstance(value, list):
-        inner = ((name, one) for one in value if isinstance(one, dict | list))
-    reasons = (_no_column(*one, depth + 1) for one in inner)
+        inner = ((name, one, (*path, _ELEMENT)) for one in value if isinstance(one, dict | list))
+    reasons = (_no_column(*one, names) for one in inner)
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -170,6 +262,7 @@ def inferred(rows: Iterable[Row], names: Iterable[str] | None = None) -> pa.Sche
             if value is None or (wanted is not None and name not in wanted):
                 continue
             found = _type_of(value)
+            name = _shown_name(name)
             if found is not None:
                 types[name] = _common(types[name], found) if name in types else found
     return pa.schema(types.items())
@@ -183,7 +276,7 @@ def _type_of(value: Any) -> pa.DataType | None:
     if isinstance(value, float):
         return pa.float64()
     if isinstance(value, dict):
-        fields = [(name, _type_of(one)) for name, one in value.items()]
+        fields = [(_shown_name(name), _type_of(one)) for name, one in value.items()]
         known = [(name, kind) for name, kind in fields if kind is not None]
         return pa.struct(known) if known else pa.string()
     if isinstance(value, list):
@@ -214,12 +307,21 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _is_beyond_int(value: Any) -> bool:
-    return isinstance(value, int) and not -INT_MAX <= value < INT_MAX
+    if not isinstance(value, int) or -INT_MAX <= value < INT_MAX:
+        return False
+    return -LONG_MAX <= value < LONG_MAX
 
 
 def _is_beyond_float(value: Any) -> bool:
-    return (
-        isinstance(value, float)
-        and not math.isnan(value)
-        and pa.scalar(value, pa.float32()).as_py() != value
-    )
+    """Whether `double` takes a number that `float` does not, or keeps more of it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not _keeps(fit_float, value) and _keeps(fit_double, value)
+
+
+def _keeps(fit: Convert, value: Any) -> bool:
+    try:
+        found = fit(value)
+    except UNFIT:
+        return False
+    return not isinstance(value, float) or bool(found == value)

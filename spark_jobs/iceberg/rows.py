@@ -1,17 +1,13 @@
 """Rows of records as Arrow columns of an Iceberg schema.
 
-A value is fitted to its column's type if nothing is lost: text with a number is a number, a number
-is text. Otherwise the record is a dead letter. Timestamps are ISO 8601 or milliseconds since 1970.
+A value is fitted to its column's type if nothing is lost (scalars.py): text with a number is a
+number, a number is text. Otherwise the record is a dead letter.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -22,11 +18,7 @@ from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
-    DateType,
-    DecimalType,
     DoubleType,
-    FixedType,
-    FloatType,
     IcebergType,
     IntegerType,
     ListType,
@@ -35,16 +27,12 @@ from pyiceberg.types import (
     NestedField,
     StringType,
     StructType,
-    TimestampType,
-    TimestamptzType,
-    TimeType,
-    UUIDType,
 )
 
+from spark_jobs.iceberg.scalars import UNFIT, Convert, WrittenFloat, scalar_converter
+
 Row = dict[str, Any]
-Convert = Callable[[Any], Any]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-INT_MAX, LONG_MAX = 2**31, 2**63
+_SHOWN_CHARACTERS = 100
 NAME_MAPPING = "schema.name-mapping.default"
 FieldNames = Mapping[int, Sequence[str]]
 """What fields are called in records, by their id, where that is not the column's name."""
@@ -54,125 +42,7 @@ class DoesNotFit(ValueError):
     """A value does not fit its column. One sentence says why."""
 
 
-# --- values
-
-
-def _bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise ValueError
-
-
-def _whole(limit: int) -> Convert:
-    def convert(value: Any) -> int:
-        number = Decimal(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or not isinstance(number, int | float | Decimal):
-            raise ValueError
-        whole = int(number)
-        if whole != number or not -limit <= whole < limit:
-            raise ValueError
-        return whole
-
-    return convert
-
-
-def _double(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        raise ValueError
-    return float(value)
-
-
-def _number(value: Any) -> float:
-    number = _double(value)
-    if math.isnan(number):
-        raise ValueError
-    return number
-
-
-def _decimal(kind: DecimalType) -> Convert:
-    step = Decimal(1).scaleb(-kind.scale)
-
-    def convert(value: Any) -> Decimal:
-        if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-            raise ValueError
-        exact = Decimal(str(value))
-        fitted = exact.quantize(step)
-        if fitted != exact or len(fitted.as_tuple().digits) > kind.precision:
-            raise ValueError
-        return fitted
-
-    return convert
-
-
-def _string(value: Any) -> str:
-    if isinstance(value, str):
-        value.encode()  # text of a binary format that is not UTF-8 has surrogates
-        return value
-    if isinstance(value, bytes):
-        return value.decode()
-    if isinstance(value, bool | dict | list):
-        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        value.encode()
-        return str(value)
-    return str(value)
-
-
-def _binary(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise ValueError
-    return value.encode("utf-8", "surrogateescape")
-
-
-def _moment(value: Any) -> datetime:
-    if isinstance(value, datetime):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _EPOCH + timedelta(milliseconds=value)
-    if not isinstance(value, str):
-        raise ValueError
-    return datetime.fromisoformat(value)
-
-
-def _timestamp(value: Any) -> datetime:
-    moment = _moment(value)
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
-
-
-def _timestamptz(value: Any) -> datetime:
-    moment = _moment(value)
-    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _date(value: Any) -> date:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return date(1970, 1, 1) + timedelta(days=value)
-    if not isinstance(value, str):
-        raise ValueError
-    return date.fromisoformat(value)
-
-
-def _time(value: Any) -> time:
-    if not isinstance(value, str):
-        raise ValueError
-    return time.fromisoformat(value)
-
-
-def _uuid(value: Any) -> bytes:
-    return uuid.UUID(value).bytes
-
-
-def _fixed(kind: FixedType) -> Convert:
-    def convert(value: Any) -> bytes:
-        found = _binary(value)
-        if len(found) != len(kind):
-            raise ValueError
-        return found
-
-    return convert
+# --- values in values
 
 
 def _list(kind: ListType, names: FieldNames) -> Convert:
@@ -192,7 +62,10 @@ def _map(kind: MapType, names: FieldNames) -> Convert:
     def convert(value: Any) -> list[tuple[Any, Any]]:
         if not isinstance(value, dict):
             raise ValueError
-        return [(key(k), _or_null(item, one, kind.value_required)) for k, one in value.items()]
+        found = {key(k): _or_null(item, one, kind.value_required) for k, one in value.items()}
+        if len(found) < len(value):
+            raise ValueError  # 1 and "1" are one key
+        return list(found.items())
 
     return convert
 
@@ -219,30 +92,10 @@ def _or_null(make: Convert, value: Any, required: bool) -> Any:
     return make(value)
 
 
-_SIMPLE: Mapping[type[IcebergType], Convert] = {
-    BooleanType: _bool,
-    IntegerType: _whole(INT_MAX),
-    LongType: _whole(LONG_MAX),
-    FloatType: _double,
-    DoubleType: _double,
-    StringType: _string,
-    BinaryType: _binary,
-    UUIDType: _uuid,
-    TimestampType: _timestamp,
-    TimestamptzType: _timestamptz,
-    DateType: _date,
-    TimeType: _time,
-}
-
-
 def converter(kind: IcebergType, names: FieldNames) -> Convert:
-    """How a value that is not null becomes one of this type. It raises ValueError and others."""
-    if type(kind) in _SIMPLE:
-        return _SIMPLE[type(kind)]
-    if isinstance(kind, DecimalType):
-        return _decimal(kind)
-    if isinstance(kind, FixedType):
-        return _fixed(kind)
+    """How a value that is not null becomes one of this type. It raises `UNFIT`."""
+    if simple := scalar_converter(kind):
+        return simple
     if isinstance(kind, ListType):
         return _list(kind, names)
     if isinstance(kind, MapType):
@@ -269,7 +122,8 @@ class RowFitter:
             (
                 field,
                 names_of(field, names),
-                _number if field.field_id in no_nan else converter(field.field_type, names),
+                _numbers_of(converter(field.field_type, names), field.field_id in no_nan),
+                field.field_id in no_nan,
                 self.arrow.field(field.name).type,
             )
             for field in schema.fields
@@ -287,11 +141,11 @@ class RowFitter:
     @staticmethod
     def _column(
         rows: Sequence[Row], errors: dict[int, str], field: NestedField, names: Sequence[str],
-        convert: Convert, arrow: pa.DataType,
+        convert: Convert, no_nan: bool, arrow: pa.DataType,
     ) -> pa.Array:  # fmt: skip
         values = _values(rows, names)
         fitting = _AS_THEY_ARE.get(type(field.field_type))
-        if fitting is not None and convert is not _number:
+        if fitting is not None and not no_nan:
             # Arrow by itself also takes 7.5 for 7, and true for 1.0.
             types = set(map(type, values))
             if types <= fitting and not (field.required and NoneType in types):
@@ -303,23 +157,65 @@ class RowFitter:
         for number, value in enumerate(values):
             try:
                 fitted.append(_or_null(convert, value, field.required))
-            except (ValueError, TypeError, OverflowError, InvalidOperation, RecursionError):
+            except UNFIT:
                 fitted.append(None)
-                shown = "nothing" if value is None else str(value)[:100]
-                reason = f"{names[0]}: {shown} does not fit {field.field_type}"
+                reason = f"{names[0]}: {_shown(value)} does not fit {field.field_type}"
                 errors.setdefault(number, reason.encode("utf-8", "replace").decode())
-        return pa.array(fitted, arrow) if not errors else pa.nulls(len(fitted), arrow)
+        return _array(fitted, arrow) if not errors else pa.nulls(len(fitted), arrow)
 
 
 _AS_THEY_ARE: Mapping[type[IcebergType], set[type]] = {
     BooleanType: {bool, NoneType},
     IntegerType: {int, NoneType},
     LongType: {int, NoneType},
-    DoubleType: {int, float, NoneType},
+    DoubleType: {int, float, WrittenFloat, NoneType},
     StringType: {str, NoneType},
     BinaryType: {bytes, NoneType},
 }
 """Values of Python that Arrow takes for a type at once, and refuses if they are too large."""
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """PyArrow makes no lists, maps and structs of UUIDs, but casts bytes to them."""
+    bare = _without_extensions(kind)
+    found = pa.array(values, bare)
+    return found if bare == kind else found.cast(kind)
+
+
+def _without_extensions(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_without_extensions(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(_without_extensions(kind.key_type))
+        item = kind.item_field.with_type(_without_extensions(kind.item_type))
+        return pa.map_(key, item)
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        item = kind.value_field.with_type(_without_extensions(kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    return kind
+
+
+def _numbers_of(convert: Convert, no_nan: bool) -> Convert:
+    """`no_nan`: NaN does not fit."""
+    if not no_nan:
+        return convert
+
+    def number(value: Any) -> float:
+        found: float = convert(value)
+        if math.isnan(found):
+            raise ValueError
+        return found
+
+    return number
+
+
+def _shown(value: Any) -> str:
+    try:
+        return "nothing" if value is None else str(value)[:_SHOWN_CHARACTERS]
+    except (ValueError, RecursionError):  # thousands of digits, or of lists in each other
+        return f"a value of type {type(value).__name__}"
 
 
 def _values(rows: Sequence[Row], names: Sequence[str]) -> list[Any]:

@@ -186,7 +186,10 @@ def partition_field(text: str) -> tuple[str, Any]:
 
 
 def changed(table: Table, rows: Sequence[Row], ignored: Collection[str]) -> Table:
-    """The table with what it lacks for the rows; `ignored` fields get no column."""
+    """The table with what it lacks for the rows; `ignored` fields get no column.
+
+    Raises TableUnusable.
+    """
     for _ in range(_CHANGE_ATTEMPTS):
         lacking = Evolution(table.schema(), table.properties, ignored).lacking(rows)
         if lacking is None:
@@ -196,6 +199,9 @@ def changed(table: Table, rows: Sequence[Row], ignored: Collection[str]) -> Tabl
                 change.union_by_name(lacking)
         except CommitFailedException:
             pass  # another worker was faster; what is left is seen by looking again
+        except ValueError as error:  # of PyIceberg, as for two columns of one name
+            name = ".".join(table.name())
+            raise TableUnusable(f"{name} cannot get columns for its records: {error}") from error
         table.refresh()
     raise CommitFailedException(f"the schema of {'.'.join(table.name())} changes all the time")
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -13,12 +14,17 @@ import msgspec
 from coordinator.feeds.decoding.formats import decoder
 from coordinator.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
 from coordinator.feeds.definition import Format
+from coordinator.feeds.paths import path_from_text
 from coordinator.feeds.routing import Route, RouteBy
 from spark_jobs.iceberg.rows import Row
+from spark_jobs.iceberg.scalars import written_fraction, written_whole
 
 _ERROR_CHARACTERS = 500
-_DECODER = msgspec.json.Decoder()
+_DECODER = msgspec.json.Decoder(float_hook=written_fraction)
 _TABLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+_path = lru_cache(path_from_text)
 
 
 class NoRows(ValueError):
@@ -86,11 +92,12 @@ class ValueReader:
 
 
 def _parsed(value: bytes) -> Any:
-    """As json.loads, in a third of its time."""
+    """As json.loads, in less time, and with all digits of numbers."""
     try:
         return _DECODER.decode(value)
     except msgspec.DecodeError:
-        return json.loads(value)  # which knows NaN, other encodings, surrogates by themselves
+        # It knows NaN, other encodings, surrogates by themselves, and integers of any length.
+        return json.loads(value, parse_float=written_fraction, parse_int=written_whole)
 
 
 def metadata_of(record: KafkaRecord) -> Row:
@@ -124,6 +131,6 @@ def named_table(record: KafkaRecord, row: Row, route: Route) -> str | None:
         prefix, separator, _ = (record.key() or b"").partition(route.name.encode())
         return prefix.decode("utf-8", "replace") if separator and prefix else None
     value: Any = row
-    for step in route.name.split("."):
+    for step in _path(route.name):
         value = value.get(step) if isinstance(value, dict) else None
     return value if isinstance(value, str) else None

@@ -18,8 +18,9 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any, NamedTuple
+
+from coordinator.feeds.decoding.calendar import DAY_S, clock, day_of, fraction, time_text
 
 PACKED = (
     "concat(reinterpretAsFixedString(toInt32(ifNull(length(key), -1))), ifNull(key, ''),"
@@ -269,9 +270,6 @@ _INFINITE: Mapping[int, str] = {
     -9_223_372_036_832_400_000: "-infinity",
 }
 """What the connector for PostgreSQL writes for infinity. Real ones are beyond what columns have."""
-_EPOCH_DAY = date(1970, 1, 1).toordinal()
-_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
-_DAY_S = 86_400
 
 
 def _date(days: int, _: Mapping[str, Any]) -> str:
@@ -280,11 +278,9 @@ def _date(days: int, _: Mapping[str, Any]) -> str:
 
 def _day(days: int) -> tuple[str, str]:
     """A date as PostgreSQL writes it, and what follows it before Christ."""
-    cycles, rest = divmod(days + _EPOCH_DAY - 1, _CYCLE_DAYS)
-    found = date.fromordinal(rest + 1)
-    year = found.year + cycles * _CYCLE_YEARS
+    year, month, number = day_of(days)
     shown, era = (year, "") if year > 0 else (1 - year, " BC")
-    return f"{shown:04}-{found.month:02}-{found.day:02}", era
+    return f"{shown:04}-{month:02}-{number:02}", era
 
 
 def _timestamp(digits: int) -> Convert:
@@ -293,10 +289,10 @@ def _timestamp(digits: int) -> Convert:
     def text(value: int, _: Mapping[str, Any]) -> str:
         if value in _INFINITE:
             return _INFINITE[value]
-        seconds, fraction = divmod(value, 10**digits)
-        days, second = divmod(seconds, _DAY_S)
+        seconds, rest = divmod(value, 10**digits)
+        days, second = divmod(seconds, DAY_S)
         day, era = _day(days)
-        return f"{day} {_clock(second)}{_fraction(fraction, digits)}{era}"
+        return f"{day} {clock(second)}{fraction(rest, digits)}{era}"
 
     return text
 
@@ -305,18 +301,9 @@ def _time(digits: int) -> Convert:
     """A time of the day; MySQL has negative ones."""
 
     def text(value: int, _: Mapping[str, Any]) -> str:
-        seconds, fraction = divmod(abs(value), 10**digits)
-        return f"{'-' if value < 0 else ''}{_clock(seconds)}.{fraction:0{digits}}"
+        return time_text(value, digits)
 
     return text
-
-
-def _clock(seconds: int) -> str:
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def _fraction(value: int, digits: int) -> str:
-    return f".{value:0{digits}}".rstrip("0") if value else ""
 
 
 def _without_zone(value: str, _: Mapping[str, Any]) -> str:

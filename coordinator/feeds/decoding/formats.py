@@ -6,14 +6,14 @@ import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 import fastavro
 import msgpack
 
+from coordinator.feeds.decoding import avro_values
+from coordinator.feeds.decoding.calendar import moment_text
 from coordinator.feeds.decoding.debezium import Debezium
 from coordinator.feeds.decoding.protobuf import ProtobufSchema
 from coordinator.feeds.decoding.registry import Schema, SchemaRegistry
@@ -22,6 +22,8 @@ Rows = list[Any]
 Decode = Callable[[bytes], Rows]
 
 _HEADER_BYTES = 5
+_EXPONENT_MAX = 1000
+avro_values.register()
 
 
 class NotDecoded(ValueError):
@@ -36,7 +38,7 @@ def message_pack(value: bytes, paths: Sequence[Sequence[str]]) -> Rows:
     """
     decoded = msgpack.unpackb(
         value,
-        timestamp=3,
+        timestamp=0,  # with its nanoseconds, and of any year
         strict_map_key=False,
         unicode_errors="surrogateescape",
         ext_hook=_no_extension,
@@ -153,11 +155,25 @@ def as_json(value: object) -> object:
     """What JSON has no word for. Text that is not UTF-8 keeps its bytes as surrogates."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, (Decimal, UUID)):
-        return str(value)
+    if isinstance(value, msgpack.Timestamp):
+        return _timestamp_text(value)
+    if isinstance(value, Decimal):
+        return decimal_text(value)
     raise NotDecoded(f"a value of type {type(value).__name__}")
+
+
+def _timestamp_text(value: msgpack.Timestamp) -> str:
+    """With 3, 6 or 9 digits, as many as it has."""
+    nanos = value.seconds * 10**9 + value.nanoseconds
+    digits = next(one for one in (3, 6, 9) if nanos % 10 ** (9 - one) == 0)
+    return moment_text(nanos // 10 ** (9 - digits), digits, "Z")
+
+
+def decimal_text(value: Decimal) -> str:
+    """Without an exponent, unless it would be a text of zeros."""
+    exponent = value.as_tuple().exponent
+    is_plain = isinstance(exponent, int) and abs(exponent) < _EXPONENT_MAX
+    return f"{value:f}" if is_plain else str(value)
 
 
 def decoder(kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry | None) -> Decode:

@@ -13,18 +13,20 @@ import binascii
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 from google.protobuf.message import DecodeError, Message
 
 _OWN_NAME = "schema of the record.proto"
 _COMPILE_S = 30
 _INDEXES_MAX = 32
 _VARINT_BYTES = 10
+_SHOWN_CHARACTERS = 100
 _WRITTEN = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
 """Messages that have a text of their own: ISO 8601, and seconds as in `1.5s`."""
 _FREE = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
@@ -38,6 +40,14 @@ _WRAPPERS = frozenset(
 
 class ProtobufError(ValueError):
     """Bytes or a schema that are not understood. The sentence says why."""
+
+
+class _UnwrittenValue(ValueError):
+    """A value has no text. `path`: its field, from the outermost one in."""
+
+    def __init__(self, path: Sequence[str], why: str) -> None:
+        super().__init__(f"{'.'.join(path)}: {why}")
+        self.path, self.why = path, why
 
 
 class ProtobufSchema:
@@ -149,7 +159,15 @@ def _zigzag(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+    """Raises `_UnwrittenValue`."""
+    return {field.name: _named_field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _named_field(message: Message, field: Any) -> Any:
+    try:
+        return _field(message, field)
+    except _UnwrittenValue as error:
+        raise _UnwrittenValue((field.name, *error.path), error.why) from error
 
 
 def _field(message: Message, field: Any) -> Any:
@@ -180,9 +198,18 @@ def _value(value: Any, field: Any) -> Any:
         return value
     name = field.message_type.full_name
     if name in _WRITTEN:
-        return value.ToJsonString()
+        return _as_written(value.ToJsonString, value, name)
     if name in _WRAPPERS:
         return value.value
     if name in _FREE:
-        return MessageToDict(value)
+        return _as_written(partial(MessageToDict, value), value, name)
     return _fields(value)
+
+
+def _as_written(write: Callable[[], Any], value: Message, name: str) -> Any:
+    """Protobuf's own JSON, which has neither years beyond 9999 nor NaN."""
+    try:
+        return write()
+    except (ValueError, SerializeToJsonError) as error:
+        shown = str(value).strip().replace("\n", ", ")[:_SHOWN_CHARACTERS]
+        raise _UnwrittenValue((), f"{shown} does not fit {name}") from error

@@ -37,7 +37,7 @@ class InferredColumn(NamedTuple):
     path: str
 
 
-class WrittenNumber(Decimal):
+class ExactNumber(Decimal):
     """A number with all digits that were written."""
 
 
@@ -46,7 +46,7 @@ def parse_sample(values: Iterable[bytes]) -> list[Object]:
     found: list[Object] = []
     for value in values:
         try:
-            parsed = json.loads(value.decode("utf-8-sig"), parse_float=WrittenNumber)
+            parsed = json.loads(value.decode("utf-8-sig"), parse_float=ExactNumber)
         except (ValueError, RecursionError):
             continue
         rows = parsed if isinstance(parsed, list) else [parsed]
@@ -130,7 +130,7 @@ def _type_of(values: Sequence[Any], with_dates: bool) -> str:
         return "Bool"
     if kinds == {int}:
         return _whole(values)
-    if kinds and kinds <= {int, float, WrittenNumber}:
+    if kinds and kinds <= {int, float, ExactNumber}:
         return _number([Decimal(repr(one)) if isinstance(one, float) else Decimal(one)
                         for one in values])  # fmt: skip
     if kinds == {list}:

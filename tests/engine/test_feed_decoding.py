@@ -246,7 +246,7 @@ async def test_a_moment_beyond_a_column_is_named_by_its_field(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     """Its record is decoded all the same."""
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "at": {"type": "long", "logicalType": "timestamp-millis"},
         "exact": {"type": "long", "logicalType": "timestamp-nanos"},
         "day": {"type": "int", "logicalType": "date"},

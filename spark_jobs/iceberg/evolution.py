@@ -41,12 +41,10 @@ def _spelled(path: _Path) -> str:
     return ".".join(step if isinstance(step, str) else step[0] for step in path)
 
 
-def _spellings(path: _Path) -> Iterator[str]:
-    """What PyIceberg calls a column, which must be the name of no other one: `l.element.x` of a
-    list of objects may be called `l.x`."""
-    yield _spelled(path)
+def _short(path: _Path) -> str:
+    """What PyIceberg calls a field of objects in a list, too: `l.x` for `l.element.x`."""
     following = (*path[1:], _ELEMENT)
-    yield _spelled(
+    return _spelled(
         tuple(
             step
             for step, after in zip(path, following, strict=True)
@@ -87,10 +85,10 @@ class _NewNames:
 
     def claim(self, path: _Path) -> bool:
         """False: the name is that of another column."""
-        for name in _spellings(path):
-            if self._taken.get(name, path) != path or self.names.get(name, path) != path:
-                return False
-            self.names[name] = path
+        name = _spelled(path)
+        if self._taken.get(name, path) != path or self.names.get(name, path) != path:
+            return False
+        self.names[name] = path
         return True
 
 
@@ -199,7 +197,8 @@ class Evolution:
         """`properties`: of the table, with its name mapping. `ignored`: fields that never get a
         column."""
         paths = list(_column_paths(schema.fields))
-        self._names = {name: path for path in paths for name in _spellings(path)}
+        self._names = {_short(path): path for path in paths}
+        self._names |= {_spelled(path): path for path in paths}
         self._row = _Object(schema.fields, field_names(properties), ignored)
 
     def lacking(self, rows: Sequence[Row]) -> pa.Schema | None:

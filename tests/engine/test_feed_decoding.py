@@ -242,6 +242,53 @@ async def test_records_of_avro_become_rows(with_schemas: FeedTables, schemas: Sc
     assert schemas.user == "Basic c29tZTpib2R5"
 
 
+async def test_a_moment_beyond_a_column_is_named_by_its_field(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    """Its record is decoded all the same."""
+    kinds: dict[str, dict[str, Any]] = {
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "exact": {"type": "long", "logicalType": "timestamp-nanos"},
+        "day": {"type": "int", "logicalType": "date"},
+        "amount": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+    }
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    plain = [{"name": name, "type": kind["type"]} for name, kind in kinds.items()]
+    record = {"type": "record", "name": "R", "fields": fields}
+    schemas.add(1, record)
+    await with_schemas.make(
+        "at DateTime64(3, 'UTC'), exact DateTime64(9, 'UTC'), day Date32, amount Decimal(18, 2)"
+    )
+    good = {"at": 1, "exact": 1_764_000_000_123_456_789, "day": 1, "amount": b"\7\7\7\7"}
+    year_12345 = 327_400_000_000_000
+    rows = [good, {**good, "at": year_12345}, {**good, "day": 4_000_000}, {**good, "at": -(2**62)}]
+    written = {**record, "fields": plain}
+    offsets = await with_schemas.produce(*(avro(1, written, row) for row in rows))
+
+    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 3)
+    assert await with_schemas.rows("toString(at), toString(exact), toString(amount)") == [
+        ["1970-01-01 00:00:00.001", "2025-11-24 16:00:00.123456789", "1179010.63"]
+    ]
+    errors = [error for _, error in await with_schemas.errors()]
+    assert errors[0].startswith("at: +12344-")
+    assert errors[1].startswith("day: +12921-")
+    assert errors[2].startswith("at: -146")
+
+
+async def test_timestamps_of_messagepack_keep_all_digits(fed: FeedTables) -> None:
+    await fed.make("v DateTime64(9, 'UTC'), n UInt8")
+    sent = [(1, 123_456_789), (1, 500_000_000), (1, 0), (2**50, 0)]
+    offsets = await fed.produce(
+        *(msgpack.packb({"v": msgpack.Timestamp(*one), "n": n}) for n, one in enumerate(sent))
+    )
+
+    assert await fed.write(offsets, feed=MSGPACK) == Counted(3, 1)
+    texts = [f"1970-01-01 00:00:01.{fraction:09}" for _, fraction in sent[:3]]
+    assert await fed.rows("toString(v)") == sorted([one] for one in texts)
+    [[_, error]] = await fed.errors()
+    assert error.startswith("v: +35680317-")
+
+
 async def test_a_block_may_have_records_of_several_schemas(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:

@@ -175,6 +175,7 @@ async def test_bad_protobuf_is_a_dead_letter_and_says_why(
 
     schemas.add(2, "string")
     good = FIRST + message(pool, "shop.Other", {"n": 5})
+    late = b"\x07\x08\x80\xa0\x94\xa5\x8d\x1d"  # its length, and 10^12 seconds
     bad = {
         b"": "it does not begin with a zero and the id of a schema",
         HEADER: "it ends before it says which message it is",
@@ -194,6 +195,9 @@ async def test_bad_protobuf_is_a_dead_letter_and_says_why(
         add(6, "", "/tmp/a.proto"): "schema 6 is not understood: '/tmp/a.proto' cannot be",
         add(7, 'syntax = "proto3";'): "its schema has no message [0]",
         FIRST + message(pool, "shop.Other", {"n": 300}): "n: 300 does not fit UInt8",
+        SECOND + b"\x12" + late: "at: seconds: 1000000000000 does not fit google.protobuf.",
+        SECOND + b"\x82\x01\x09\x12" + late: "earlier.at: seconds: 1000000000000 does not",
+        SECOND + b"\x8a\x01" + late: "took: seconds: 1000000000000 does not fit google.",
     }
     await fed.make("n UInt8")
     offsets = await fed.produce(*[one for value in bad for one in (value, good)])

@@ -169,6 +169,13 @@ def test_int_and_float_are_widened_only_where_a_value_needs_it() -> None:
     assert found == {"i": pa.int64(), "f": pa.float64()}
 
 
+def test_numbers_that_no_wider_type_takes_widen_nothing() -> None:
+    schema = Schema(NestedField(1, "i", IntegerType()), NestedField(2, "f", FloatType()))
+    assert lacking(schema, {"i": 2**63, "f": 2**53 + 1}, {"f": 10**400, "i": True}) == {}
+    found = lacking(schema, {"f": 2**24 + 1}, {"i": -(2**31) - 1})
+    assert found == {"i": pa.int64(), "f": pa.float64()}
+
+
 def test_what_a_schema_lacks_for_rows() -> None:
     item = StructType(NestedField(5, "a", IntegerType()))
     schema = Schema(

@@ -4,8 +4,8 @@ Each function takes a value that is not null, of any type that a format has, and
 stores. It raises one of `UNFIT` for what would read back as another value: a number beyond the
 type, digits that the type does not keep, half of a character.
 
-* A whole number in a `double` or `float` keeps all digits: its shortest text is the number, as in
-  typed tables (coordinator/feeds/values/_numbers.pxd). A fraction is the number next to it.
+* A whole number in a `double` or `float` keeps all digits: the double is it, or its shortest text
+  is, as in typed tables (coordinator/feeds/values/_numbers.pxd). A fraction is the one next to it.
 * A number in text is ASCII digits with a sign, a point and an exponent, and nothing else.
 * Timestamps are ISO 8601, or milliseconds since 1970; dates are ISO 8601, or days.
 """
@@ -186,7 +186,7 @@ def _binary_number(
     is_whole = isinstance(value, int) or (
         not isinstance(value, float) and _PLAIN.fullmatch(_text_of_number(value))
     )
-    if is_whole and shortest(found) != _exact(value):
+    if is_whole and _exact(value) not in (Decimal(found), shortest(found)):
         raise ValueError
     return found
 

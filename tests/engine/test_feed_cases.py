@@ -104,6 +104,16 @@ async def test_a_column_without_a_field_gets_its_default(fed: FeedTables) -> Non
     ]
 
 
+async def test_columns_may_have_short_names(fed: FeedTables) -> None:
+    await fed.make(
+        "r1 UInt8 DEFAULT r0 + 1, r0 UInt8, c0 UInt8, p0 Array(UInt8) DEFAULT [t0], t0 UInt8"
+    )
+    offsets = await fed.produce('{"r0": 1, "c0": 2, "t0": 3}', '{"r1": 4, "p0": []}')
+
+    assert await fed.write(offsets) == Counted(2, 0)
+    assert await fed.rows() == [[2, 1, 2, [3], 3], [4, 0, 0, [], 0]]
+
+
 ODD = [
     b'\xef\xbb\xbf{"id": 1}',
     b' \r\n\t{"id": 1} \n',

@@ -87,6 +87,10 @@ _Wanted = tuple[int, dict[str, "_Wanted"] | None]
 """The slot of a field's value, or -1; and what is wanted of the fields in it."""
 
 
+_OWN_NAME = re.compile(r"__[rp][0-9]+")
+"""Columns of `feed_rows`: a default may name any column of the table beside them."""
+
+
 class RowLayout:
     """Of one table and format. Raises ValueError if no record can become a row of it."""
 
@@ -97,6 +101,9 @@ class RowLayout:
         self.values = [column for column in columns if not column.is_metadata]
         self._kind = kind
         self._collects = collects_unknown
+        for column in columns:
+            if _OWN_NAME.fullmatch(column.name):
+                raise ValueError(f"column {column.name}: feeds use this name themselves")
         self._fields: dict[str, _Wanted] = {}
         self._slots = 0
         self._scanned: list[_Scanned] = []
@@ -133,8 +140,8 @@ class RowLayout:
     @cached_property
     def rows(self) -> str:
         """The columns of `feed_rows`."""
-        columns = [f"r{number} {one.type}" for number, one in enumerate(self._filled)]
-        flags = [f"p{number} Bool" for number, one in enumerate(self._filled) if one.present]
+        columns = [f"__r{number} {one.type}" for number, one in enumerate(self._filled)]
+        flags = [f"__p{number} Bool" for number, one in enumerate(self._filled) if one.present]
         return ", ".join(["_offset Int64", "_feed_error String", *columns, *flags])
 
     def conversion(self, source: str) -> str:
@@ -170,8 +177,12 @@ class RowLayout:
             if one.column.default:
                 waiting[number] = one
             else:
-                ready.append(f"{_or_type_default(one, f'r{number}')} AS {quoted(one.column.name)}")
-        kept = [f"r{n}" for n in waiting] + [f"p{n}" for n, one in waiting.items() if one.present]
+                ready.append(
+                    f"{_or_type_default(one, f'__r{number}')} AS {quoted(one.column.name)}"
+                )
+        kept = [f"__r{n}" for n in waiting] + [
+            f"__p{n}" for n, one in waiting.items() if one.present
+        ]
         query = f"SELECT {', '.join([*ready, *kept])} FROM {source}"
         while waiting:
             names = {one.column.name for one in waiting.values()}
@@ -292,10 +303,10 @@ def _or_type_default(filled: _Filled, value: str) -> str:
 
 def _or_default(filled: _Filled, number: int) -> str:
     column = filled.column
-    is_there = f"p{number}" if filled.present else f"isNotNull(r{number})"
-    value = f"CAST(r{number}, {literal(column.type)})"
+    is_there = f"__p{number}" if filled.present else f"isNotNull(__r{number})"
+    value = f"CAST(__r{number}, {literal(column.type)})"
     if not parse_type(column.type).is_nullable and filled.type.startswith("Nullable("):
-        value = f"CAST({_or_type_default(filled, f'r{number}')}, {literal(column.type)})"
+        value = f"CAST({_or_type_default(filled, f'__r{number}')}, {literal(column.type)})"
     return f"if({is_there}, {value}, CAST(({column.default}), {literal(column.type)}))"
 
 

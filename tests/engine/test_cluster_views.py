@@ -41,6 +41,7 @@ PORT = 9000
 NOBODY = "00000000-0000-0000-0000-000000000000"
 # Random, as those that brokers make: messages_committed names a partition by a part of the id.
 ORDERS, PAYMENTS = "e501012c-1b8f-4ae1-afb8-c3b50ce188e8", "8d56440e-a206-4237-853f-8acb0e16fc7c"
+COUNTED = ("partition_minutes", "partition_seconds")
 FEED = "00000000-0000-0000-0000-00000000000f"
 INVOICES = "05146d5f-f000-42a2-9565-6a052cf72d5a"
 
@@ -76,7 +77,7 @@ def as_union(statement: str) -> str:
     match = re.match(r"CREATE OR REPLACE TABLE (\S+) AS \S+\.(\S+)\n", statement)
     if match is None:
         return statement
-    number = ", {} AS _shard_num" if match[2] == "partition_minutes" else ""
+    number = ", {} AS _shard_num" if match[2] in COUNTED else ""
     parts = [
         f"SELECT *{number.format(shard)} FROM {database}.{match[2]}"
         for shard, database in enumerate((FIRST, SECOND), 1)
@@ -316,7 +317,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
     shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
     tables = {
         "partition_checkpoints", "consumer_group_versions", "group_member_versions",
-        "group_heartbeats", "consumer_offsets", "partition_minutes",
+        "group_heartbeats", "consumer_offsets", "partition_minutes", "partition_seconds",
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",

@@ -156,7 +156,9 @@ async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
     other.catalog = house.catalog
     await house.keeping.round()
     other_rollup = other.keeping._rollups["a"]
-    await other_rollup._count_window(NOW_MS - MINUTE_MS, NOW_MS)  # it had begun before
+    await other_rollup._count_window(
+        NOW_MS - MINUTE_MS, NOW_MS, NOW_MS - MINUTE_MS
+    )  # it had begun before
     assert await house.counted() == 1
 
 

@@ -39,7 +39,7 @@ def log(engine: CountedEngine) -> Log:
 
 @pytest.fixture
 def rollup(log: Log) -> Rollup:
-    return Rollup(log.engine, log, log.clock_ms)
+    return log.rollup()
 
 
 async def commit(

@@ -117,7 +117,14 @@ OVER_ALL_SHARDS = [
     one
     for one in people_migrations(REPLICATED)
     if one.name
-    in ("topic_stats", "consumer_lag", "table_feed_progress", "table_feeds", "table_feeds_options")
+    in (
+        "topic_stats",
+        "consumer_lag",
+        "table_feed_progress",
+        "table_feeds",
+        "table_feeds_options",
+        "consumer_lag_seconds",
+    )
 ]
 
 

@@ -66,11 +66,11 @@ class NewRows(Protocol):
     """Looks how many rows are new, without reading the log."""
 
     async def since(self, time_ms: int) -> int:
-        """Rows with an append_time from `time_ms` on; fewer if that is not known."""
+        """Rows with an append_time from `time_ms` on, or fewer."""
 
 
 class AppendedRows:
-    """`NewRows` of the only broker: what it has appended since it was asked for another time."""
+    """`NewRows` of the only broker: what it has appended since it was first asked for that time."""
 
     def __init__(self, appended: Callable[[], int]) -> None:
         self._appended = appended
@@ -110,7 +110,7 @@ class PartRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedUntil:
     """How far the log is counted: every row before `until_ms`, whole minutes before `minutes_ms`.
 
     0: not at all.
@@ -128,7 +128,7 @@ class CountedMinutes:
         self._clock_ms = clock_ms
         self.token_prefix = "minutes-"
 
-    async def ends(self) -> Counted:
+    async def ends(self) -> CountedUntil:
         """How far the log is counted. Raises `EngineError`.
 
         What lies in the future is deleted first, because the clock was ahead.
@@ -154,7 +154,7 @@ class CountedMinutes:
         self.token_prefix = f"minutes-{uuid4()}-"
         return await self.stored_ends()
 
-    async def stored_ends(self) -> Counted:
+    async def stored_ends(self) -> CountedUntil:
         """The same, whatever time it is."""
         rows = await self._engine.rows(
             "WITH (SELECT max(minute) FROM partition_minutes) AS last"
@@ -163,9 +163,9 @@ class CountedMinutes:
         )
         ((last_s, seconds_ms),) = rows
         if last_s == 0:
-            return Counted(0, 0)
+            return CountedUntil(0, 0)
         minutes_ms = last_s * SECOND_MS + MINUTE_MS
-        return Counted(minutes_ms, max(minutes_ms, seconds_ms))
+        return CountedUntil(minutes_ms, max(minutes_ms, seconds_ms))
 
 
 class Rollup(Periodic):
@@ -215,7 +215,7 @@ class Rollup(Periodic):
         end = self._end_ms()
         if counted.minutes_ms >= end:
             await self._appends.no_row_before(counted.until_ms)
-            self._note(counted, end)
+            await self._note(counted, end)
             return
         await self._appends.no_row_before(end)
         step = await self._window_ms()
@@ -228,7 +228,7 @@ class Rollup(Periodic):
             if (await self._counted.stored_ends()).minutes_ms != until:
                 return  # another broker counted a window from here: the next round continues
             start = until
-        self._note(Counted(end, end), end)
+        await self._note(CountedUntil(end, end), end)
         await self._drop_seconds(end - _SECONDS_KEPT_MS)
 
     async def count_new(self) -> None:
@@ -256,10 +256,11 @@ class Rollup(Periodic):
             ),
             {"minute_ms": counted.minutes_ms, "start_ms": counted.until_ms, "end_ms": end},
         )
-        self._until_ms = (await self._counted.stored_ends()).until_ms
+        await self._note(await self._counted.stored_ends(), counted.minutes_ms)
 
-    def _note(self, counted: Counted, end_ms: int) -> None:
-        self._until_ms, self._complete_ms = counted.until_ms, end_ms
+    async def _note(self, counted: CountedUntil, complete_ms: int) -> None:
+        self._until_ms, self._complete_ms = counted.until_ms, complete_ms
+        await self._new_rows.since(self._until_ms)
 
     def _is_due(self) -> bool:
         """Whether a minute has been over for a moment and is not counted."""

@@ -83,7 +83,11 @@ FROM
         (
             SELECT topic_id, partition, min(offset) AS wanted_from FROM ${current_offsets} GROUP BY topic_id, partition
         ) AS wanted USING (topic_id, partition)
-        WHERE max_offset >= wanted_from
+        WHERE max_offset >= wanted_from AND topic ${global}IN
+        (
+            SELECT DISTINCT topic
+            FROM (SELECT topic, max(version) FROM ${consumer_offsets} GROUP BY group_id, topic, partition)
+        )
         UNION ALL
         SELECT topic_id, partition, min_offset, max_offset, first_append_time, last_append_time
         FROM ${partition_seconds}

@@ -239,6 +239,216 @@ async def test_many_partitions_are_counted_in_smaller_windows(
     assert await stats(log) == truth(log)
 
 
+@pytest.fixture
+def every_row_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollup_module, "_MANY_NEW_ROWS", 1)
+
+
+async def windows(log: Log) -> list[EngineRow]:
+    """The counted parts of minutes: topic, minute and end, records, bytes, first, last offset."""
+    return await log.engine.rows(
+        "SELECT topic, formatDateTime(minute, '%H:%i'), formatDateTime(until, '%H:%i:%s'),"
+        " records, bytes, min_offset, max_offset FROM partition_seconds"
+        " WHERE topic != '' ORDER BY until, topic, partition"
+    )
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_new_rows_of_a_minute_that_is_not_over_are_counted_in_parts(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for count in (3, 2):
+        await log.append("orders", count)
+        log.now_ms += 10_500
+        await rollup.count_new()
+        assert await stats(log) == truth(log)
+    await log.append("orders", 1)
+    assert await windows(log) == [
+        ["orders", "12:01", "12:01:10", 3, 15, 0, 2],
+        ["orders", "12:01", "12:01:21", 2, 10, 3, 4],
+    ]
+    assert await minutes(log) == []
+    assert await stats(log) == truth(log)
+    assert await log.engine.rows(
+        "SELECT minute, records, bytes, end_offset FROM topic_minutes"
+    ) == [["2096-11-20 12:01:00", 6, 30, 6]]
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_the_parts_of_a_minute_that_is_over_are_added_up_and_not_read_again(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    await log.topic("other")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 20_000
+    await rollup.count_new()
+    # Only a window that was counted before still knows these.
+    await log.engine.execute("TRUNCATE TABLE messages")
+    await log.append("orders", 2)
+    await log.append("other", 4)
+    log.now_ms += MINUTE
+    await log.append("orders", 1)
+    await rollup.count()
+    assert await minutes(log) == [
+        ["orders", "12:01", 5, 25, 0, 4],
+        ["other", "12:01", 4, 20, 0, 3],
+    ]
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_window_of_seconds_is_counted_once_whatever_fails(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for fault in ("before", "after"):
+        await log.append("orders", 3)
+        log.now_ms += 10_000
+        engine.fault = fault
+        with pytest.raises(EngineError):
+            await rollup.count_new()
+        assert await stats(log) == truth(log)
+        await log.append("orders", 2)
+        log.now_ms += 5_000
+        await rollup.count_new()
+        assert await stats(log) == truth(log)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert [row[2] for row in await minutes(log)] == [10]
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_block_on_its_way_is_in_the_window_of_seconds_that_has_its_time(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 1)
+    log.on_the_way.append(("orders", 3, log.now_ms + 9_999))
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert [row[2:4] for row in await windows(log)] == [["12:01:10", 4]]
+
+
+async def test_few_new_rows_are_not_counted_before_their_minute_is_over(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 30)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 0
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_while_a_minute_is_not_counted_the_next_is_not_counted_in_parts(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms += MINUTE
+    await log.append("orders", 3)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 0
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 1
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_after_a_restart_no_row_comes_into_a_counted_part_of_a_minute(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 30_000
+    await rollup.count_new()
+    log.now_ms -= 10_000
+    log.floor_ms = 0
+    restarted = log.rollup()
+    await restarted.open()
+    await log.append("orders", 3)
+    assert await stats(log) == truth(log)
+    await restarted.count()
+    await log.append("orders", 3)
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_windows_of_seconds_are_dropped_minutes_after_their_minute(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for _ in range(13):
+        await log.append("orders", 3)
+        log.now_ms += 30_000
+        await rollup.count_new()
+        log.now_ms += 30_000
+        await rollup.count()
+    kept = [row[1] for row in await windows(log)]
+    assert kept == [f"12:{minute:02}" for minute in range(4, 14)]
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_minute_whose_parts_are_counted_while_somebody_asks_counts_once(
+    log: Log, rollup: Rollup
+) -> None:
+    """A query may learn up to where the log is counted before windows of seconds, or after."""
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for _ in range(2):
+        for _ in range(2):
+            await log.append("orders", 3)
+            log.now_ms += 20_000
+            await rollup.count_new()
+        await log.append("orders", 3)
+        log.now_ms += 20_000
+        await rollup.count()
+    await log.append("orders", 5, value_bytes=15)
+    log.now_ms += 20_000
+    await rollup.count_new()
+    await log.append("orders", 1)
+    *_, view = (one.statement for one in migrations() if "VIEW partition_stats AS" in one.statement)
+    _, _, query = view.partition("VIEW partition_stats AS\n")
+    minute = "SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes"
+    second = "SELECT max(until) FROM partition_seconds"
+    assert query.count(minute) == query.count(second) == 1
+    for minutes_late in range(4):
+        for seconds_late in range(0, 240, 20):
+            asked = query.replace(
+                minute,
+                f"SELECT max(minute) - INTERVAL {minutes_late - 1} MINUTE FROM partition_minutes",
+            ).replace(
+                second, f"SELECT max(until) - INTERVAL {seconds_late} SECOND FROM partition_seconds"
+            )
+            asked = asked.strip().removesuffix(";")
+            rows = await log.engine.rows(f"SELECT end_offset, records, bytes FROM ({asked})")
+            assert rows == [[24, 24, 18 * 5 + 5 * 15 + 5]]
+
+
 async def test_minutes_without_records_are_counted_too(log: Log, rollup: Rollup) -> None:
     """So that the views read the last minute of the log, not everything since its last record."""
     await log.topic("orders")
@@ -384,6 +594,8 @@ STEPS = st.lists(
         st.tuples(st.just("clock"), st.integers(0, 2 * MINUTE)),
         st.tuples(st.just("jump"), st.sampled_from([-DAY, -HOUR, HOUR, DAY])),
         st.tuples(st.just("count"), st.just(0)),
+        st.tuples(st.just("count new"), st.just(0)),
+        st.tuples(st.just("clock"), st.integers(0, 40_000)),
         st.tuples(st.just("before"), st.just(0)),
         st.tuples(st.just("after"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
@@ -393,6 +605,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.usefixtures("every_row_is_many")
 @settings(
     max_examples=10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -402,6 +615,7 @@ async def test_every_row_counts_once_whatever_happens(
     engine: CountedEngine, steps: list[Step]
 ) -> None:
     """Appends, a clock that goes both ways, faults, restarts, topics made again, in any order."""
+    assert rollup_module._MANY_NEW_ROWS == 1
     for table in ("messages", "partition_minutes", "partition_seconds", "topic_versions"):
         await engine.execute(f"TRUNCATE TABLE {table}")
     engine.fault = None
@@ -421,9 +635,9 @@ async def test_every_row_counts_once_whatever_happens(
         elif step == "made again":
             await log.topic("orders")
         else:
-            engine.fault = None if step == "count" else step
+            engine.fault = None if step.startswith("count") else step
             with suppress(EngineError):
-                await rollup.count()
+                await (rollup.count_new() if step == "count new" else rollup.count())
             engine.fault = None
             assert await stats(log) == truth(log)
     assert await stats(log) == truth(log)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -32,7 +32,7 @@ NOW_MS = 1_700_000_040_000 - 1_700_000_040_000 % MINUTE_MS
 
 
 def session(
-    session_id: int, **more: int | dict[str, int] | dict[str, tuple[int, ...]] | SessionState
+    session_id: int, **more: int | Mapping[str, int | tuple[int, ...]] | SessionState
 ) -> BrokerSession:
     made = BrokerSession(session_id, session_id, "host", 9092, None, 9000)
     return replace(made, **more)  # type: ignore[arg-type]  # by name

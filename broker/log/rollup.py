@@ -256,7 +256,8 @@ class Rollup(Periodic):
             ),
             {"minute_ms": counted.minutes_ms, "start_ms": counted.until_ms, "end_ms": end},
         )
-        await self._note(await self._counted.stored_ends(), counted.minutes_ms)
+        # If the window of another broker was stored instead, the next call finds its end.
+        await self._note(CountedUntil(counted.minutes_ms, end), counted.minutes_ms)
 
     async def _note(self, counted: CountedUntil, complete_ms: int) -> None:
         self._until_ms, self._complete_ms = counted.until_ms, complete_ms

@@ -1,8 +1,8 @@
 """Counts the log into `partition_minutes`, once a minute; several views are built on that table.
 
 Views read what is not counted yet from the log. So that this is never much, the minute that is not
-over is counted in parts, into `partition_seconds`, each as soon as it has four million rows. When the
-minute is over, its parts are added up, so no row is read twice for that.
+over is counted in parts, into `partition_seconds`, each as soon as it has four million rows. When
+the minute is over, its parts are added up, so no row is read twice for that.
 
 What must hold:
 * Every row of a live topic is counted once. A window of minutes, or within a minute, is counted by

@@ -4,7 +4,11 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SHARED = [str(path) for path in Path("protocol").glob("*.pxd")]
+SHARED = [
+    str(path)
+    for folder in ("protocol", "coordinator/feeds/values")
+    for path in Path(folder).glob("*.pxd")
+]
 
 setup(
     ext_modules=[
@@ -23,6 +27,7 @@ setup(
             "protocol/_produce_request",
             "protocol/_produce_response",
             "protocol/_request_head",
+            "coordinator/feeds/values/_scan",
             "storage/_merge_blocks",
             "storage/_result_bytes",
         )

@@ -2,8 +2,8 @@
 
 Definitions are read every second (`brokerhouse tables` writes them). A feed takes the partitions of
 its topics that are led here in turn; a block begins when records wait for `interval_ms`, and it
-ends at the last stable offset. How far a feed is, is committed as the offsets of a group, so that
-consumer_lag and Kafka's tools show it. docs/tables.md is for users, coordinator/feeds/ has the
+ends at the last stable offset. This process is a member of each feed's group, which shows how far
+the feed is (feed_groups.py). docs/tables.md is for users, coordinator/feeds/ has the
 protocol.
 
 What differs between a single broker and a cluster is behind `FeedHost`: single_feeds.py,
@@ -15,19 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 from uuid import uuid4
 
+from broker.feed_groups import FeedGroups, FeedMember, delete_group
 from broker.log.partition_sql import LogName
-from common.tasks import Backoff, Periodic, cancel
+from common.tasks import Backoff, Outage, Periodic, cancel
 from coordinator.feeds.blocks import Counted
 from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
 from coordinator.feeds.feeder import FeedShards, PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced, first_offset
 from coordinator.feeds.writer import FeedSource
-from coordinator.messages import Client, Committer, OffsetCommit
-from protocol.errors import KafkaError
+from coordinator.messages import OffsetCommit
 from storage.engine import EngineError
 from storage.registry import Registry
 from storage.row_lane import RowLane
@@ -35,9 +35,7 @@ from storage.row_lane import RowLane
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-_COMMIT_EVERY_S = 1.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 10.0
-COMMITTER = Committer("", None, -1, Client("brokerhouse-feed", "127.0.0.1"))
 
 
 class FeedPartition(LogName, Protocol):
@@ -70,6 +68,9 @@ class FeedHost(Protocol):
 
     registry: Registry
 
+    @property
+    def groups(self) -> FeedGroups: ...
+
     async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
         """As `read_definitions`."""
 
@@ -87,9 +88,6 @@ class FeedHost(Protocol):
     async def first_since(self, partition: FeedPartition, timestamp_ms: int) -> int | None:
         """The first offset with this timestamp or a later one. Raises `EngineError`."""
 
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        """Raises `KafkaError`."""
-
     async def close(self) -> None: ...
 
 
@@ -103,13 +101,26 @@ class _RunningFeed:
         self._sessions = host.sessions(feed)
         self._feeders: dict[FeedPartition, PartitionFeeder] = {}
         self._replayed: set[FeedPartition] = set()
-        self._committed: dict[FeedPartition, int] = {}
-        self._committed_s = 0.0
+        self._member = FeedMember(host.groups, feed.group_id, self._fed_here, self._positions)
+        self._failure = ""
+        """Why it does not feed at the moment."""
         self.task = asyncio.create_task(self._run(), name=f"feed-{feed.name}")
+        self._member.loop.start()
+
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        """They end only because of a bug."""
+        return [self.task, *self._member.loop.background]
 
     async def close(self) -> None:
+        """Stop. The group still has this process, for a feed that begins again at once."""
+        await self._member.loop.close()
         await cancel(self.task)
         await self._sessions.close()
+
+    async def leave_group(self) -> None:
+        """After `close`: this process does not feed it any more."""
+        await self._member.leave()
 
     async def _run(self) -> None:
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
@@ -122,14 +133,26 @@ class _RunningFeed:
                     await self._sessions.prepare()
                     is_prepared = True
                 await self._feed(partitions)
-                await self._commit()
                 backoff.reset()
+                self._goes_on()
                 await asyncio.sleep(
                     max(0.0, begun_s + self.feed.interval_ms / 1000 - time.monotonic())
                 )
             except EngineError as error:
                 is_prepared = False
-                await asyncio.sleep(backoff.after(error, log, f"feed {self.feed.name} failed"))
+                self._has_failed(error)
+                await asyncio.sleep(backoff.advance())
+
+    def _has_failed(self, error: EngineError) -> None:
+        """A line for each reason, not for each attempt."""
+        if str(error) != self._failure:
+            log.warning("feed %s failed, and is retried: %s", self.feed.name, error)
+        self._failure = str(error)
+
+    def _goes_on(self) -> None:
+        if self._failure:
+            log.info("feed %s goes on", self.feed.name)
+        self._failure = ""
 
     def _partitions(self) -> Sequence[FeedPartition]:
         found = self._host.partitions(self.feed.topics)
@@ -205,29 +228,20 @@ class _RunningFeed:
         found = await self._host.first_since(partition, int(self.feed.start))
         return partition.last_stable_offset if found is None else found
 
-    async def _commit(self) -> None:
-        """Commit how far the feed is, once a second."""
-        now_s = time.monotonic()
-        if now_s - self._committed_s < _COMMIT_EVERY_S:
-            return
-        self._committed_s = now_s
-        moved = {
-            partition: feeder.next_offset
-            for partition, feeder in self._feeders.items()
-            if self._committed.get(partition) != feeder.next_offset
-        }
-        if not moved:
-            return
-        commits = [
-            OffsetCommit(one.topic.name, one.topic_id, one.partition, offset, -1, "", None)
-            for one, offset in moved.items()
+    def _fed_here(self) -> Mapping[str, list[int]]:
+        """For the group. Also what cannot be fed at the moment: nobody else does."""
+        found: dict[str, list[int]] = {}
+        for one in self._host.partitions(self.feed.topics):
+            found.setdefault(one.topic.name, []).append(one.partition)
+        return {topic: sorted(numbers) for topic, numbers in sorted(found.items())}
+
+    def _positions(self) -> Sequence[OffsetCommit]:
+        return [
+            OffsetCommit(
+                one.topic.name, one.topic_id, one.partition, feeder.next_offset, -1, "", None
+            )
+            for one, feeder in self._feeders.items()
         ]
-        try:
-            await self._host.commit(self.feed.group_id, commits)
-        except KafkaError as error:
-            log.warning("group %s cannot show how far its feed is: %s", self.feed.group_id, error)
-            return
-        self._committed.update(moved)
 
 
 class TableFeeds(Periodic):
@@ -239,24 +253,29 @@ class TableFeeds(Periodic):
         self._host = host
         self._feeder = str(uuid4())
         self._running: dict[str, _RunningFeed] = {}
+        self._known: dict[str, FeedDefinition] = {}
         self._told: set[str] = set()
+        self._outage = Outage(log, "feeds cannot be read", "feeds can be read again")
 
     async def close(self) -> None:
         await super().close()
         for one in self._running.values():
             await one.close()
+            await one.leave_group()
         self._running.clear()
         await self._host.close()
 
     async def _look(self) -> None:
         for running in self._running.values():
-            if running.task.done():
-                running.task.result()  # a bug: it is to be seen
+            for task in running.tasks:
+                if task.done():
+                    task.result()  # a bug: it is to be seen
         try:
             found, wrong = await self._host.definitions()
         except EngineError as error:
-            log.warning("feeds cannot be read: %s", error)
+            self._outage.failed(error)
             return
+        self._outage.worked()
         for sentence in set(wrong) - self._told:
             log.warning("%s", sentence)
         self._told = set(wrong)
@@ -264,6 +283,17 @@ class TableFeeds(Periodic):
         for feed_id, running in list(self._running.items()):
             if wanted.get(feed_id) != running.feed:
                 await self._running.pop(feed_id).close()
+                if feed_id not in wanted:
+                    await running.leave_group()
         for feed_id, feed in wanted.items():
             if feed_id not in self._running:
                 self._running[feed_id] = _RunningFeed(self._host, self._feeder, feed)
+        await self._forget_dropped(found)
+
+    async def _forget_dropped(self, found: Sequence[FeedDefinition]) -> None:
+        """Delete the groups of feeds that are not there any more."""
+        known, self._known = self._known, {feed.feed_id: feed for feed in found}
+        names = {feed.name for feed in found}
+        for feed_id, feed in known.items():
+            if feed_id not in self._known and feed.name not in names:
+                await delete_group(self._host.groups, feed.group_id)

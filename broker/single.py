@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 from broker.admin_store import AdminStore
 from broker.config import Settings, schema_registry_url
 from broker.control import ControlSocket
+from broker.feed_groups import feeding_instance
 from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
@@ -44,7 +45,7 @@ from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.offsets_topic.offsets_topic import AllGroups
 from broker.producer_ids import ProducerIds
-from broker.single_feeds import SingleFeedHost
+from broker.single_feeds import SingleFeedGroups, SingleFeedHost
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from broker.transaction_checks import LocalCoordinator
@@ -193,7 +194,7 @@ class SingleNode:
                 registry,
                 self.rows,
                 self.topics.logs,
-                self.groups,
+                SingleFeedGroups(feeding_instance(settings.node_id), self.groups),
                 Path(settings.data_dir),
                 schema_registry_url(settings),
             )

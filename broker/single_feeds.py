@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from broker.feeds import COMMITTER, FeedPartition, source_of
+from broker.feeds import FeedPartition, source_of
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from coordinator.coordinator import GroupCoordinator
@@ -25,8 +26,6 @@ from coordinator.feeds.inference import InferredColumn
 from coordinator.feeds.router import RouteWriter
 from coordinator.feeds.tables import MADE, adding, made_like, making, preparing
 from coordinator.feeds.writer import BlockWriter, first_since
-from coordinator.messages import OffsetCommit
-from protocol.errors import IllegalGeneration
 from storage.engine import Engine, EngineError
 from storage.journal import JournaledEngine
 from storage.parameters import quoted
@@ -38,6 +37,17 @@ log = logging.getLogger(__name__)
 _FOLDER = "feeds"
 
 
+@dataclass(frozen=True, slots=True)
+class SingleFeedGroups:
+    """`FeedGroups` of a broker that coordinates all of them."""
+
+    instance_id: str
+    coordinator: GroupCoordinator
+
+    def coordinator_of(self, group_id: str) -> GroupCoordinator:
+        return self.coordinator.coordinator_of(group_id)
+
+
 class SingleFeedHost:
     """`FeedHost` where one broker leads everything."""
 
@@ -47,7 +57,7 @@ class SingleFeedHost:
         registry: Registry,
         rows: RowLane,
         logs: OpenLogs,
-        groups: GroupCoordinator,
+        groups: SingleFeedGroups,
         data_dir: Path,
         schema_registry: str,
     ) -> None:
@@ -59,7 +69,7 @@ class SingleFeedHost:
         self.tables = EmbeddedFeedTables(engine.embedded)
         self._rows = rows
         self._logs = logs
-        self._groups = groups
+        self.groups = groups
 
     async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
         return await read_definitions(self.engine.embedded)
@@ -78,11 +88,6 @@ class SingleFeedHost:
 
     async def first_since(self, partition: FeedPartition, timestamp_ms: int) -> int | None:
         return await first_since(self.engine, source_of(partition), timestamp_ms)
-
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        await self._groups.commit(
-            group_id, COMMITTER, commits, group_must_exist_error=IllegalGeneration
-        )
 
     async def close(self) -> None:
         await self.decoder.close()

@@ -2,6 +2,7 @@
 
 The coordinator passes these bytes on and does not need to understand them; clients may send any
 bytes. They are read here to show them to people, and for questions like "is this topic subscribed".
+Feeds write some of their own (broker/feed_groups.py).
 Bytes that are not of the consumer protocol give None, and reading them takes time in proportion to
 their length.
 
@@ -13,10 +14,12 @@ Formats: ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+Partitions: TypeAlias = Mapping[str, Sequence[int]]
+"""The numbers of partitions by topic."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -36,6 +39,36 @@ def assigned_partitions(assignment: bytes) -> dict[str, list[int]] | None:
     return _read(assignment, _assignment)
 
 
+def user_data(metadata: bytes) -> bytes | None:
+    """What a member's subscription has beside topics."""
+    return _read(metadata, _user_data)
+
+
+def subscription(topics: Sequence[str], user_data: bytes) -> bytes:
+    """A subscription of version 0."""
+    return b"".join(
+        (_INT16.pack(0), _INT32.pack(len(topics)), *map(_text, topics), _bytes(user_data))
+    )
+
+
+def assignment(partitions: Partitions, user_data: bytes = b"") -> bytes:
+    """An assignment of version 0."""
+    topics = (
+        _text(topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+        for topic, numbers in partitions.items()
+    )
+    return b"".join((_INT16.pack(0), _INT32.pack(len(partitions)), *topics, _bytes(user_data)))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _INT16.pack(len(data)) + data
+
+
+def _bytes(data: bytes) -> bytes:
+    return _INT32.pack(len(data)) + data
+
+
 def _read(data: bytes, parse: Callable[[_MetadataReader], T]) -> T | None:
     try:
         reader = _MetadataReader(data)
@@ -50,6 +83,12 @@ def _subscription(reader: _MetadataReader) -> frozenset[str]:
     topics = frozenset(reader.text() for _ in range(reader.count(smallest=2)))
     reader.skip_nullable_bytes()
     return topics
+
+
+def _user_data(reader: _MetadataReader) -> bytes:
+    for _ in range(reader.count(smallest=2)):
+        reader.text()
+    return reader.nullable_bytes()
 
 
 def _assignment(reader: _MetadataReader) -> dict[str, list[int]]:
@@ -87,9 +126,11 @@ class _MetadataReader:
         return struct.unpack(f">{count}i", self._read_bytes(4 * count))
 
     def skip_nullable_bytes(self) -> None:
+        self.nullable_bytes()
+
+    def nullable_bytes(self) -> bytes:
         size = self.number(_INT32)
-        if size != -1:
-            self._read_bytes(size)
+        return b"" if size == -1 else self._read_bytes(size)
 
     def _read_bytes(self, size: int) -> bytes:
         end = self._position + size

@@ -335,12 +335,13 @@ def command(run: JobRun, /) -> JobReport:
     shards = find_shards(run.servers.urls, run.servers.login)
     commits = _commit_findings(run, shards)
     found = _log_findings(run, shards).unionByName(commits)
-    feeds = audit_feeds_of_brokers(run, shards)
-    if feeds is not None:
-        found = found.unionByName(feeds.findings)
-    for servers in shards:
-        of_job = audit_feeds_of_the_job(run, servers)
-        found = found if of_job is None else found.unionByName(of_job)
+    audits = [audit_feeds_of_brokers(run, shards)]
+    audits += [audit_feeds_of_the_job(run, servers) for servers in shards]
+    uncounted: list[str] = []
+    for audit in audits:
+        if audit is not None:
+            found = found.unionByName(audit.findings)
+            uncounted += audit.uncounted
     found = found.cache()
     run.progress.step("looking for anomalies")
     counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
@@ -351,8 +352,11 @@ def command(run: JobRun, /) -> JobReport:
     summary = f"{anomalies} anomalies ({each}); {counts.get('reset', 0)} resets of offsets"
     if sum(counts.values()) > SHOWN:
         summary += f"; the first {SHOWN} are shown"
-    if feeds is not None and feeds.uncounted:
-        summary += f"; without column _block, so not counted: {', '.join(feeds.uncounted)}"
+    if uncounted:
+        summary += (
+            "; not counted, without column _block or with rows that replace each other:"
+            f" {', '.join(uncounted)}"
+        )
     return JobReport(COLUMNS, rows, summary, ok=anomalies == 0)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from coordinator.feeds.definition import BLOCK_COLUMN
-from coordinator.feeds.tables import local_name
+from coordinator.feeds.tables import REPLACES, local_name
 from spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
 from spark_jobs.job import JobRun
 from spark_jobs.progress import counted
@@ -48,7 +48,8 @@ class _FedTable:
 
 @dataclass(frozen=True, slots=True)
 class FeedAudit:
-    """`findings`: as of `feed_findings`. `uncounted`: tables without the column of blocks."""
+    """`findings`: as of `feed_findings`. `uncounted`: tables whose rows cannot be told by blocks:
+    without the column of blocks, or where rows replace each other."""
 
     findings: DataFrame
     uncounted: Sequence[str]
@@ -81,7 +82,7 @@ def audit_feeds_of_brokers(run: JobRun, shards: Sequence[SqlServers]) -> FeedAud
     )
 
 
-def audit_feeds_of_the_job(run: JobRun, servers: SqlServers) -> DataFrame | None:
+def audit_feeds_of_the_job(run: JobRun, servers: SqlServers) -> FeedAudit | None:
     """The feeds of the Spark job `feed` on these servers; None where there are none."""
     if not _has_history(servers, _OF_THE_JOB):
         return None
@@ -94,8 +95,14 @@ def audit_feeds_of_the_job(run: JobRun, servers: SqlServers) -> DataFrame | None
     history = answers(spark, servers, of_blocks, BLOCKS).cache()
     run.progress.step(f"reading the blocks of {counted(len(rows), 'feed')} of the job feed")
     history.count()
-    of_tables = [_rows_query(_FedTable(*row)) for row in rows]
-    return feed_findings(history, answers(spark, servers, of_tables, STORED))
+    tables = [_FedTable(*row) for row in rows]
+    of_tables = [_rows_query(one) for one in tables]
+    uncounted = [one for one in tables if _replaces(servers, one.database, one.table)]
+    stored = answers(spark, servers, of_tables, STORED)
+    return FeedAudit(
+        feed_findings(history, stored, [one.feed_id for one in uncounted]),
+        sorted(f"{one.database}.{one.table}" for one in uncounted),
+    )
 
 
 def _has_history(servers: SqlServers, database: str) -> bool:
@@ -132,11 +139,15 @@ def _there(
             "database": feed.database, "table": table, "block": BLOCK_COLUMN,
         }  # fmt: skip
         ((columns, block),) = servers.rows(_COLUMNS, names)
-        if block:
+        if block and not _replaces(servers, feed.database, table):
             found.append(_FedTable(feed.feed_id, feed.database, table))
         elif columns:
             uncounted.add(feed.feed_id)
     return found, uncounted
+
+
+def _replaces(servers: SqlServers, database: str, table: str) -> bool:
+    return servers.rows(REPLACES, {"database": database, "table": table}) == [[1]]
 
 
 def _rows_query(one: _FedTable) -> Query:

@@ -27,13 +27,22 @@ from coordinator.feeds.definition import (
     split_name,
 )
 from coordinator.feeds.feeder import EVERYWHERE
+from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import columns_of, columns_statement
-from coordinator.feeds.tables import BLOCK_DEFINITION, preparing, window_settings
+from coordinator.feeds.tables import (
+    BLOCK_DEFINITION,
+    preparing,
+    table_to_make,
+    window_settings,
+)
+from coordinator.feeds.values.layout import RowLayout
 from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (
+    check_dead_letters,
+    check_insert,
     dead_letters_of,
     feed_id_of,
     find_registry,
@@ -179,6 +188,7 @@ class FeedTarget:
     feed_id: str
     format: Format
     paths: Mapping[str, str]
+    units: Mapping[str, str]
     schema_registry: str
 
     def read(self) -> SparkFeed:
@@ -187,18 +197,25 @@ class FeedTarget:
         found = self.servers.rows(columns_statement(), {"database": database, "table": table})
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
-        columns = columns_of(found, self.paths)
-        feed = SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
-        for column in columns:
-            is_text = column.is_metadata or column.is_read_as_text
-            if not is_text and not feed.is_read_by_clickhouse:
-                raise JobFailure(
-                    f"column {column.name} of type {column.type} cannot be filled by this job"
-                    f" from {self.format.value}"
-                )
-        return feed
+        columns = columns_of(found, self.paths, self.units)
+        try:
+            RowLayout(columns, self.format)
+        except ValueError as error:
+            raise JobFailure(str(error)) from error
+        return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
 
-    def make(self, columns: str | None, order_by: str, partition_by: str | None) -> None:
+    def check(self) -> None:
+        """Whether the user may add rows."""
+        database, table = split_name(self.name)
+        check_insert(self.servers, f"{quoted(database)}.{quoted(table)}")
+
+    def make(
+        self,
+        columns: str | None,
+        order_by: str | None,
+        engine: str | None,
+        partition_by: str | None,
+    ) -> None:
         """Make the table, or give the one that exists what a feed needs."""
         database, table = split_name(self.name)
         target = f"{quoted(database)}.{quoted(table)}"
@@ -206,19 +223,23 @@ class FeedTarget:
         where = "WHERE database = {d:String} AND name = {t:String}"
         found = self.servers.rows(f"SELECT engine FROM system.tables {where}", named)
         if not found and columns is not None:
+            try:
+                columns, engine = table_to_make(self.format, columns, order_by, engine)
+            except ValueError as error:
+                raise JobFailure(str(error)) from error
             by = f" PARTITION BY {partition_by}" if partition_by else ""
             self.servers.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
             self.servers.execute(
-                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = MergeTree ORDER BY"
-                f" ({order_by}){by} SETTINGS {window_settings(replicated=False)}"
+                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = {engine} ORDER BY"
+                f" ({order_by or 'tuple()'}){by} SETTINGS {window_settings(replicated=False)}"
             )
             return
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
-        [[engine]] = found
-        replicated = engine.startswith("Replicated")
-        if not engine.endswith("MergeTree"):
-            raise JobFailure(f"{self.name} is a table of engine {engine}, not of MergeTree")
+        [[has]] = found
+        replicated = has.startswith("Replicated")
+        if not has.endswith("MergeTree"):
+            raise JobFailure(f"{self.name} is a table of engine {has}, not of MergeTree")
         if len(self.servers.urls) > 1 and not replicated:
             raise JobFailure(f"{self.name} is not replicated: name one server with --servers")
         for statement in preparing(target, replicated=replicated):
@@ -265,16 +286,11 @@ def _to_pairs(
     help="The format of the records' values.",
 )
 @click.option("--columns", metavar="LIST", help="Of a new table, as in CREATE TABLE.")
-@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
+@click.option("--order-by", metavar="LIST", help="Sorting key of a new table.")
+@engine_option
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
-@click.option(
-    "--path",
-    "paths",
-    metavar="COLUMN=PATH",
-    multiple=True,
-    callback=_to_pairs,
-    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
-)
+@path_option
+@unit_option
 @click.option(
     "--from",
     "start",
@@ -307,9 +323,11 @@ def command(
     bootstrap: str,
     kind: str,
     columns: str | None,
-    order_by: str,
+    order_by: str | None,
+    engine: str | None,
     partition_by: str | None,
     paths: Mapping[str, str],
+    units: Mapping[str, str],
     start: str,
     schema_registry: str,
     replay: bool,
@@ -326,6 +344,8 @@ def command(
     """
     if run.topics == glob_pattern(()):
         raise JobFailure("name the topics: --topic")
+    if not run.dry_run:
+        check_dead_letters(run.servers)
     spark = run.spark(**_sources(jars))
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     topics = find_topics(spark, {"bootstrap.servers": bootstrap, **options}, run.topics)
@@ -333,8 +353,9 @@ def command(
         return _preview(run, spark, topics, name, start, replay=replay)
     servers, registry = open_registry(run.servers)
     feed_id = feed_id_of(registry, name)
-    target = FeedTarget(servers, name, feed_id, Format(kind), paths, schema_registry)
-    target.make(columns, order_by, partition_by)
+    target = FeedTarget(servers, name, feed_id, Format(kind), paths, units, schema_registry)
+    target.make(columns, order_by, engine, partition_by)
+    target.check()
     feeder = f"spark-{uuid4()}"
     task = FeedTask(servers, registry, target.read(), feeder, topics.ids, block_records)
     feeding = FeedRun(spark, topics, task, target)
@@ -353,6 +374,8 @@ def command(
     if replay:
         rows, dead = feeding.replayed.rows, feeding.replayed.dead_letters
         summary += f"; dead letters parsed again: {counted(rows, 'row')}, {dead} are still dead"
+    now = dead_letters_of(run.servers, name, topics.ids)
+    summary += f"; now the feed has {counted(now, 'dead letter')}"
     return JobReport((), (), summary)
 
 

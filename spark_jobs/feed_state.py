@@ -5,7 +5,7 @@ All of it is in the database `brokerhouse_feeds` of the target. The states are k
 with a row for each version of a key, whose deduplication token is the key and the version: of
 several that write the same version, ClickHouse stores the first, and each reads whose it is.
 
-`table_feed_blocks` and `dead_letter_versions` have the columns that they have in a broker.
+`table_feed_blocks` has the columns that it has in a broker, `dead_letter_versions` all but `rows`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from coordinator.feeds.blocks import (
 )
 from coordinator.feeds.tables import WINDOW
 from coordinator.feeds.writer import FeedSource
-from spark_jobs.sql_client import SqlFailure, SqlRefused, SqlServers
+from spark_jobs.job import JobFailure
+from spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
 from storage.engine import EngineError, Parameter, Row
 from storage.registry import KeeperRegistry, Versioned
 
@@ -56,6 +57,7 @@ _MERGE_TREE = (
     " value String, time DateTime64(6, 'UTC') DEFAULT now64(6)) ENGINE = MergeTree"
     f" ORDER BY (key, version) SETTINGS non_replicated_deduplication_window = {WINDOW}"
 )
+_NAMES = ("table_feed_blocks", "dead_letter_versions", "dead_letters")
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS table_feed_blocks (feed String, feed_id UUID,"
     " topic LowCardinality(String), topic_id UUID, partition Int32, version UInt64, epoch UInt64,"
@@ -195,11 +197,7 @@ def open_registry(servers: SqlServers) -> tuple[SqlServers, FeedRegistry]:
 
     Raises SqlFailure.
     """
-    elsewhere = replace(servers, database=None)
-    elsewhere.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-    here = replace(servers, database=DATABASE)
-    for statement in _TABLES:
-        here.execute(statement)
+    here = open_dead_letters(servers)
     if not (engine := _engine(here)):
         try:
             here.execute(_KEEPER_MAP)
@@ -211,6 +209,45 @@ def open_registry(servers: SqlServers) -> tuple[SqlServers, FeedRegistry]:
             here.execute(_MERGE_TREE)
         engine = _engine(here)  # somebody else may have been faster
     return here, _of_engine(here, engine)
+
+
+def open_dead_letters(servers: SqlServers) -> SqlServers:
+    """Make the tables that are missing. A user who may make none can use those that exist.
+
+    Returns the servers with their database. Raises SqlFailure.
+    """
+    here, elsewhere = replace(servers, database=DATABASE), replace(servers, database=None)
+    try:
+        elsewhere.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+        for statement in _TABLES:
+            here.execute(statement)
+    except SqlDenied:
+        [[count]] = elsewhere.rows(
+            "SELECT toInt64(count()) FROM system.tables WHERE database = {d:String}"
+            " AND has({names:Array(String)}, name)",
+            {"d": DATABASE, "names": list(_NAMES)},
+        )
+        if count < len(_NAMES):
+            raise
+    return here
+
+
+def check_dead_letters(servers: SqlServers) -> None:
+    """Whether a run can store dead letters. Makes the tables. Raises JobFailure, SqlUnavailable."""
+    try:
+        here = open_dead_letters(servers)
+        for table in ("dead_letter_versions", "table_feed_blocks"):
+            check_insert(here, table)
+    except SqlRefused as error:
+        raise JobFailure(
+            f"dead letters cannot be stored: {error}; --user has to be one who may read and write"
+            f" the database {DATABASE} of --servers, and make it if it does not exist"
+        ) from error
+
+
+def check_insert(servers: SqlServers, table: str) -> None:
+    """Whether the user may read and add rows. Adds none. Raises SqlFailure."""
+    servers.execute(f"INSERT INTO {table} SELECT * FROM {table} WHERE false")
 
 
 def find_registry(servers: SqlServers) -> FeedRegistry | None:

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordinator.feeds.blocks import Counted, Offsets, Phase, plan
-from coordinator.feeds.definition import Format
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.feed_state import FeedFenced, FeedRegistry, SparkFeedProgress
 from spark_jobs.feed_writer import SparkBlockWriter, SparkFeed
@@ -25,8 +24,6 @@ from spark_jobs.sql_client import Attempts, SqlServers, SqlUnavailable
 from storage.engine import TokenUsed
 
 BLOCK_MAX_BYTES = 64 << 20
-CSV_MAX_BYTES = 8 << 20
-"""The lines of a block are one constant of a statement (broker/cluster/feeds.py)."""
 RESULT = {
     "topic": pa.string(),
     "partition": pa.int32(),
@@ -157,8 +154,7 @@ class PartitionBlocks:
     @property
     def _is_full(self) -> bool:
         waiting_bytes = sum(part.nbytes for part in self._waiting)
-        max_bytes = CSV_MAX_BYTES if self._task.feed.format is Format.CSV else BLOCK_MAX_BYTES
-        return self._waiting_rows >= self._task.block_records or waiting_bytes >= max_bytes
+        return self._waiting_rows >= self._task.block_records or waiting_bytes >= BLOCK_MAX_BYTES
 
     def _unless_fenced(self, step: Callable[[], None]) -> None:
         try:

@@ -1,10 +1,10 @@
 """Puts blocks into the table of a feed, and finds out whether they are stored. Runs in workers.
 
-A block's records arrive with their values as text, parsed by Spark, or as lines of CSV. From there
+A block's records arrive as the rows that the scanner has made of them (feed_values.py). From there
 on it goes the way of the broker's own feeds, with the same statements
-(coordinator/feeds/statements.py): into temporary tables, where the text becomes values of the
-columns' types, and from there into the table, as one insert with the block's token. The temporary
-tables belong to a session of one server.
+(coordinator/feeds/statements.py): into temporary tables, where they become values of the columns'
+types, and from there into the table, as one insert with the block's token. The temporary tables
+belong to a session of one server.
 
 A dead letter is written by a statement that looks at the state itself, so that a run that was
 taken over, and does not know it yet, cannot bring one back that has been replayed.
@@ -12,7 +12,6 @@ taken over, and does not know it yet, cannot bring one back that has been replay
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,15 +21,13 @@ from coordinator.feeds.blocks import Counted, FeedState, Offsets, replay_token, 
 from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.statements import (
     AS_ONE_BLOCK,
-    LINES_TABLE,
     MISFITS,
     ROWS_TABLE,
-    UNDERSTOOD,
     VALUES_TABLE,
-    WITH_VALUE,
     BlockStatements,
-    Column,
 )
+from coordinator.feeds.tables import REPLACES
+from coordinator.feeds.values.layout import Column
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.feed_state import DATABASE, Fence
 from spark_jobs.sql_client import HttpSession, SqlServers
@@ -38,11 +35,10 @@ from storage.engine import Parameter, TokenUsed
 from storage.parameters import quoted
 
 _RECORDS_TABLE = "feed_records"
-"""What Kafka says of the block's records, and the values that ClickHouse is to read."""
+"""What Kafka says of the block's records."""
 _IS_PARTITION = (
     "feed_id = {feed_id:UUID} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
 )
-_VALUE = "value Nullable(String)"
 KAFKA_COLUMNS = {
     "_timestamp": "timestamp DateTime64(3, 'UTC')",
     "_key": "key Nullable(String)",
@@ -67,15 +63,9 @@ class SparkFeed:
         return f"{quoted(self.database)}.{quoted(self.table)}"
 
     @property
-    def is_read_by_clickhouse(self) -> bool:
-        """Whether values arrive as they are in Kafka."""
-        return self.format is Format.CSV
-
-    @property
     def record_columns(self) -> list[str]:
         """Columns of Kafka's records that the table `feed_records` is needed for."""
-        said = [one.name.removeprefix("_") for one in self.columns if one.name in KAFKA_COLUMNS]
-        return [*said, "value"] if self.is_read_by_clickhouse else said
+        return [one.name.removeprefix("_") for one in self.columns if one.name in KAFKA_COLUMNS]
 
 
 class SparkBlockWriter:
@@ -91,15 +81,15 @@ class SparkBlockWriter:
         self._feed = feed
         self._source = source
         self._statements = BlockStatements(
-            feed.database, feed.table, feed.format, feed.columns, "",
+            feed.database, feed.table, feed.format, feed.columns,
             f"FROM {_RECORDS_TABLE} WHERE true",
         )  # fmt: skip
 
     def write(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
         """Store the block that has begun: its rows and its dead letters. Safe to repeat.
 
-        `records`: columns offset, rows (or value), error, and what Kafka says of each; None: there
-        are none. `again`: the block may have been stored before; raises `TokenUsed` if ClickHouse
+        `records`: columns offset, rows, and what Kafka says of each; None: there are none. `again`:
+        the block may have been stored before; raises `TokenUsed` if ClickHouse
         knows the token and has not exactly its rows.
         """
         assert state.offsets is not None, "no block has begun"
@@ -140,7 +130,15 @@ class SparkBlockWriter:
         self._delete(self._replay_tokens(state)[:-1])
 
     def _delete(self, tokens: Sequence[str]) -> None:
-        """A broker lets nobody delete with SETTINGS; by default, this returns when it is done."""
+        """A broker lets nobody delete with SETTINGS; by default, this returns when it is done.
+
+        Where rows replace each other they stay (coordinator/feeds/writer.py).
+        """
+        table: dict[str, Parameter] = {
+            "database": self._feed.database, "table": self._feed.table,
+        }  # fmt: skip
+        if self._session.rows(REPLACES, table) == [[1]]:
+            return
         self._session.execute(
             f"DELETE FROM {self._feed.target} WHERE {BLOCK_COLUMN} IN {{tokens:Array(String)}}",
             {"tokens": list(tokens)},
@@ -170,57 +168,32 @@ class SparkBlockWriter:
     def _load(self, records: pa.Table | None) -> Counted:
         """Fill the temporary tables."""
         self._drop()
-        for statement in self._statements.temporary_tables:
+        made = self._statements
+        for statement in (*made.settings, made.values_table, made.rows_table):
             self._session.execute(statement.replace("CREATE OR REPLACE", "CREATE"))
         more = self._feed.record_columns
         if more:
             self._session.execute(
                 f"CREATE TEMPORARY TABLE {_RECORDS_TABLE} (offset Int64,"
-                f" {', '.join(KAFKA_COLUMNS.values())}, {_VALUE}) ENGINE = Memory"
+                f" {', '.join(KAFKA_COLUMNS.values())}) ENGINE = Memory"
             )
         if records is not None:
-            if more:
-                self._insert(_RECORDS_TABLE, records.select(["offset", *more]))
-            if self._feed.is_read_by_clickhouse:
-                self._read()
-            else:
-                values = records.select(["offset", "rows", "error"])
-                self._insert(VALUES_TABLE, values.rename_columns(["_offset", "_rows", "_error"]))
-        self._session.execute(self._statements.convert())
-        [[rows, dead_letters]] = self._session.rows(
-            f"SELECT toInt64(countIf(_offset NOT IN {MISFITS})), toInt64("
-            f"(SELECT count() FROM {VALUES_TABLE} WHERE _offset NOT IN {UNDERSTOOD})"
-            f" + uniqExactIf(_offset, _feed_error != '')) FROM {ROWS_TABLE}"
+            if more and records.num_rows:
+                self._session.insert(_RECORDS_TABLE, records.select(["offset", *more]))
+            if rows := b"".join(one for one in records["rows"].to_pylist() if one):
+                self._session.send(f"INSERT INTO {VALUES_TABLE} FORMAT RowBinary", rows)
+        self._session.execute(self._statements.convert(None))
+        [[stored, dead_letters]] = self._session.rows(
+            f"SELECT toInt64(countIf(_offset NOT IN {MISFITS})),"
+            f" toInt64(uniqExactIf(_offset, _feed_error != '')) FROM {ROWS_TABLE}"
         )
-        return Counted(rows, dead_letters)
+        return Counted(stored, dead_letters)
 
     def _drop(self) -> None:
         """Memory is free again; a broker lets nobody replace tables."""
         records = [_RECORDS_TABLE] if self._feed.record_columns else []
         for table in (VALUES_TABLE, ROWS_TABLE, *records):
             self._session.execute(f"DROP TABLE IF EXISTS {table}")
-
-    def _read(self) -> None:
-        """Fill `feed_values` from the values of `feed_records`.
-
-        The lines come and go again: a broker lets nobody read text by a table function.
-        """
-        sent = self._statements.sent_csv(secrets.token_hex(8))
-        self._session.execute(f"DROP TABLE IF EXISTS {LINES_TABLE}")
-        self._session.execute(sent.table.replace("CREATE OR REPLACE", "CREATE"))
-        if lines := b"\n".join(self._session.lines(sent.query)):
-            self._session.send(sent.insert, lines)
-        self._session.execute(sent.load)
-        self._session.execute(f"DROP TABLE {LINES_TABLE}")
-        self._session.execute(
-            f"INSERT INTO {VALUES_TABLE} (_offset, _error) SELECT offset,"
-            f" {self._statements.not_understood()} {self._statements.source} AND {WITH_VALUE}"
-            f" AND offset NOT IN {UNDERSTOOD}"
-        )
-
-    def _insert(self, table: str, rows: pa.Table) -> None:
-        if rows.num_rows:
-            self._session.insert(table, rows)
 
     def _dead_letters(self, state: FeedState, offsets: Offsets, asked_ms: int) -> None:
         """Write down which of these records are dead letters, and which are so no more.
@@ -229,10 +202,7 @@ class SparkBlockWriter:
         if the server's clock was set back.
         """
         table = f"{DATABASE}.dead_letter_versions"
-        errors = (
-            f"SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
-            f" UNION ALL SELECT _offset, _error FROM {VALUES_TABLE}"
-        )
+        errors = f"SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
         self._session.execute(
             f"INSERT INTO {table} SELECT {{feed:String}}, {{feed_id:UUID}},"
             " {topic:String}, {topic_id:UUID}, {partition:Int32}, _offset,"

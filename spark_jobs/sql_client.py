@@ -61,6 +61,9 @@ _INSERT_SETTINGS = {
 # ClickHouse's error codes: https://github.com/ClickHouse/ClickHouse/blob/master/src/Common/ErrorCodes.cpp
 _UNKNOWN_TABLE, _UNKNOWN_DATABASE, _ACCESS_DENIED = 60, 81, 497
 _LOGIN_REFUSED = {192, 193, 194, 516}
+# A user who may only read, a database, statement or role that is not allowed, what this ClickHouse
+# does not have: status 500 or 501, and for good.
+_REFUSED_FOR_GOOD = {48, 164, 291, 344, 392, 511, 512}
 # Timeouts, too many queries or parts, no memory, a session that is busy, no Keeper: the same
 # statement may succeed later.
 _TRANSIENT = {159, 202, 209, 210, 241, 242, 252, 319, 373, 425, 439, 999}
@@ -74,6 +77,10 @@ class SqlFailure(Exception):
 
 class SqlRefused(SqlFailure):
     """A server refused the statement: sending it again, or elsewhere, changes nothing."""
+
+
+class SqlDenied(SqlRefused):
+    """A server refuses the login, or the user lacks a right."""
 
 
 class SqlUnavailable(SqlFailure):
@@ -236,7 +243,7 @@ class SqlServers:
         if response.status == 200:
             return response
         try:
-            raise _failure(url, self.login.user, response)
+            raise _failure(url, self.login.user, self.database, response)
         finally:
             response.close()
 
@@ -324,7 +331,9 @@ def _checked_url(text: str) -> str:
     return parts._replace(query="", fragment="").geturl().rstrip("/")
 
 
-def _failure(url: str, user: str | None, response: urllib3.BaseHTTPResponse) -> SqlFailure:
+def _failure(
+    url: str, user: str | None, database: str | None, response: urllib3.BaseHTTPResponse
+) -> SqlFailure:
     try:
         text = _one_line(response.read())
     except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -333,19 +342,21 @@ def _failure(url: str, user: str | None, response: urllib3.BaseHTTPResponse) -> 
     code = int(header) if header.isdigit() else 0
     if response.status == 401 or code in _LOGIN_REFUSED:
         who = "requests without a user" if user is None else f"user {user}"
-        return SqlRefused(f"{url} refuses {who}: give the right user and password")
+        return SqlDenied(f"{url} refuses {who}: give the right user and password")
     if code == _ACCESS_DENIED and user is None:
-        return SqlRefused(
+        return SqlDenied(
             f"{url} allows only its sql_user to do this: give user and password ({text})"
         )
-    if code == _UNKNOWN_TABLE:
+    if code == _ACCESS_DENIED:
+        return SqlDenied(f"{url} does not let user {user} do this ({text})")
+    if code == _UNKNOWN_TABLE and database == DATABASE:
         return SqlRefused(f"{url} lacks a table: its brokerhouse is older than this one ({text})")
-    if code == _UNKNOWN_DATABASE:
+    if code == _UNKNOWN_DATABASE and database == DATABASE:
         return SqlRefused(
             f"{url} has no database {DATABASE}, which `distributed = true` makes ({text})"
         )
     message = f"{url} answers with status {response.status}: {text}"
-    may_pass = response.status >= 500 or code in _TRANSIENT
+    may_pass = (response.status >= 500 and code not in _REFUSED_FOR_GOOD) or code in _TRANSIENT
     return SqlUnavailable(message) if may_pass else SqlRefused(message)
 
 

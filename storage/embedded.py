@@ -366,8 +366,8 @@ class EngineSession:
         )
 
     async def send(self, table: str, path: str) -> None:
-        lines = f"file({literal(path)}, 'LineAsString', 'line String')"
-        await self._run(f"INSERT INTO {table} SELECT line FROM {lines}", "Null", None)
+        place = f"{literal(path)}"
+        await self._run(f"INSERT INTO {table} FROM INFILE {place} FORMAT RowBinary", "Null", None)
 
     async def settle(self, table: str) -> None:
         """There are no replicas."""

@@ -70,9 +70,9 @@ class ServerSession:
         await asyncio.to_thread(Path(query.path).write_bytes, rows)
 
     async def send(self, table: str, path: str) -> None:
-        """The lines of a file into a table of one column."""
-        lines = await asyncio.to_thread(Path(path).read_bytes)
-        async with self._request({"query": f"INSERT INTO {table} FORMAT LineAsString"}, lines):
+        """A file of RowBinary into a table."""
+        rows = await asyncio.to_thread(Path(path).read_bytes)
+        async with self._request({"query": f"INSERT INTO {table} FORMAT RowBinary"}, rows):
             pass
 
     async def close(self) -> None:

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as in shells."""
+
 
 class CtrlC:
     """Whether Ctrl-C was pressed.

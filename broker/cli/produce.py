@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from broker.cli.ctrl_c import INTERRUPTED
 from broker.cli.kafka_client import (
     admin_client,
     bootstrap_option,
@@ -34,7 +35,6 @@ UNCONFIRMED_MAX_BYTES = 32 * 1024 * 1024
 UNCONFIRMED_MAX_RECORDS = 50_000
 RECORD_OVERHEAD_BYTES = 500  # of the objects that stand for a record until it is confirmed
 CONFIRM_TIMEOUT_S = 60.0
-INTERRUPTED = 130
 
 _FIELDS = frozenset({"key", "value", "headers", "partition", "timestamp_ms", "topic", "offset"})
 

@@ -5,6 +5,7 @@ The commands speak SQL. The broker reads the definitions of feeds once a second,
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,25 +16,31 @@ from typing import Any, TypeVar
 import click
 from yarl import URL
 
+from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
 from broker.cli.kafka_client import admin_client, raise_for
 from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
 from broker.cli.sql import SqlServer, asked, to_url
+from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
 from common.options import environment_option, server_option
+from coordinator.feeds.decoding.debezium_columns import columns_of_change, key_columns
 from coordinator.feeds.definition import (
     INTERVAL_MS,
     START,
     FeedDefinitionError,
+    FeedOptions,
     Format,
     split_name,
 )
-from coordinator.feeds.inference import flat_columns
+from coordinator.feeds.inference import InferredColumn, flat_columns, parse_sample
+from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
     preparing,
     table_engine,
+    table_to_make,
     window_settings,
 )
 from storage.cluster_sql import SHARD_DATABASE
@@ -114,20 +121,6 @@ def tables() -> None:
     """Fill tables with columns from topics, each record once."""
 
 
-def _to_paths(
-    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, str]:
-    paths = {}
-    for pair in pairs:
-        column, equals, path = pair.partition("=")
-        if not column or not equals or not all(path.split(".")):
-            raise click.BadParameter(
-                f"write COLUMN=PATH, for example city=address.city, not {pair!r}"
-            )
-        paths[column] = path
-    return paths
-
-
 def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     if not START.fullmatch(text):
         raise click.BadParameter(
@@ -184,18 +177,18 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 @click.option(
     "--columns",
     metavar="LIST",
-    help="As in CREATE TABLE. Without it and without a table: inferred from a sample of JSON.",
+    help="As in CREATE TABLE. Without it and without a table: inferred from a sample of JSON, or"
+    " from the schema in Debezium's records.",
 )
-@click.option("--order-by", metavar="LIST", default="tuple()", help="Sorting key of a new table.")
-@click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
 @click.option(
-    "--path",
-    "paths",
-    metavar="COLUMN=PATH",
-    multiple=True,
-    callback=_to_paths,
-    help="Where a column's value is in the record, as in city=address.city; may be repeated.",
+    "--order-by",
+    metavar="LIST",
+    help="Sorting key of a new table. For debezium: the columns of the primary key.",
 )
+@engine_option
+@click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
+@path_option
+@unit_option
 @click.option(
     "--from",
     "start",
@@ -242,9 +235,11 @@ def create_table(
     topics: Sequence[str],
     kind: str,
     columns: str | None,
-    order_by: str,
+    order_by: str | None,
+    engine: str | None,
     partition_by: str | None,
     paths: Mapping[str, str],
+    units: Mapping[str, str],
     start: str,
     interval_ms: int,
     stop_on_error: bool,
@@ -265,6 +260,8 @@ def create_table(
     """
     server = _Server(SqlServer(http, user, password))
     _check_routes(name, kind, columns, route, route_value, like)
+    if engine is not None and _is_router(name):
+        raise click.UsageError("--engine is for one table: give --like")
     if add_columns and not Format(kind).has_paths:
         raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
@@ -274,31 +271,38 @@ def create_table(
     if not _is_router(name):
         filled = local_name(table) if server.is_of_cluster else table
         exists = _has_table(server, database, filled)
-        if exists and columns is not None:
+        if exists and (columns is not None or engine is not None):
             raise click.ClickException(
-                f"table {database}.{filled} exists: leave --columns out to fill it as it is"
+                f"table {database}.{filled} exists: leave --columns and --engine out to fill it as"
+                " it is"
             )
         if not exists and columns is None:
-            columns, inferred = _infer(server, topics[0], kind, yes)
+            columns, inferred, key = _infer(server, topics[0], kind, yes)
             paths = {**inferred, **paths}
+            order_by = order_by or key
         if columns is None:
             for statement in preparing(
                 f"{quoted(database)}.{quoted(filled)}", replicated=server.is_replicated
             ):
                 server.run(statement)
         else:
-            by = f"ORDER BY ({order_by})"
+            try:
+                columns, engine = table_to_make(Format(kind), columns, order_by, engine)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            by = f"ORDER BY ({order_by or 'tuple()'})"
             if partition_by:
                 by = f"{by} PARTITION BY {partition_by}"
-            _make_table(server, database, filled, columns, by)
+            _make_table(server, database, filled, columns, engine, by)
     elif like and not _has_table(server, *split_name(like)):
         raise click.ClickException(f"there is no table {like}")
-    options = {
-        "route": route,
-        "route_value": route_value or "",
-        "like": like,
-        "add_columns": "1" if add_columns else "",
-    }
+    options = FeedOptions(
+        route=route_from_text(route) if route else None,
+        route_value=route_value or "",
+        like=like,
+        add_columns=add_columns,
+        units=units,
+    )
     server.run(
         f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
         " topics, format, paths, start, interval_ms, stop_on_error, options, status,"
@@ -311,7 +315,7 @@ def create_table(
         name=name, d=database, t=table, topics=json.dumps(list(topics)), kind=kind,
         paths=json.dumps(dict(paths)), start=start, interval=str(interval_ms),
         stop=str(stop_on_error).lower(),
-        options=json.dumps({option: text for option, text in options.items() if text}),
+        options=json.dumps(options.as_map()),
     )  # fmt: skip
     click.echo(f"created {name}, filled from {', '.join(topics)}")
 
@@ -375,44 +379,73 @@ def _has_table(server: _Server, database: str, table: str) -> bool:
     )  # fmt: skip
 
 
-def _make_table(server: _Server, database: str, table: str, columns: str, by: str) -> None:
+def _make_table(
+    server: _Server, database: str, table: str, columns: str, engine: str, by: str
+) -> None:
     """`by`: how it is sorted and partitioned."""
     server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
     replicated = server.is_replicated
     server.run(
         f"CREATE TABLE {quoted(database)}.{quoted(table)} ({columns}, {BLOCK_DEFINITION})"
-        f" ENGINE = {table_engine(database, table, replicated=replicated)} {by}"
+        f" ENGINE = {table_engine(database, table, engine, replicated=replicated)} {by}"
         f" SETTINGS {window_settings(replicated=replicated)}",
         {"flatten_nested": "0"},
     )
 
 
-def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str]]:
-    """Columns from the last records, and the paths of those that are not fields of the object."""
-    if kind != Format.JSON.value:
+def _infer(server: _Server, topic: str, kind: str, yes: bool) -> tuple[str, dict[str, str], str]:
+    """Columns, the paths of those that are not fields of the object, and the sorting key."""
+    if kind == Format.DEBEZIUM.value:
+        columns, key = _columns_of_changes(server, topic)
+        _confirm(columns, f"columns by the schema of the last record of {topic}:", yes)
+    elif kind == Format.JSON.value:
+        found = _last_records(server, topic, _SAMPLE_RECORDS)
+        columns, key = flat_columns(parse_sample(value for _, value in found)), ""
+        if not columns:
+            raise click.ClickException(
+                f"topic {topic} has no JSON objects to infer columns from: give --columns"
+            )
+        _confirm(columns, f"columns by the last {len(found)} records of {topic}:", yes)
+    else:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
-    [found] = server.rows(
-        "SELECT count() AS records, distinctJSONPathsAndTypes(CAST(value, 'JSON')) AS types FROM"
-        f" (SELECT assumeNotNull(value) AS value FROM {server.database}.messages_committed"
-        " WHERE topic = {t:String} AND isValidJSON(assumeNotNull(value))"
-        " AND JSONType(assumeNotNull(value)) = 'Object'"
-        f" ORDER BY partition DESC, offset DESC LIMIT {_SAMPLE_RECORDS})",
+    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
+    return text, {one.name: one.path for one in columns}, key
+
+
+def _columns_of_changes(server: _Server, topic: str) -> tuple[list[InferredColumn], str]:
+    """Columns, and the sorting key."""
+    for key, value in _last_records(server, topic, 1):
+        try:
+            columns = columns_of_change(value)
+            names = key_columns(key) if key else ()
+        except ValueError as error:
+            raise click.ClickException(f"the last record of {topic}: {error}") from error
+        if columns:
+            return columns, ", ".join(map(quoted, names))
+    raise click.ClickException(
+        f"topic {topic} has no record with a schema to infer columns from: give --columns"
+    )
+
+
+def _last_records(server: _Server, topic: str, count: int) -> list[tuple[bytes, bytes]]:
+    """Keys and values; no tombstones."""
+    found = server.rows(
+        "SELECT base64Encode(ifNull(key, '')) AS key, base64Encode(assumeNotNull(value)) AS value"
+        f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
+        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {count}",
         t=topic,
     )  # fmt: skip
-    if not found["types"]:
-        raise click.ClickException(
-            f"topic {topic} has no JSON objects to infer columns from: give --columns"
-        )
-    columns = flat_columns(found["types"])
+    return [(base64.b64decode(row["key"]), base64.b64decode(row["value"])) for row in found]
+
+
+def _confirm(columns: Sequence[InferredColumn], heading: str, yes: bool) -> None:
     shown = new_table("column", "type", "JSON path")
     for column in columns:
         shown.add_row(*column)
-    click.echo(f"columns by the last {found['records']} records of {topic}:")
+    click.echo(heading)
     console().print(shown)
     if not yes:
         click.confirm("Make the table?", abort=True)
-    text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return text, {one.name: one.path for one in columns if one.name != one.path}
 
 
 @tables.command("list")
@@ -425,12 +458,9 @@ def list_tables(as_json: bool, http: URL, user: str | None, password: str | None
         "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
         f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
         " LEFT JOIN"
-        " (SELECT feed, sum(rows) AS rows, sum(lag) AS lag"
+        " (SELECT feed, sum(rows) AS rows, sum(dead_letters) AS dead_letters, sum(lag) AS lag"
         f" FROM {server.database}.table_feed_progress GROUP BY feed) AS progress"
-        " ON progress.feed = feeds.name LEFT JOIN"
-        f" (SELECT feed, count() AS dead_letters FROM {server.database}.dead_letters GROUP BY feed)"
-        " AS dead"
-        " ON dead.feed = feeds.name ORDER BY name"
+        " ON progress.feed = feeds.name ORDER BY name"
     )
     if as_json:
         print_json(rows)
@@ -494,12 +524,39 @@ _changing("pause", "'paused' AS status", "paused", "Stop filling DATABASE.TABLE 
 _changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TABLE.")
 
 
-_changing(
-    "replay",
-    "now64(3) AS replay_asked_at",
-    "asked for the dead letters again:",
-    "Parse the dead letters of DATABASE.TABLE again, after a fix.",
+@tables.command("replay")
+@_name
+@click.option("--no-wait", is_flag=True, help="Only ask for it: a broker begins within a second.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="How long to wait while no dead letter is parsed.",
 )
+@_with_server
+def replay_table(
+    name: str, no_wait: bool, timeout_s: int, http: URL, user: str | None, password: str | None
+) -> None:
+    """Parse the dead letters of DATABASE.TABLE again, after a fix.
+
+    Waits until the broker has done it. Ctrl-C ends only the waiting.
+    """
+    server = _Server(SqlServer(http, user, password))
+    feed = _feed(server, name)
+    with ctrl_c() as pressed:
+        _change(server, name, ASKED_NOW)
+        if no_wait:
+            click.echo(f"asked for the dead letters again: {name}")
+            return
+        done = asked_replay(server, feed).wait(timeout_s, pressed)
+    if done is None:
+        click.echo(f"the broker goes on with the replay of {name}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
+    made = done.routed_text if _is_router(name) else done.rows_text
+    click.echo(f"replayed {name}: {made}, {done.left_text}")
 
 
 @tables.command("drop")

@@ -21,20 +21,21 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feed_tables import FeedTables
-from broker.cluster.feeds import CommitsOfPeers, ShardDefinitions, ShardSessions
+from broker.cluster.feeds import ShardDefinitions, ShardSessions
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
+from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import layout, registry_of, single_servers
+from broker.feed_groups import CLIENT
 from broker.feeds import FeedPartition, source_of
 from broker.leadership import BrokerEndpoint
 from broker.log.row_sources import source_of_offset
-from common.tasks import Periodic
+from common.tasks import Outage, Periodic
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.feeder import FeedShard
 from coordinator.feeds.writer import first_since
-from coordinator.messages import OffsetCommit
 from protocol.errors import KafkaError
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
@@ -129,6 +130,17 @@ class _LedPartition:
 _Key = tuple[UUID, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _BesideGroups:
+    """`FeedGroups` of a process that coordinates none."""
+
+    instance_id: str
+    coordinator: RemoteGroups
+
+    def coordinator_of(self, _group_id: str) -> RemoteGroups:
+        return self.coordinator
+
+
 class BesideFeedHost:
     """`FeedHost` of a process beside the brokers."""
 
@@ -153,15 +165,19 @@ class BesideFeedHost:
         self._slots = config.slots
         self._leadership = SlotLeadership(self._view, _NO_BROKER)
         self._peers = Peers(_NO_BROKER.node_id)
-        self._commits = CommitsOfPeers(self._leadership, self._peers)
+        self._group_peers = Peers(_NO_BROKER.node_id, CLIENT.client_id)
         self._definitions = ShardDefinitions(self._shards)
         self._tables = FeedTables(servers, layout(config))
         self._decoder = ValueDecoder(schema_registry)
         self._names = FeederNames(self.registry)
+        self.groups = _BesideGroups(
+            self._names.own, RemoteGroups(self._leadership, self._group_peers)
+        )
         self._rows = {name: RowLane(shard, 0, uuid4()) for name, shard in self._shards.items()}
         self._partitions: dict[_Key, _LedPartition] = {}
         self._wanted: set[str] = set()
         self._asking: dict[BrokerEndpoint, asyncio.Task[None]] = {}
+        self._outage = Outage(log, "cannot read the cluster", "the cluster can be read again")
         self._looks = Periodic("look", _LOOK_EVERY_S, self._look, at_once=True)
         self._ends = Periodic("ends", _ENDS_EVERY_S, self._ask_leaders)
 
@@ -213,9 +229,6 @@ class BesideFeedHost:
         ]
         return min((one for one in found if one is not None), default=None)
 
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        await self._commits.commit(group_id, commits)
-
     async def close(self) -> None:
         await self._looks.close()
         await self._ends.close()
@@ -226,6 +239,7 @@ class BesideFeedHost:
         except EngineError as error:
             log.info("others notice in some seconds that this process has ended: %s", error)
         self._peers.close()
+        self._group_peers.close()
         await self._decoder.close()
         for lane in self._rows.values():
             await lane.close()
@@ -244,8 +258,9 @@ class BesideFeedHost:
             await self._view.refresh()
             topics = await self._topics()
         except (EngineError, MalformedState) as error:
-            log.warning("the cluster cannot be looked at: %s", error)
+            self._outage.failed(error)
             return
+        self._outage.worked()
         slot_map = self._view.slot_map
         assert slot_map is not None, "read a moment ago"
         led: dict[_Key, _LedPartition] = {}

@@ -18,15 +18,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
-
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.groups import ShardedGroups
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.peers import Peers
+from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.table_changes import ShardTableChanges
-from broker.feeds import COMMITTER, FeedPartition, source_of
+from broker.feed_groups import FeedCoordinator
+from broker.feeds import FeedPartition, source_of
 from broker.log.partition import PartitionLog
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import (
@@ -39,13 +38,7 @@ from coordinator.feeds.feeder import FeedShard
 from coordinator.feeds.router import RouteWriter
 from coordinator.feeds.tables import local_name
 from coordinator.feeds.writer import BlockWriter, PartitionWriter, first_since
-from coordinator.messages import OffsetCommit
-from protocol.errors import (
-    CoordinatorNotAvailable,
-    IllegalGeneration,
-    NotCoordinator,
-    error_with_code,
-)
+from protocol.errors import NotCoordinator
 from storage.engine import EngineError, Row
 from storage.registry import Registry
 from storage.row_lane import RowLane
@@ -55,9 +48,8 @@ from storage.shards import Shard
 log = logging.getLogger(__name__)
 
 BLOCK_MAX_BYTES = 8 << 20
-"""The lines of a block are one constant of a statement, of which ClickHouse makes copies (measured,
-chdb-core 26.9: 2.6 us of CPU per record of 200 bytes at 10 MB, 7 us at 70 MB)."""
-_COMMIT_VERSION = 7
+"""The values of a block come here from their server, and its rows go back. So much is in memory
+twice for each partition that is fed."""
 
 
 class ShardDefinitions:
@@ -168,65 +160,19 @@ class _ShardsOfPartition:
         return [self._sessions.shard(host.name) for host in self._logs.hosts(self._partition)]
 
 
-class FeedGroups:
-    """Commits the offsets of feeds, whichever broker coordinates the group."""
+class ClusterFeedGroups:
+    """`FeedGroups` of a broker: it coordinates some of them itself."""
 
-    def __init__(self, groups: ShardedGroups, others: CommitsOfPeers) -> None:
+    def __init__(self, instance_id: str, groups: ShardedGroups, others: RemoteGroups) -> None:
+        self.instance_id = instance_id
         self._groups = groups
         self._others = others
 
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        """Raises `KafkaError`."""
+    def coordinator_of(self, group_id: str) -> FeedCoordinator:
         try:
-            coordinator = self._groups.coordinator_of(group_id)
+            return self._groups.coordinator_of(group_id)
         except NotCoordinator:
-            await self._others.commit(group_id, commits)
-        else:
-            await coordinator.commit(
-                group_id, COMMITTER, commits, group_must_exist_error=IllegalGeneration
-            )
-
-
-class CommitsOfPeers:
-    """Commits the offsets of feeds in groups that another process coordinates."""
-
-    def __init__(self, leadership: SlotLeadership, peers: Peers) -> None:
-        self._leadership = leadership
-        self._peers = peers
-
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        """Raises `KafkaError`."""
-        broker = self._leadership.coordinator(group_id)
-        if broker is None:
-            raise CoordinatorNotAvailable(f"nobody coordinates {group_id!r} at the moment")
-        topic = OffsetCommitRequest.OffsetCommitRequestTopic
-        place = topic.OffsetCommitRequestPartition
-        request = OffsetCommitRequest(
-            group_id=group_id,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=[
-                topic(
-                    name=one.topic,
-                    partitions=[
-                        place(
-                            partition_index=one.partition,
-                            committed_offset=one.offset,
-                            committed_leader_epoch=-1,
-                            committed_metadata="",
-                        )
-                    ],
-                )
-                for one in commits
-            ],
-        )
-        response = await self._peers.ask(broker, request, OffsetCommitResponse, _COMMIT_VERSION)
-        for answered in response.topics:
-            for one in answered.partitions:
-                if one.error_code:
-                    what = f"broker {broker.node_id} does not commit {answered.name}"
-                    raise error_with_code(one.error_code, what)
+            return self._others
 
 
 class ClusterFeedHost:
@@ -238,16 +184,18 @@ class ClusterFeedHost:
         registry: Registry,
         tables: FeedTables,
         logs: SlotLogs,
-        groups: FeedGroups,
+        groups: ClusterFeedGroups,
+        peers: Peers,
         schema_registry: str,
     ) -> None:
-        """`schema_registry`: its URL, or empty if there is none."""
+        """`peers`: of the groups; closed here. `schema_registry`: its URL, or empty."""
         self.registry = registry
+        self.groups = groups
+        self._peers = peers
         self._shards = shards
         self._definitions = ShardDefinitions(shards)
         self._tables = tables
         self._logs = logs
-        self._groups = groups
         self._decoder = ValueDecoder(schema_registry)
 
     async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
@@ -274,8 +222,6 @@ class ClusterFeedHost:
         found = [await ask(engine) for engine in self._logs.engines(partition)]
         return min((one for one in found if one is not None), default=None)
 
-    async def commit(self, group_id: str, commits: Sequence[OffsetCommit]) -> None:
-        await self._groups.commit(group_id, commits)
-
     async def close(self) -> None:
+        self._peers.close()
         await self._decoder.close()

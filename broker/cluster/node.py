@@ -20,7 +20,7 @@ from broker.cluster.config import ClusterConfig
 from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.feed_tables import FeedTables
-from broker.cluster.feeds import ClusterFeedHost, CommitsOfPeers, FeedGroups
+from broker.cluster.feeds import ClusterFeedGroups, ClusterFeedHost
 from broker.cluster.group_partitions import GroupsOfSlots
 from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
@@ -29,6 +29,7 @@ from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
+from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.served_slots import ServedSlots
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
@@ -44,6 +45,7 @@ from broker.cluster.transactions import (
     ShardedTransactions,
 )
 from broker.config import Settings, schema_registry_url
+from broker.feed_groups import CLIENT, feeding_instance
 from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
@@ -171,13 +173,17 @@ class ClusterNode:
             ),
         )
         self._feeds_here = settings.feeds
+        feed_peers = Peers(settings.node_id, CLIENT.client_id)
         self._feeds = TableFeeds(
             ClusterFeedHost(
                 {shard.name: shard for shard in self._shards},
                 registry_of(registry_servers, "feed_registry"),
                 FeedTables(servers, layout(cluster)),
                 logs,
-                FeedGroups(groups, CommitsOfPeers(leadership, peers)),
+                ClusterFeedGroups(
+                    feeding_instance(settings.node_id), groups, RemoteGroups(leadership, feed_peers)
+                ),
+                feed_peers,
                 schema_registry_url(settings),
             )
         )

@@ -34,8 +34,8 @@ _NO_ANSWER = (TimeoutError, OSError, EOFError, UnicodeError, ValueError, IndexEr
 class Peers:
     """Connections to the other brokers; each is made when it is needed."""
 
-    def __init__(self, node_id: int) -> None:
-        self._name = f"brokerhouse-{node_id}"
+    def __init__(self, node_id: int, client_id: str | None = None) -> None:
+        self._name = client_id or f"brokerhouse-{node_id}"
         self._idle: defaultdict[BrokerEndpoint, list[_Connection]] = defaultdict(list)
         self._turns: defaultdict[BrokerEndpoint, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_AT_ONCE)
@@ -47,11 +47,15 @@ class Peers:
         request: ApiMessage,
         response: type[ApiMessage],
         version: int,
+        timeout_s: float | None = None,
     ) -> Any:
-        """The answer of that broker. Raises `RequestTimedOut` if there is none."""
+        """The answer of that broker. Raises `RequestTimedOut` if there is none.
+
+        `timeout_s`: for a request that waits there; 5 s by default.
+        """
         request.API_VERSION = version
         try:
-            async with asyncio.timeout(_TIMEOUT_S), self._turns[broker]:
+            async with asyncio.timeout(timeout_s or _TIMEOUT_S), self._turns[broker]:
                 return await self._ask(broker, request, response, version)
         except _NO_ANSWER as error:
             what = str(error) or type(error).__name__

@@ -4,7 +4,7 @@
 * definition.py: what a feed is, and the table in which that is stored.
 * progress.py: the state of a feed in a partition, changed by compare-and-set; its history.
 * statements.py: a block as ClickHouse's statements, for each format.
-* decoding/: values of binary formats as lines of JSON, in a process of its own.
+* decoding/: values that the scanner cannot read as lines of JSON, in a process of their own.
 * tables.py: what the table of a feed needs.
 * feeder.py: the steps of one partition, on whichever shard its records are.
 * writer.py: runs them, and finds out whether a block is stored.

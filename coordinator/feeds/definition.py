@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
@@ -28,11 +28,17 @@ class Format(Enum):
     AVRO = "avro"
     MSGPACK = "msgpack"
     PROTOBUF = "protobuf"
+    DEBEZIUM = "debezium"
 
     @property
     def is_decoded(self) -> bool:
         """Whether each value is made a line of JSON first (decoding/)."""
-        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF)
+        return self in (Format.AVRO, Format.MSGPACK, Format.PROTOBUF, Format.DEBEZIUM)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the record's key is decoded with its value (decoding/debezium.py)."""
+        return self is Format.DEBEZIUM
 
     @property
     def has_paths(self) -> bool:
@@ -57,7 +63,8 @@ class FeedOptions:
     `route`: how records name their table; None: all records are for this one. `route_value`: what
     the records name that this feed takes. `like`: the table that a router makes new ones like;
     empty: their columns are inferred. `router`: id of the feed that made this one, or empty.
-    `add_columns`: fields without a column get one.
+    `add_columns`: fields without a column get one. `units`: of the numbers for columns of dates and
+    times, where they are not those of ClickHouse (values/plan.py).
     """
 
     route: Route | None = None
@@ -65,6 +72,7 @@ class FeedOptions:
     like: str = ""
     router: str = ""
     add_columns: bool = False
+    units: Mapping[str, str] = field(default_factory=dict)
 
     def as_map(self) -> dict[str, str]:
         """As they are stored: what is not used is left out."""
@@ -74,8 +82,13 @@ class FeedOptions:
             "like": self.like,
             "router": self.router,
             "add_columns": "1" if self.add_columns else "",
+            **{f"{_UNIT}{column}": unit for column, unit in self.units.items()},
         }
         return {name: text for name, text in texts.items() if text}
+
+
+_UNIT = "unit:"
+"""What the names of options begin with that are units; the column follows."""
 
 
 def options_from_map(stored: Mapping[str, str]) -> FeedOptions:
@@ -87,6 +100,11 @@ def options_from_map(stored: Mapping[str, str]) -> FeedOptions:
         like=stored.get("like", ""),
         router=stored.get("router", ""),
         add_columns="add_columns" in stored,
+        units={
+            name.removeprefix(_UNIT): unit
+            for name, unit in stored.items()
+            if name.startswith(_UNIT)
+        },
     )
 
 

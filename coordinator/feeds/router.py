@@ -7,17 +7,19 @@ no table, or none that can be made, are dead letters of the router.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import base64
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid5
 
 from common.clock import wall_ms
 from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
-from coordinator.feeds.inference import field_columns
+from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
 from coordinator.feeds.routing import TABLE_NAME
-from coordinator.feeds.statements import DEAD, LOOKING_FOR_FIELDS, SOURCE, WITH_VALUE
+from coordinator.feeds.statements import DEAD, SOURCE, WITH_VALUE
 from coordinator.feeds.writer import (
+    MARKED_AT,
     MAX_OFFSET,
     FeedSource,
     PartitionWriter,
@@ -53,7 +55,7 @@ class RouteWriter(PartitionWriter):
         if dead_letters:
             await self._session.execute(
                 "INSERT INTO dead_letter_versions SELECT {feed:String}, {feed_id:UUID}, topic,"
-                f" topic_id, partition, offset, {_WHY}, now64(3, 'UTC'), false {lost}",
+                f" topic_id, partition, offset, {_WHY}, now64(3, 'UTC'), false, 0 {lost}",
                 {**params, "feed": feed.name, "feed_id": feed.feed_id},
             )
         return Counted(0, dead_letters)
@@ -77,10 +79,11 @@ class RouteWriter(PartitionWriter):
         [[taken]] = await self._session.rows(f"SELECT count() {found}", params)
         if taken:
             await self._session.execute(
-                "INSERT INTO dead_letter_versions SELECT * REPLACE (now64(3, 'UTC') AS time,"
+                f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time,"
                 f" true AS replayed) FROM (SELECT * {DEAD} AND offset IN (SELECT offset {found}))",
                 params,
             )
+        await self._renew_dead_letters(params)
         return Counted(0, before - taken)
 
     async def _open_all(
@@ -123,29 +126,25 @@ class RouteWriter(PartitionWriter):
         elif feed.options.like:
             await self._changes.make_table_like(child, feed.options.like)
         else:
-            types = await self._types(child, records, params)
-            if not (columns := field_columns(types)):
+            columns = await self._columns(child, records, params)
+            if not columns:
                 return False
             await self._changes.make_table(child, columns)
         await self._changes.add_feed(child)
         return True
 
-    async def _types(
+    async def _columns(
         self, child: FeedDefinition, records: str, params: Mapping[str, Parameter]
-    ) -> dict[str, list[str]]:
-        """Of the fields of some records that are for the table."""
+    ) -> Sequence[InferredColumn]:
+        """For the fields of some records that are for the table."""
         if child.format is not Format.JSON:
-            return {}
-        [[types]] = await self._session.rows(
-            "SELECT distinctJSONPathsAndTypes(CAST(one, 'JSON')) FROM (SELECT"
-            " arrayJoin(if(toString(JSONType(text)) = 'Array', JSONExtractArrayRaw(text), [text]))"
-            f" AS one FROM (SELECT assumeNotNull(value) AS text {records} AND {WITH_VALUE}"
-            f" AND {child.condition} LIMIT {_SAMPLE_RECORDS}))"
-            f" WHERE toString(JSONType(one)) = 'Object' AND isValidJSON(one) {LOOKING_FOR_FIELDS}",
+            return []
+        sample = await self._session.rows(
+            f"SELECT base64Encode(assumeNotNull(value)) {records} AND {WITH_VALUE}"
+            f" AND {child.condition} LIMIT {_SAMPLE_RECORDS}",
             params,
         )
-        found: dict[str, list[str]] = types
-        return found
+        return field_columns(parse_sample(base64.b64decode(text) for (text,) in sample))
 
 
 def routed(feed: FeedDefinition, table: str) -> FeedDefinition:
@@ -155,6 +154,7 @@ def routed(feed: FeedDefinition, table: str) -> FeedDefinition:
         route_value=table,
         router=feed.feed_id,
         add_columns=feed.options.add_columns,
+        units=feed.options.units,
     )
     return replace(
         feed,

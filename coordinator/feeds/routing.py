@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from coordinator.feeds.paths import path_from_text
 from storage.parameters import literal
 
 ANY_TABLE = "*"
@@ -46,7 +47,7 @@ class Route:
             return (
                 f"if(position(key, {name}) > 1, splitByString({name}, assumeNotNull(key))[1], NULL)"
             )
-        path = ", ".join(map(literal, self.name.split(".")))
+        path = ", ".join(map(literal, path_from_text(self.name)))
         return f"JSONExtract(assumeNotNull(value), {path}, 'Nullable(String)')"
 
     def condition(self, value: str) -> str:
@@ -62,6 +63,6 @@ def route_from_text(text: str) -> Route:
             "write header=NAME, field=PATH or key=SEPARATOR, for example header=table,"
             f" not {text!r}"
         )
-    if by == RouteBy.FIELD.value and not all(name.split(".")):
-        raise ValueError(f"{name!r} is not the path of a field")
+    if by == RouteBy.FIELD.value:
+        path_from_text(name)
     return Route(RouteBy(by), name)

@@ -1,31 +1,25 @@
 """A block of a feed as ClickHouse's statements. No value of a record becomes an object of Python.
 
-A block goes through four places, so that each record is parsed once:
+A block goes through three places, so that each record is parsed once:
 
-1. `lines`: one line per record into a file, each beginning with the record's offset. Values that
-   are decoded (decoding/) go into a file of values before, and the decoder writes the lines. An
-   engine that cannot read files of this machine gets the lines inside the next statement, from a
-   query or, decoded, from the temporary table `feed_lines`;
-2. `load`: the lines, read by ClickHouse's input format, into the temporary table `feed_values`:
-   the values of each record as text. What the format does not understand is left out;
-3. `convert`: the text as values of the columns' types, in the temporary table `feed_rows`. Where
-   one does not fit, `_feed_error` says so;
-4. `insert`: these rows into the feed's table, under the block's token.
-
-Values are read as text first because ClickHouse's formats let a number that is too large wrap
-around, and because a format that skips records may leave half of one behind in columns of
-`Nullable(Decimal)` (measured, 26.9: rows behind it then get values of others).
+1. `values`: the values of the records go into a file, and the scanner (values/) makes another file
+   of rows from it, with what columns need. Values that are decoded first are so in a process of
+   its own (decoding/);
+2. `convert`: these rows as values of the columns' types, in the temporary table `feed_rows`. Where
+   one does not fit, `_feed_error` says so. An engine that cannot read files of this machine gets
+   the rows in the temporary table `feed_values` before;
+3. `insert`: the rows into the feed's table, under the block's token.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from coordinator.feeds.decoding.worker import DecodeRequest
-from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS, Format
+from coordinator.feeds.decoding.debezium import PACKED
+from coordinator.feeds.definition import BLOCK_COLUMN, Format
+from coordinator.feeds.paths import path_from_text
+from coordinator.feeds.values.layout import Column, RowLayout, uses
 from storage.engine import FileQuery
 from storage.parameters import literal, quoted
 
@@ -58,155 +52,68 @@ OF_BLOCK = f"{_DEAD_LETTERS} AND offset >= {{first:Int64}} AND offset < {{end:In
 """Dead letters of a range."""
 DEAD = f"{_DEAD_LETTERS} AND time < fromUnixTimestamp64Milli({{asked_ms:Int64}}, 'UTC')"
 """Dead letters that were asked to be parsed again."""
-VALUES_TABLE, ROWS_TABLE, LINES_TABLE = "feed_values", "feed_rows", "feed_lines"
-UNDERSTOOD = f"(SELECT _offset FROM {VALUES_TABLE} WHERE _error = '')"
+LARGE_STATEMENTS = (
+    "SET max_query_size = 16777216, max_ast_elements = 1000000, max_expanded_ast_elements = 5000000"
+)
+"""For a session: hundreds of columns need more than ClickHouse's 256 KiB."""
+COLUMNS_OF_SMALL_STATEMENTS = 100
+VALUES_TABLE, ROWS_TABLE = "feed_values", "feed_rows"
+UNDERSTOOD = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error = '')"
 MISFITS = f"(SELECT _offset FROM {ROWS_TABLE} WHERE _feed_error != '')"
 
-_TEXT = "Nullable(String)"
 _BEGINS = (
     f"({BLOCK_COLUMN} = {{token:String}}"
     f" OR startsWith({BLOCK_COLUMN}, concat({{token:String}}, '/')))"
 )
-_PARSING = (
+# Text stays text in columns of type JSON, Dynamic and Variant, also if it looks like a date.
+_CONVERTING = (
     "SETTINGS max_threads = 2, engine_file_empty_if_not_exists = 1,"
-    " input_format_allow_errors_num = 1000000000,"
-    " input_format_allow_errors_ratio = 1, input_format_null_as_default = 1,"
-    " input_format_json_named_tuples_as_objects = 1,"
-    " input_format_json_defaults_for_missing_elements_in_named_tuple = 1,"
-    " input_format_json_ignore_unknown_keys_in_named_tuple = 1,"
-    " input_format_json_read_objects_as_strings = 1, input_format_json_read_arrays_as_strings = 1,"
-    " input_format_json_read_numbers_as_strings = 1, input_format_json_read_bools_as_strings = 1,"
-    " input_format_csv_empty_as_default = 1"
+    " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0,"
+    " cast_string_to_variant_use_inference = 0"
 )
-# A text that looks like a date may be followed by others.
-LOOKING_FOR_FIELDS = (
-    "SETTINGS max_threads = 2, engine_file_empty_if_not_exists = 1,"
-    " input_format_allow_errors_num = 1000000000, input_format_allow_errors_ratio = 1,"
-    " input_format_try_infer_dates = 0, input_format_try_infer_datetimes = 0"
-)
-# A quote that is not closed would take the records behind it. The expression is one of UTF-8.
-_FIELD = r'[ \t]*(?:"(?:[^"]|"")*"[ \t]*|(?:[^" \t,\r\n][^,\r\n]*)?)'
-_CLOSED_QUOTES = rf"^{_FIELD}(?:,{_FIELD}|\r?\n{_FIELD})*$"
 # One insert is one block of the engine, and so one part in each partition of the table.
 AS_ONE_BLOCK = (
     "SETTINGS max_threads = 1, max_insert_threads = 1, min_insert_block_size_rows = 1000000000,"
     " min_insert_block_size_bytes = 0, max_partitions_per_insert_block = 0, async_insert = 0,"
-    " insert_null_as_default = 1, insert_deduplicate = 1"
+    "  insert_deduplicate = 1"
 )
-_NOT_FROM_TEXT = re.compile(
-    r"(Variant|AggregateFunction|SimpleAggregateFunction)\(|"
-    r"Dynamic\b|.*Map\((?!String\b|LowCardinality\(String\))|"
-    r"(Point|Ring|LineString|MultiLineString|Polygon|MultiPolygon)$"
-)
-"""Types that the format itself parses; of maps those whose keys are no text."""
-_FROM_JSON = re.compile(r"(Array|Map|Tuple|Nested)\(")
-_DATETIME64 = re.compile(r"DateTime64\((\d)(?:, *('[^']*'))?\)")
-_DATETIME = re.compile(r"DateTime(?:\(('[^']*')\))?")
-_WRAPS_AROUND = frozenset({"Int128", "UInt128", "Int256", "UInt256"})
-"""Types whose values come out as others where their text is too large."""
-_ENUM_NAME = re.compile(r"('(?:[^'\\]|\\.)*') *= *-?\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a feed's table. `path`: where its value is in a JSON object."""
-
-    name: str
-    type: str
-    path: tuple[str, ...]
-
-    @property
-    def is_metadata(self) -> bool:
-        return self.name in METADATA_COLUMNS
-
-    @property
-    def bare_type(self) -> str:
-        """Without Nullable and LowCardinality around it."""
-        kind = self.type
-        for wrapper in ("LowCardinality(", "Nullable("):
-            if kind.startswith(wrapper):
-                kind = kind.removeprefix(wrapper).removesuffix(")")
-        return kind
-
-    @property
-    def read_type(self) -> str:
-        """As what the format reads a value."""
-        return self.type if _NOT_FROM_TEXT.match(self.type) else _TEXT
-
-    @property
-    def is_read_as_text(self) -> bool:
-        return self.read_type == _TEXT
-
-    @property
-    def row_type(self) -> str:
-        """As what a value waits for its insert: null where the record has none."""
-        if self.is_from_json or self.read_type != _TEXT or self.is_json:
-            return self.type
-        return f"Nullable({self.bare_type})"
-
-    @property
-    def is_from_json(self) -> bool:
-        return _FROM_JSON.match(self.type) is not None
-
-    @property
-    def is_json(self) -> bool:
-        return self.type.startswith("JSON")
-
-    def converted(self, text: str) -> str | None:
-        """An expression: `text` as a value of the type, null if it does not fit.
-
-        None where nothing has to be converted.
-        """
-        kind = self.bare_type
-        if self.read_type != _TEXT or kind == "String":
-            return None
-        if self.is_json:
-            return f"accurateCastOrNull({text}, {literal(self.type)})"
-        if self.is_from_json:
-            wrapped = f"concat('{{\"v\":', {text}, '}}')"
-            return f"accurateCastOrNull({wrapped}, {literal(f'JSON(v {self.type})')})"
-        if match := _DATETIME64.fullmatch(kind):
-            zone = f", {match[2]}" if match[2] else ""
-            return f"parseDateTime64BestEffortOrNull({text}, {match[1]}{zone})"
-        if match := _DATETIME.fullmatch(kind):
-            zone = f", {match[1]}" if match[1] else ""
-            return f"parseDateTimeBestEffortOrNull({text}{zone})"
-        if kind in ("Date", "Date32"):
-            moment = f"parseDateTime64BestEffortOrNull({text}, 0, 'UTC')"
-            return f"accurateCastOrNull({moment}, '{kind}')"
-        if kind.startswith("Enum"):
-            names = f"({', '.join(_ENUM_NAME.findall(kind))})"
-            known = f"if({text} IN {names}, {text}, NULL)"
-            return f"CAST({known}, {literal(f'Nullable({kind})')})"
-        number = f"accurateCastOrNull({text}, {literal(kind)})"
-        if kind in _WRAPS_AROUND:
-            return f"if(toString({number}) = {text}, {number}, NULL)"
-        return number
+MARK_BYTES = 16
+VALUES_STRUCTURE = f"mark FixedString({MARK_BYTES}), offset Int64, value String"
 
 
 def columns_statement() -> str:
-    """The columns that a feed may fill. Parameters: `database`, `table`."""
+    """The columns of a table. Parameters: `database`, `table`."""
     return (
-        "SELECT name, type FROM system.columns"
+        "SELECT name, type, default_kind, default_expression, timezone() FROM system.columns"
         " WHERE database = {database:String} AND table = {table:String}"
-        f" AND default_kind IN ('', 'DEFAULT') AND name != '{BLOCK_COLUMN}' ORDER BY position"
+        f" AND name != '{BLOCK_COLUMN}' ORDER BY position"
     )
 
 
-def columns_of(rows: Sequence[Sequence[Any]], paths: Mapping[str, str]) -> list[Column]:
-    return [Column(name, kind, tuple(paths.get(name, name).split("."))) for name, kind in rows]
+def columns_of(
+    rows: Sequence[Sequence[Any]], paths: Mapping[str, str], units: Mapping[str, str]
+) -> list[Column]:
+    """Those that a feed fills. `rows`: of `columns_statement`.
 
-
-@dataclass(frozen=True, slots=True)
-class SentLines:
-    """Statements: `table` makes a temporary table, `query` finds the lines that are to be sent with
-    `insert`, and `load` fills `feed_values`.
+    Raises ValueError for a path that is none, and for a default that cannot be known here.
     """
+    computed = [name for name, _, kind, _, _ in rows if kind not in _FILLED]
+    columns = []
+    for name, type_name, kind, default, zone in rows:
+        if kind not in _FILLED:
+            continue
+        if uses(default, computed):
+            raise ValueError(
+                f"column {name}: its default uses a column that is computed: {default}"
+            )
+        path = path_from_text(paths[name]) if name in paths else (name,)
+        own = default if kind == "DEFAULT" else ""
+        columns.append(Column(name, type_name, path, own, units.get(name), zone))
+    return columns
 
-    table: str
-    query: str
-    insert: str
-    load: str
+
+_FILLED = frozenset({"", "DEFAULT", "EPHEMERAL"})
+"""Kinds of defaults of the columns that an insert may name."""
 
 
 class BlockStatements:
@@ -218,190 +125,78 @@ class BlockStatements:
         table: str,
         kind: Format,
         columns: Sequence[Column],
-        path: str,
         source: str = SOURCE,
         *,
-        reads_files: bool = True,
+        collects_unknown: bool = False,
     ) -> None:
-        """`path`: of the file with the lines. `source`: of the records, `SOURCE` or a part of it.
+        """`source`: of the records, `SOURCE` or a part of it. `collects_unknown`: the scanner
+        remembers fields that no column has.
 
-        `reads_files`: whether the engine reads and writes files of this machine. Raises ValueError
-        if no block can be formed.
+        Raises ValueError if no block can be formed.
         """
         self.target = f"{quoted(database)}.{quoted(table)}"
-        self._format = kind
-        self._columns = columns
-        self._values = [column for column in columns if not column.is_metadata]
-        self._path = path
-        self._reads_files = reads_files
+        self.columns = columns
+        self._read = PACKED if kind.needs_key else "assumeNotNull(value)"
         self.source = source
-        if not self._values:
+        values = [column for column in columns if not column.is_metadata]
+        if not values:
             raise ValueError(f"{database}.{table} has no column for values")
-        if kind is Format.RAW and len(self._values) > 1:
-            names = ", ".join(column.name for column in self._values)
+        if kind is Format.RAW and len(values) > 1:
+            names = ", ".join(column.name for column in values)
             raise ValueError(f"the format raw fills one column, and {database}.{table} has {names}")
+        self.layout = RowLayout(columns, kind, collects_unknown=collects_unknown)
 
     @property
-    def fields_known(self) -> frozenset[str]:
-        """The fields of records that are in a column, or have something that is."""
-        return frozenset(one.name for one in self._columns) | {
-            self._path_of(one)[0] for one in self._values
-        }
+    def settings(self) -> Sequence[str]:
+        """Statements that make the others possible."""
+        return [LARGE_STATEMENTS] if len(self.columns) > COLUMNS_OF_SMALL_STATEMENTS else []
 
     @property
-    def temporary_tables(self) -> Sequence[str]:
-        """Make the temporary tables anew."""
-        if self._format.is_decoded and not self._reads_files:
-            return [*self.tables_of_rows, _temporary(LINES_TABLE, "line String")]
-        return self.tables_of_rows
+    def rows_table(self) -> str:
+        """Make `feed_rows` anew."""
+        return _temporary(ROWS_TABLE, self.layout.rows)
 
     @property
-    def tables_of_rows(self) -> Sequence[str]:
-        """Make those anew that depend on the columns."""
-        fields = ", ".join(f"{quoted(one.name)} {one.row_type}" for one in self._values)
-        values = f"_offset Int64, _rows Array({self._read_type()}), _error String"
-        return [
-            _temporary(VALUES_TABLE, values),
-            _temporary(ROWS_TABLE, f"_offset Int64, _feed_error String, {fields}"),
-        ]
+    def values_table(self) -> str:
+        """Make `feed_values` anew, for rows of the scanner that are sent."""
+        return _temporary(VALUES_TABLE, self.layout.structure)
 
-    def lines(self, mark: str) -> FileQuery | None:
-        """What makes the file of lines, or that of the values. Parameters: those of `SOURCE`.
+    def values(self, mark: str, path: str) -> FileQuery:
+        """What makes the file of the values. Parameters: those of `SOURCE`.
 
-        None where no file is needed.
-
-        `mark`: a word that no record and no earlier block knows, in every line. Lines of an earlier
-        block are not taken for this one's if nothing is written, and a record of several lines of
-        CSV cannot pretend to be another one.
+        `mark`: 16 characters that no earlier block knows. ClickHouse makes no file for no rows, so
+        values of an earlier block may be there.
         """
-        if self._format.is_decoded:
-            return FileQuery(
-                f"SELECT toFixedString('{mark}', {len(mark)}) AS mark, offset,"
-                f" assumeNotNull(value) AS value {self.source} AND {WITH_VALUE}",
-                self.values_path,
-                "RowBinary",
-                f"mark FixedString({len(mark)}), offset Int64, value String",
-            )
-        if self._format is Format.RAW or not self._reads_files:
-            return None
-        return FileQuery(self._lines_query(mark), self._path, "LineAsString", "line String")
-
-    def _lines_query(self, mark: str) -> str:
-        value = "assumeNotNull(value)"
-        if self._format is Format.JSON:
-            # No line break is inside a value. countSubstrings is the fastest way to see it.
-            text = (
-                f"if(countSubstrings({value}, '\\n') > 0, replaceAll({value}, '\\n', ' '), {value})"
-            )
-            is_array = f"startsWith(trimLeft({value}), '[')"
-            line = (
-                f"concat('[\"{mark}\",', toString(offset), if({is_array}, ',', ',['), {text},"
-                f" if({is_array}, ']', ']]'))"
-            )
-            where = f"{WITH_VALUE} AND {_is_rows(value)}"
-        else:
-            text = f"replaceRegexpOne({value}, '\\\\r?\\\\n$', '')"
-            line = f"concat('{mark},', toString(offset), ',', {text}, ',{mark}')"
-            where = f"{WITH_VALUE} AND match(toValidUTF8({value}), {literal(_CLOSED_QUOTES)})"
-        return f"SELECT {line} AS line {self.source} AND {where}"
-
-    @property
-    def values_path(self) -> str:
-        return f"{self._path}.values"
-
-    def decoding(self, mark: str, registry: str) -> DecodeRequest | None:
-        """What the decoder is asked between `lines` and `load`. None where nothing is decoded."""
-        if not self._format.is_decoded:
-            return None
-        paths = [list(one.path) for one in self._values]
-        return DecodeRequest(
-            self.values_path, self._path, mark, self._format.value, paths, registry
+        return FileQuery(
+            f"SELECT toFixedString('{mark}', {MARK_BYTES}), offset, {self._read}"
+            f" {self.source} AND {WITH_VALUE}",
+            path,
+            "RowBinary",
+            VALUES_STRUCTURE,
         )
 
-    def fields(self, mark: str) -> str:
-        """The paths of all values, with their types. Parameters: those of `SOURCE`."""
-        source = self._read("JSONCompactEachRow", self._structure(mark, "JSON"), mark)
-        return (
-            f"SELECT distinctJSONPathsAndTypes(arrayJoin(_rows)) FROM {source} {LOOKING_FOR_FIELDS}"
-        )
-
-    def load(self, mark: str) -> str:
-        """Fills `feed_values`. Parameters: those of `SOURCE`."""
-        kind = literal(self._read_type())
-        if self._format is Format.RAW:
-            return (
-                f"INSERT INTO {VALUES_TABLE} SELECT offset, [CAST(tuple(value), {kind})], ''"
-                f" {self.source} AND {WITH_VALUE} SETTINGS max_threads = 1"
-            )
-        if self._format.has_paths:
-            error = "_error" if self._format.is_decoded else "''"
-            structure = self._structure(mark, self._read_type())
-            source = self._read("JSONCompactEachRow", structure, mark)
-            return (
-                f"INSERT INTO {VALUES_TABLE} SELECT _offset, _rows, {error} FROM {source}"
-                f" {_PARSING}"
-            )
-        return f"{self._load_csv(self._read('CSV', self._csv_structure(mark), mark))} {_PARSING}"
-
-    def sent_csv(self, mark: str) -> SentLines:
-        """What fills `feed_values` where the engine reads lines of CSV only as a client's insert.
-
-        Parameters: those of `SOURCE`.
-        """
-        return SentLines(
-            _temporary(LINES_TABLE, self._csv_structure(mark)),
-            self._lines_query(mark),
-            f"INSERT INTO {LINES_TABLE} {_PARSING} FORMAT CSV",
-            self._load_csv(LINES_TABLE),
-        )
-
-    def _csv_structure(self, mark: str) -> str:
-        fields = ", ".join(f"{quoted(one.name)} {one.read_type}" for one in self._values)
-        marked = f"Enum8('{mark}' = 1)"
-        return f"_begin {marked}, _offset Int64, {fields}, _end {marked}"
-
-    def _load_csv(self, source: str) -> str:
-        names = ", ".join(quoted(one.name) for one in self._values)
-        return (
-            f"INSERT INTO {VALUES_TABLE} SELECT _offset,"
-            f" [CAST(tuple({names}), {literal(self._read_type())})], '' FROM {source}"
-        )
-
-    def convert(self) -> str:
-        """Fills `feed_rows`."""
-        errors, values = [], []
-        for column in self._values:
-            text = _element("row", self._path_of(column))
-            converted = column.converted(text)
-            values.append(_row_value(column, text, converted))
-            if converted is not None:
-                errors.append(
-                    f"{text} IS NOT NULL AND {converted} IS NULL,"
-                    f" concat({literal(f'{column.name}: ')},"
-                    f" substringUTF8(assumeNotNull({text}), 1, 100),"
-                    f" {literal(f' does not fit {column.type}')})"
-                )
-        error = f"multiIf({', '.join(errors)}, '')" if errors else "''"
-        return (
-            f"INSERT INTO {ROWS_TABLE} SELECT _offset, {error}, {', '.join(values)}"
-            f" FROM (SELECT _offset, arrayJoin(_rows) AS row FROM {VALUES_TABLE})"
-            " SETTINGS max_threads = 2"
-        )
+    def convert(self, path: str | None) -> str:
+        """Fills `feed_rows`. `path`: of the scanner's rows; None: they are in `feed_values`."""
+        source = VALUES_TABLE
+        if path is not None:
+            source = f"file({literal(path)}, 'RowBinary', {literal(self.layout.structure)})"
+        return f"INSERT INTO {ROWS_TABLE} {self.layout.conversion(source)} {_CONVERTING}"
 
     def insert(self, token: str) -> str:
         """Puts the rows into the table. Parameters: those of `SOURCE`."""
-        names = [quoted(column.name) for column in self._columns]
-        values = [_value(column) for column in self._columns]
-        from_log = {"_timestamp", "_key", "_headers"} & {one.name for one in self._columns}
-        join = (
-            " ANY LEFT JOIN (SELECT offset, timestamp, key, headers"
-            f" {self.source}) AS record ON record.offset = feed_rows._offset"
-            if from_log
-            else ""
-        )
+        names = ", ".join(quoted(column.name) for column in self.columns)
+        of_kafka = {
+            "_topic": "{topic:String}", "_partition": "{partition:Int32}", "_offset": "_offset",
+            "_timestamp": "record.timestamp", "_key": "record.key", "_headers": "record.headers",
+        }  # fmt: skip
+        rows = f"(SELECT * FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}) AS feed_rows"
+        if {"_timestamp", "_key", "_headers"} & {one.name for one in self.columns}:
+            rows += (
+                " ANY LEFT JOIN (SELECT offset, timestamp, key, headers"
+                f" {self.source}) AS record ON record.offset = feed_rows._offset"
+            )
         return (
-            f"INSERT INTO {self.target} ({', '.join(names)}) SELECT {', '.join(values)}"
-            f" FROM {ROWS_TABLE} AS feed_rows{join} WHERE feed_rows._offset NOT IN {MISFITS}"
+            f"INSERT INTO {self.target} ({names}) {self.layout.inserted(rows, of_kafka)}"
             f" {AS_ONE_BLOCK}, insert_deduplication_token = {literal(token)}"
         )
 
@@ -417,89 +212,6 @@ class BlockStatements:
         which = _BEGINS if with_later else f"{BLOCK_COLUMN} = {{token:String}}"
         return f"ALTER TABLE {self.target} DELETE WHERE {which} SETTINGS mutations_sync = 2"
 
-    def not_understood(self) -> str:
-        """An expression on a record of `SOURCE`: why it is not in `feed_values`."""
-        if self._format is Format.JSON:
-            value = "assumeNotNull(value)"
-            return (
-                f"multiIf(NOT isValidJSON({value}), 'not valid JSON', NOT {_is_rows(value)},"
-                " 'neither an object nor an array of objects',"
-                " 'ClickHouse cannot read this JSON, for example because a field comes twice')"
-            )
-        if self._format.is_decoded:
-            return "'ClickHouse cannot read its fields, for example because one comes twice'"
-        names = ", ".join(one.name for one in self._values)
-        return literal(f"not one line of CSV with the columns {names}")
-
-    def _structure(self, mark: str, row: str) -> str:
-        """Of the lines of JSON: `row` is the type of what a record's row is read as."""
-        error = ", _error String" if self._format.is_decoded else ""
-        return f"_mark Enum8('{mark}' = 1), _offset Int64, _rows Array({row}){error}"
-
-    def _read(self, kind: str, structure: str, mark: str) -> str:
-        """The lines, read in a format."""
-        if self._reads_files:
-            return f"file({literal(self._path)}, '{kind}', {literal(structure)})"
-        is_decoded = self._format.is_decoded
-        lines = f"SELECT line FROM {LINES_TABLE}" if is_decoded else self._lines_query(mark)
-        text = f"SELECT arrayStringConcat(groupArray(line), '\\n') FROM ({lines})"
-        return f"format('{kind}', {literal(structure)}, ({text}))"
-
-    def _read_type(self) -> str:
-        """A tuple with the values of a row, as they are read: JSON paths are tuples in it."""
-        return _tuple_of([(self._path_of(one), one.read_type) for one in self._values])
-
-    def _path_of(self, column: Column) -> tuple[str, ...]:
-        return column.path if self._format.has_paths else (column.name,)
-
 
 def _temporary(table: str, columns: str) -> str:
     return f"CREATE OR REPLACE TEMPORARY TABLE {table} ({columns}) ENGINE = Memory"
-
-
-def _row_value(column: Column, text: str, converted: str | None) -> str:
-    """A column of `feed_rows`."""
-    if converted is None:
-        return text
-    if column.is_from_json:
-        return f"({converted}).v"
-    return f"assumeNotNull({converted})" if column.is_json else converted
-
-
-def _value(column: Column) -> str:
-    """What is inserted into a column of the table."""
-    said = {
-        "_topic": "{topic:String}",
-        "_partition": "{partition:Int32}",
-        "_offset": "feed_rows._offset",
-    }
-    if column.is_metadata:
-        return said.get(column.name, f"record.{column.name[1:]}")
-    return f"feed_rows.{quoted(column.name)}"
-
-
-def _is_rows(value: str) -> str:
-    """Whether a value is a JSON object, or an array of nothing else. Other text has no type."""
-    kind = f"toString(JSONType({value}))"
-    return (
-        f"multiIf({kind} = 'Object', true, {kind} != 'Array', false,"
-        f" arrayAll(one -> toString(JSONType(one)) = 'Object', JSONExtractArrayRaw({value})))"
-    )
-
-
-def _tuple_of(fields: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Fields with the same first step of their path are in one tuple."""
-    tree: dict[str, list[tuple[tuple[str, ...], str]]] = {}
-    for path, kind in fields:
-        tree.setdefault(path[0], []).append((path[1:], kind))
-    parts = []
-    for name, below in tree.items():
-        kind = below[0][1] if not below[0][0] else _tuple_of(below)
-        parts.append(f"{quoted(name)} {kind}")
-    return f"Tuple({', '.join(parts)})"
-
-
-def _element(row: str, path: tuple[str, ...]) -> str:
-    for step in path:
-        row = f"tupleElement({row}, {literal(step)})"
-    return row

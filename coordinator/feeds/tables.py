@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from coordinator.feeds.definition import BLOCK_COLUMN
+from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.inference import InferredColumn
 from storage.parameters import quoted
 from storage.schema_files import REPLICATED_WINDOW_S
@@ -20,6 +21,13 @@ MADE = (
     " AND name = {table:String} AND engine LIKE '%MergeTree'"
 )
 """The statement that makes a table which a feed can fill."""
+
+REPLACES = (
+    "SELECT engine LIKE '%ReplacingMergeTree' FROM system.tables"
+    " WHERE database = {database:String} AND name = {table:String}"
+)
+"""Whether rows of the same key replace each other. Then the number of a block's rows says nothing
+about whether it is stored, and rows that are stored twice are one."""
 
 
 def local_name(table: str) -> str:
@@ -37,10 +45,52 @@ def window_settings(*, replicated: bool) -> str:
     )
 
 
-def table_engine(database: str, table: str, *, replicated: bool) -> str:
+ENGINE = re.compile(r"(MergeTree|ReplacingMergeTree)(?:\((.*)\))?")
+"""Of tables that `tables create` makes. Of others nobody can tell which rows are stored, once they
+have been merged with those of other blocks."""
+PLAIN_ENGINE = "MergeTree"
+DELETED_COLUMN = "_deleted"
+LATEST_ENGINE = f"ReplacingMergeTree(_offset, {DELETED_COLUMN})"
+"""Keeps the latest row of each key. Changes of a row are in one partition, in their order."""
+_LATEST_COLUMNS = {"_offset": "Int64", DELETED_COLUMN: "UInt8"}
+
+
+def table_engine(database: str, table: str, engine: str = PLAIN_ENGINE, *, replicated: bool) -> str:
+    """`engine`: as `ENGINE`."""
     if not replicated:
-        return "MergeTree"
-    return f"ReplicatedMergeTree('/clickhouse/tables/{{shard}}/{database}/{table}', '{{replica}}')"
+        return engine
+    match = ENGINE.fullmatch(engine)
+    assert match is not None, "it was checked where it was given"
+    name, arguments = match.groups()
+    place = f"'/clickhouse/tables/{{shard}}/{database}/{table}', '{{replica}}'"
+    return f"Replicated{name}({', '.join([place, arguments] if arguments else [place])})"
+
+
+def table_to_make(
+    kind: Format, columns: str, order_by: str | None, engine: str | None
+) -> tuple[str, str]:
+    """Columns and engine of a new table, by what a person has given of them.
+
+    Raises ValueError with a sentence.
+    """
+    if engine is None and kind is Format.DEBEZIUM:
+        columns, engine = _with_latest_columns(columns), LATEST_ENGINE
+    if engine not in (None, PLAIN_ENGINE) and not order_by:
+        raise ValueError(
+            f"{engine} keeps one row for each value of the sorting key: give --order-by, with the"
+            " columns of the primary key"
+        )
+    return columns, engine or PLAIN_ENGINE
+
+
+def _with_latest_columns(columns: str) -> str:
+    """The columns of a table, and those that `LATEST_ENGINE` needs."""
+    missing = [
+        f"{name} {kind}"
+        for name, kind in _LATEST_COLUMNS.items()
+        if not re.search(rf"(^|,)\s*`?{name}`?\s", columns)
+    ]
+    return ", ".join([columns, *missing])
 
 
 def preparing(target: str, *, replicated: bool) -> tuple[str, str]:

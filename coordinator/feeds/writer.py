@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.decoding.client import ValueDecoder
+from coordinator.feeds.decoding.worker import DecodeRequest, records
 from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.inference import InferredColumn, field_columns
+from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
+from coordinator.feeds.paths import path_as_text
 from coordinator.feeds.statements import (
     DEAD,
-    LINES_TABLE,
+    MARK_BYTES,
     MISFITS,
     OF_BLOCK,
     ROWS_TABLE,
@@ -24,14 +28,19 @@ from coordinator.feeds.statements import (
     UNDECIDED,
     UNDERSTOOD,
     VALUES_TABLE,
-    WITH_VALUE,
     BlockStatements,
     columns_of,
     columns_statement,
 )
+from coordinator.feeds.tables import REPLACES
+from coordinator.feeds.values.layout import RowLayout
 from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
+_ASKED_AT = "fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"
+MARKED_AT = f"greatest(now64(3, 'UTC'), addMilliseconds(time, 1), {_ASKED_AT})"
+"""The time of a new version of a dead letter: later than the one before, and than the request for
+the replay, also if the clock was set back or is another server's."""
 COLUMNS_MAX = 1000
 """No column is added to a table that has so many: fields may be named by anything."""
 
@@ -53,7 +62,7 @@ class Session(Protocol):
         """Write the rows of a query into its file. Raises `EngineError`."""
 
     async def send(self, table: str, path: str) -> None:
-        """Insert the lines of a file into a table of one column. Raises `EngineError`."""
+        """Insert a file of RowBinary into a table. Raises `EngineError`."""
 
     async def settle(self, table: str) -> None:
         """Every row of the table that any replica has accepted is seen from now on."""
@@ -134,14 +143,19 @@ class PartitionWriter(ABC):
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
-        """Remove the rows of a block of which not all are stored. Raises `EngineError`."""
+        """Remove the rows of a block of which not all are stored. Raises `EngineError`.
+
+        Where rows replace each other they stay: they are replaced by those that are stored again,
+        and what they have replaced may be gone.
+        """
 
     @abstractmethod
     async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
         """Look again at dead letters that are older than the feed's `replay_asked_ms`.
 
         Those that fit now become rows; the others keep their place, with a new error and time.
-        Safe to repeat. Raises `EngineError`.
+        Afterwards none of them is older than `replay_asked_ms`. Safe to repeat. Raises
+        `EngineError`.
         """
 
     async def has_dead_letters(self, feed: FeedDefinition, source: FeedSource) -> bool:
@@ -153,6 +167,17 @@ class PartitionWriter(ABC):
         }
         [[count]] = await self._session.rows(f"SELECT count() {DEAD}", params)
         return bool(count)
+
+    async def _renew_dead_letters(self, params: Mapping[str, Parameter]) -> None:
+        """The end of a replay: those that it left as they were are newer, too.
+
+        So a replay is over when no dead letter is older than it. `params`: those of `DEAD`.
+        """
+        await self._session.execute(
+            f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time)"
+            f" FROM (SELECT * {DEAD})",
+            params,
+        )
 
     async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
         """The beginning of a range that has at most `max_bytes` of values, or one record.
@@ -174,14 +199,13 @@ class PartitionWriter(ABC):
 
 
 class _LoadedBlock(NamedTuple):
-    """What is in the temporary tables.
+    """What is in `feed_rows`.
 
-    `statements` know the columns that were added. `records` are understood; `rows` are those of
-    the records whose rows all fit, `misfits` the other records.
+    `statements` know the columns that were added. `rows` are those of the records whose rows all
+    fit, `misfits` the other records.
     """
 
     statements: BlockStatements
-    records: int
     rows: int
     misfits: int
 
@@ -206,17 +230,14 @@ class BlockWriter(PartitionWriter):
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
     ) -> Counted:
         params = source.range(offsets)
-        statements, records, rows, misfits = await self._load(feed, params)
-        [[with_value]] = await self._session.rows(
-            f"SELECT count() {statements.source} AND {WITH_VALUE}", params
-        )
-        dead_letters = with_value - records + misfits
+        statements, rows, dead_letters = await self._load(feed, params)
         if dead_letters:
-            await self._dead_letters(feed, statements, params)
+            await self._dead_letters(feed, params)
         if rows:
             await self._session.execute(statements.insert(token), params)
         if again:
-            await self._not_dead_any_more(feed, OF_BLOCK, params)
+            # The block counts their rows.
+            await self._not_dead_any_more(feed, OF_BLOCK, params, "0")
         if again and await self._stored(statements, token) != rows:
             raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
         await self._free_memory()
@@ -225,6 +246,9 @@ class BlockWriter(PartitionWriter):
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
+        table: dict[str, Parameter] = {"database": feed.database, "table": feed.table}
+        if await self._session.rows(REPLACES, table) == [[1]]:
+            return
         statements = await self._statements(feed)
         if await self._stored(statements, token):
             await self._session.execute(
@@ -249,9 +273,7 @@ class BlockWriter(PartitionWriter):
         if not count:
             return Counted()
         params |= {"first": first, "end": last + 1}
-        statements, records, rows, misfits = await self._load(
-            feed, params, f"offset IN (SELECT offset {DEAD})"
-        )
+        statements, rows, _ = await self._load(feed, params, f"offset IN (SELECT offset {DEAD})")
         base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
         if rows:
             await self._session.execute(statements.insert(base), params)
@@ -259,10 +281,14 @@ class BlockWriter(PartitionWriter):
             # A replay before this one was killed, and the table has changed since.
             await self.take_away(feed, base, with_later=True)
             await self._session.execute(statements.insert(f"{base}/{uuid4()}"), params)
-        await self._dead_letters(feed, statements, params)
-        await self._not_dead_any_more(feed, DEAD, params)
+        await self._dead_letters(feed, params)
+        await self._not_dead_any_more(feed, DEAD, params, "made.rows")
+        await self._renew_dead_letters(params)
+        [[mended]] = await self._session.rows(
+            f"SELECT uniqExact(_offset) FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}"
+        )
         await self._free_memory()
-        return Counted(rows, count - records + misfits)
+        return Counted(rows, count - mended)  # also those whose records were deleted
 
     async def _statements(self, feed: FeedDefinition, condition: str = "true") -> BlockStatements:
         found = await self._session.rows(
@@ -270,12 +296,12 @@ class BlockWriter(PartitionWriter):
         )
         if not found:
             raise EngineError(f"there is no table {feed.database}.{feed.table}")
-        columns = columns_of(found, feed.paths)
         source = f"{SOURCE} AND {feed.condition} AND {condition}"
         try:
             return BlockStatements(
-                feed.database, feed.table, feed.format, columns, self._path, source,
-                reads_files=self._session.reads_files,
+                feed.database, feed.table, feed.format,
+                columns_of(found, feed.paths, feed.options.units), source,
+                collects_unknown=feed.options.add_columns,
             )  # fmt: skip
         except ValueError as error:
             raise EngineError(str(error)) from error
@@ -283,48 +309,54 @@ class BlockWriter(PartitionWriter):
     async def _load(
         self, feed: FeedDefinition, params: Mapping[str, Parameter], condition: str = "true"
     ) -> _LoadedBlock:
-        """Fill the temporary tables with those of the feed's records that meet the condition."""
+        """Fill `feed_rows` with those of the feed's records that meet the condition."""
         statements = await self._statements(feed, condition)
-        mark = secrets.token_hex(8)
+        mark = secrets.token_hex(MARK_BYTES // 2)
         await self._log_is_readable()
-        for statement in statements.temporary_tables:
-            await self._session.execute(statement)
-        lines = statements.lines(mark)
-        if lines is not None:
-            await self._session.save(lines, params)
-        if request := statements.decoding(mark, self._decoder.registry):
-            await self._decoder.decode(request)
-            if not self._session.reads_files:
-                await self._session.send(LINES_TABLE, self._path)
-        if feed.options.add_columns and await self._add_columns(feed, statements, mark, params):
+        await self._session.save(statements.values(mark, self._values_path), params)
+        unknown = await self._scan(feed, statements, mark)
+        if unknown and await self._add_columns(feed, unknown):
             statements = await self._statements(feed, condition)
-            for statement in statements.tables_of_rows:
-                await self._session.execute(statement)
-        await self._session.execute(statements.load(mark), params)
-        await self._session.execute(statements.convert())
-        [[records]] = await self._session.rows(f"SELECT count() FROM {UNDERSTOOD}")
+            await self._scan(feed, statements, mark)
+        for statement in (*statements.settings, statements.rows_table):
+            await self._session.execute(statement)
+        if self._session.reads_files:
+            await self._session.execute(statements.convert(self._path))
+        else:
+            await self._session.execute(statements.values_table)
+            await self._session.send(VALUES_TABLE, self._path)
+            await self._session.execute(statements.convert(None))
         [[rows, misfits]] = await self._session.rows(
             f"SELECT countIf(_offset NOT IN {MISFITS}), uniqExactIf(_offset, _feed_error != '')"
             f" FROM {ROWS_TABLE}"
         )
-        return _LoadedBlock(statements, records, rows, misfits)
+        return _LoadedBlock(statements, rows, misfits)
 
-    async def _add_columns(
-        self,
-        feed: FeedDefinition,
-        statements: BlockStatements,
-        mark: str,
-        params: Mapping[str, Parameter],
-    ) -> bool:
-        """Add a column for each field of the block that has none.
+    @property
+    def _values_path(self) -> str:
+        return f"{self._path}.values"
 
-        Returns whether the table has others now than `statements` know: another feeder may have
-        added them a moment ago.
+    async def _scan(
+        self, feed: FeedDefinition, statements: BlockStatements, mark: str
+    ) -> Sequence[InferredColumn]:
+        """Make the file of rows. Returns columns for fields that have none, if they are wanted."""
+        layout, collects = statements.layout, feed.options.add_columns
+        if not feed.format.is_decoded:
+            return await asyncio.to_thread(scan_file, layout, self._values_path, self._path, mark)
+        columns = [column.as_list() for column in statements.columns]
+        answer = await self._decoder.decode(
+            DecodeRequest(
+                self._values_path, self._path, mark, feed.format.value, columns,
+                self._decoder.registry, collects,
+            )
+        )  # fmt: skip
+        return [InferredColumn(name, kind, path_as_text((name,))) for name, kind in answer.unknown]
+
+    async def _add_columns(self, feed: FeedDefinition, unknown: Sequence[InferredColumn]) -> bool:
+        """Add columns for fields of the block that have none.
+
+        Returns whether the table has others now: another feeder may have added them a moment ago.
         """
-        [[types]] = await self._session.rows(statements.fields(mark), params)
-        unknown = [one for one in field_columns(types) if one.name not in statements.fields_known]
-        if not unknown:
-            return False
         names = await self._session.rows(
             "SELECT name FROM system.columns"
             " WHERE database = {database:String} AND table = {table:String}",
@@ -337,36 +369,54 @@ class BlockWriter(PartitionWriter):
         return bool(new) or any(one.name in taken for one in unknown)
 
     async def _free_memory(self) -> None:
-        for table in (VALUES_TABLE, ROWS_TABLE):
-            await self._session.execute(f"TRUNCATE TEMPORARY TABLE {table}")
+        await self._session.execute(f"TRUNCATE TEMPORARY TABLE {ROWS_TABLE}")
+        if not self._session.reads_files:
+            await self._session.execute(f"TRUNCATE TEMPORARY TABLE {VALUES_TABLE}")
 
     async def _not_dead_any_more(
-        self, feed: FeedDefinition, dead: str, params: Mapping[str, Parameter]
+        self, feed: FeedDefinition, dead: str, params: Mapping[str, Parameter], rows: str
     ) -> None:
-        """Dead letters whose records fit now. The mark is newer, also if the clock was set back."""
+        """Dead letters whose records fit now. `rows`: SQL for what each counts in `rows`."""
         await self._session.execute(
-            "INSERT INTO dead_letter_versions SELECT * REPLACE"
-            " (greatest(now64(3, 'UTC'), addMilliseconds(time, 1)) AS time, true AS replayed)"
-            f" FROM (SELECT * {dead} AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD})",
-            {**params, "feed_id": feed.feed_id},
+            f"INSERT INTO dead_letter_versions SELECT dead.* REPLACE ({MARKED_AT} AS time,"
+            f" true AS replayed, {rows} AS rows) FROM (SELECT * {dead}"
+            f" AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD}) AS dead LEFT JOIN"
+            f" (SELECT _offset, count() AS rows FROM {ROWS_TABLE} GROUP BY _offset) AS made"
+            " ON made._offset = dead.offset",
+            {"asked_ms": 0, **params, "feed_id": feed.feed_id},
         )
 
-    async def _dead_letters(
-        self,
-        feed: FeedDefinition,
-        statements: BlockStatements,
-        params: Mapping[str, Parameter],
-    ) -> None:
+    async def _dead_letters(self, feed: FeedDefinition, params: Mapping[str, Parameter]) -> None:
         await self._session.execute(
             "INSERT INTO dead_letter_versions"
-            " SELECT {feed:String}, {feed_id:UUID}, topic, topic_id, partition, offset,"
-            f" if(misfit.error != '', misfit.error, {statements.not_understood()}),"
-            f" now64(3, 'UTC'), false FROM (SELECT * {statements.source} AND {WITH_VALUE}"
-            f" AND (offset NOT IN {UNDERSTOOD} OR offset IN {MISFITS}))"
-            " AS record LEFT JOIN (SELECT _offset, any(_feed_error) AS error"
-            f" FROM (SELECT _offset, _feed_error FROM {ROWS_TABLE}"
-            f" UNION ALL SELECT _offset, _error FROM {VALUES_TABLE})"
-            " WHERE _feed_error != '' GROUP BY _offset) AS misfit"
-            " ON misfit._offset = record.offset",
-            {**params, "feed": feed.name, "feed_id": feed.feed_id},
+            " SELECT {feed:String}, {feed_id:UUID}, {topic:String}, {topic_id:UUID},"
+            " {partition:Int32}, _offset, any(_feed_error),"
+            f" greatest(now64(3, 'UTC'), {_ASKED_AT}), false, 0 FROM {ROWS_TABLE}"
+            " WHERE _feed_error != '' GROUP BY _offset",
+            {"asked_ms": 0, **params, "feed": feed.name, "feed_id": feed.feed_id},
         )
+
+
+def scan_file(
+    layout: RowLayout, values: str, rows: str, mark: str
+) -> Sequence[InferredColumn]:  # fmt: skip
+    """Make the scanner's rows of a file of values. Paths; see `BlockStatements.values`.
+
+    Returns columns for fields that have none, if the layout collects them.
+    """
+    try:
+        data = Path(values).read_bytes()
+    except FileNotFoundError:
+        data = b""  # ClickHouse makes no file for no rows
+    scanner = layout.scanner()
+    Path(rows).write_bytes(scanner.scan_file(data, mark.encode()))
+    unknown = {name.decode("utf-8", "replace") for name in scanner.take_unknown()}
+    if not unknown:
+        return []
+    names = [name.encode() for name in unknown]
+    with_unknown = (  # an escape may be in the name
+        value
+        for _, value in records(data, mark.encode())
+        if b"\\" in value or any(name in value for name in names)
+    )
+    return field_columns(parse_sample(with_unknown), unknown)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from coordinator.feeds.definition import Format
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from spark_jobs import job
+from spark_jobs.feed_state import check_dead_letters
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.control import ANSWER_LIMIT_S, client_options, make_topic
 from spark_jobs.iceberg.settings import (
@@ -43,11 +44,12 @@ from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.progress import counted
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import Accumulator, SparkContext
 
 _TASK_FAILURES = 1_000_000
 _POLL_S = 0.3
 _ONCE_INTERVAL_MS = 1000
+_ONCE_DEAD_LETTERS_MS = 120_000
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -93,15 +95,60 @@ def _say_begun(run: JobRun, settings: SinkSettings, workers: int) -> None:
     run.progress.step(f"writing {names} with {counted(workers, 'worker')}")
 
 
+class _RunningWorkers:
+    """The workers, as a job of Spark in a thread of its own."""
+
+    def __init__(
+        self, run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int
+    ) -> None:
+        _say_begun(run, settings, workers)
+        self._spark = spark
+        self._settings = settings
+        self._count = workers
+        self._endings = _sentences(spark)
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises JobFailure if a worker has ended the job, or Spark."""
+        if self._endings.value:
+            self.stop()
+            raise JobFailure(self._endings.value[0])
+        if not self._thread.is_alive():
+            raise JobFailure(f"Spark ended the workers: {self._failed}") from self._failed
+
+    def stop(self) -> None:
+        self._spark.cancelAllJobs()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            numbers = self._spark.parallelize(range(self._count), self._count)
+            numbers.mapPartitions(SinkTask(self._settings, self._endings)).collect()
+        except Exception as error:  # also the end that `stop` asks for
+            self._failed = error
+
+
+def _sentences(spark: SparkContext) -> Accumulator[list[str]]:
+    from pyspark.accumulators import AccumulatorParam
+
+    class JoinedSentences(AccumulatorParam[list[str]]):
+        def zero(self, value: list[str]) -> list[str]:
+            return []
+
+        def addInPlace(self, value1: list[str], value2: list[str]) -> list[str]:  # noqa: N802
+            return [*value1, *value2]
+
+    return spark.accumulator([], JoinedSentences())
+
+
 def _run_workers(run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int) -> None:
-    """Until Spark gives up. Raises JobFailure. `workers`: 0 is one for each core."""
-    workers = workers or spark.defaultParallelism
-    _say_begun(run, settings, workers)
-    numbers = spark.parallelize(range(workers), workers)
-    try:
-        numbers.mapPartitions(SinkTask(settings)).collect()
-    except Exception as error:
-        raise JobFailure(f"Spark ended the workers: {error}") from error
+    """Until a worker ends the job, or Spark. Raises JobFailure. `workers`: 0 is one per core."""
+    running = _RunningWorkers(run, spark, settings, workers or spark.defaultParallelism)
+    while True:
+        running.check()
+        time.sleep(_POLL_S)
 
 
 def _run_once(run: JobRun, spark: SparkContext, settings: SinkSettings, workers: int) -> int:
@@ -114,29 +161,16 @@ def _run_once(run: JobRun, spark: SparkContext, settings: SinkSettings, workers:
     begin, ends = progress.stored(settings.group), progress.source_ends()
     largest = max(Counter(topic for topic, _ in ends).values())
     workers = workers or min(spark.defaultParallelism, largest)
-    _say_begun(run, settings, workers)
-    failed: list[Exception] = []
-
-    def work() -> None:
-        try:
-            numbers = spark.parallelize(range(workers), workers)
-            numbers.mapPartitions(SinkTask(settings)).collect()
-        except Exception as error:  # also the end that is asked for below
-            failed.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    running = _RunningWorkers(run, spark, settings, workers)
 
     def await_stored(group: str, wanted: Mapping[tuple[str, int], int]) -> None:
         while not _reached(progress.stored(group), wanted):
-            if failed:
-                raise JobFailure(f"Spark ended the workers: {failed[0]}") from failed[0]
+            running.check()
             time.sleep(_POLL_S)
 
     await_stored(settings.group, ends)
     await_stored(settings.coordinator_group, progress.control_ends())
-    spark.cancelAllJobs()
-    thread.join()
+    running.stop()
     return sum(max(end - max(begin.get(place, 0), 0), 0) for place, end in ends.items())
 
 
@@ -214,8 +248,9 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     help="Where a record says which table it is for.",
 )  # fmt: skip
 @click.option(
-    "--values", "kind", type=click.Choice([one.value for one in Format]), default="json",
-    show_default=True, help="The format of the records' values.",
+    "--values", "kind", default="json", show_default=True,
+    type=click.Choice([one.value for one in Format if not one.needs_key]),
+    help="The format of the records' values.",
 )  # fmt: skip
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--name", default="sink", show_default=True, callback=_to_name,
@@ -260,6 +295,9 @@ def command(run: JobRun, /, **given: Any) -> JobReport:
     settings = _settings(run, **given)
     if run.dry_run:
         return _preview(settings)
+    check_dead_letters(settings.servers)
+    if once:
+        settings = replace(settings, dead_letters_timeout_ms=_ONCE_DEAD_LETTERS_MS)
     if run.master is not None and re.fullmatch(r"local(\[[^],]+\])?", run.master):
         cores = run.master[6:-1] or "1"
         run.master = f"local[{cores},{_TASK_FAILURES}]"

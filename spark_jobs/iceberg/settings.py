@@ -79,6 +79,8 @@ class SinkSettings:
     timeout_ms: int
     session_timeout_ms: int
     transaction_timeout_ms: int
+    dead_letters_timeout_ms: int = 0
+    """How long dead letters wait for a server that is away; 0: without end."""
 
     @property
     def group(self) -> str:

@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pyiceberg.catalog import Catalog
 
 from common.garbage import collect_garbage_less
+from common.tasks import Backoff
 from spark_jobs import feed_state
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.control import ANSWER_LIMIT_S, ControlReader, client_options
@@ -42,6 +43,7 @@ from spark_jobs.iceberg.values import (
     metadata_of,
     named_table,
 )
+from spark_jobs.sql_client import SqlFailure, SqlUnavailable
 
 _BATCH = 10_000
 _POLL_S = 0.1
@@ -93,11 +95,25 @@ def _in_parts(files: Iterable[WrittenFile]) -> Iterator[tuple[WrittenFile, ...]]
         yield tuple(part)
 
 
+class SinkEnds(Exception):
+    """The job cannot go on; the message is one sentence."""
+
+
+class Sentences(Protocol):
+    """To the driver: an accumulator of Spark, which the driver sees when the task has returned."""
+
+    def add(self, term: list[str]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """What Spark runs, with the number of the worker. It returns only if it fails."""
+    """What Spark runs, with the number of the worker. It returns only if the job has to end.
+
+    `endings`: gets the sentence that says why.
+    """
 
     settings: SinkSettings
+    endings: Sentences
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[int]:
         from pyspark import TaskContext
@@ -112,9 +128,16 @@ class SinkTask:
         try:
             while True:
                 worker.step()
+        except SinkEnds as error:
+            self.endings.add([str(error)])
+            return
         except Exception as error:
-            # Spark starts it again, and says so nowhere.
-            print(f"worker {number} failed, and begins again: {error!r}", file=sys.stderr)
+            # Spark starts it again, and says so nowhere. Not one line for each of many failures.
+            failures = attempt + 1
+            if failures.bit_count() > 1:
+                raise
+            times = "" if failures == 1 else f" {failures} times"
+            print(f"worker {number} failed{times}, and begins again: {error!r}", file=sys.stderr)
             if is_fenced(error):
                 name = self.settings.name
                 print(
@@ -151,6 +174,9 @@ class SinkWorker:
         self._generation: Any = None
         """Of the group, when this worker got its partitions."""
         self._dead_letters: list[Mapping[str, Any]] = []
+        self.storing = DeadLetterStore(settings)
+        self._unanswered: str | None = None
+        """The commit that waits until dead letters are stored."""
         self._producer = Producer(
             client_options(
                 settings.kafka, transactional_id=f"{settings.group}-{number}",
@@ -196,6 +222,8 @@ class SinkWorker:
         for _, event in self._control.events():
             if isinstance(event, BeginCommit):
                 self.answer(event.commit_id)
+        if self._unanswered is not None and self.storing.is_due:
+            self.answer(self._unanswered)
         if self._coordinator is not None:
             self._coordinator.step()
 
@@ -236,6 +264,7 @@ class SinkWorker:
         """What was written since the last commit is written again by whoever has the partitions."""
         self._writers = {}
         self._dead_letters = []
+        self._unanswered = None
         self._paused = False
 
     def _stop_coordinating(self) -> None:
@@ -249,8 +278,9 @@ class SinkWorker:
         return {name: len(found[name].partitions) for name in self._topics if name in found}
 
     def _hold_back(self) -> None:
-        """Stop reading while too many changes are in memory."""
-        full = sum(one.buffered_rows for one in self._writers.values()) > _CHANGES_MAX
+        """Stop reading while too many changes are in memory, or dead letters wait."""
+        full = self._unanswered is not None
+        full |= sum(one.buffered_rows for one in self._writers.values()) > _CHANGES_MAX
         if full != self._paused:
             places = self._consumer.assignment()
             (self._consumer.pause if full else self._consumer.resume)(places)
@@ -343,9 +373,17 @@ class SinkWorker:
     # --- commits
 
     def answer(self, commit_id: str) -> None:
-        """Send the files and the offsets behind them."""
+        """Send the files and the offsets behind them: after the dead letters are stored.
+
+        Raises `SinkEnds`, and what clients raise.
+        """
         if not self._read:
             return
+        # One that is stored twice is one, by its offset.
+        if not self.storing.store(self._dead_letters):
+            self._unanswered = commit_id
+            return
+        self._dead_letters, self._unanswered = [], None
         events: list[DataFiles | DataComplete] = []
         for name, writer in self._writers.items():
             events += [
@@ -354,7 +392,6 @@ class SinkWorker:
             ]
         assignments = [Assignment(*place, read.latest) for place, read in self._read.items()]
         events.append(DataComplete(commit_id, self._id, tuple(assignments)))
-        self._store_dead_letters()
         self._producer.begin_transaction()
         for event in events:
             value = encoded(self._settings.group, event)
@@ -388,12 +425,52 @@ class SinkWorker:
             }
         )
 
-    def _store_dead_letters(self) -> None:
-        """Before the offsets: one that is stored twice is one, by its offset."""
-        if not self._dead_letters:
-            return
-        found, self._dead_letters = self._dead_letters, []
-        moments = pa.array([datetime.now(UTC)] * len(found), pa.timestamp("ms", "UTC"))
-        rows = pa.Table.from_pylist(found).append_column("time", moments)
-        servers, _ = feed_state.open_registry(self._settings.servers)
-        servers.insert("dead_letter_versions", rows, None)
+
+class DeadLetterStore:
+    """Stores dead letters in ClickHouse. Says once that it is away, and once that it is back."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        self._backoff = Backoff(_FIRST_DELAY_S, _DELAY_MAX_S)
+        self._again_s = 0.0
+        self._away_since_s: float | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to try again."""
+        return time.monotonic() >= self._again_s
+
+    def store(self, dead_letters: Sequence[Mapping[str, Any]]) -> bool:
+        """False if no server answers. Raises `SinkEnds` if one refuses them, or for too long."""
+        if not dead_letters:
+            return True
+        moments = pa.array([datetime.now(UTC)] * len(dead_letters), pa.timestamp("ms", "UTC"))
+        rows = pa.Table.from_pylist(list(dead_letters)).append_column("time", moments)
+        try:
+            servers = feed_state.open_dead_letters(self._settings.servers)
+            servers.insert("dead_letter_versions", rows, None)
+        except SqlUnavailable as error:
+            self._is_away(len(dead_letters), error)
+            return False
+        except SqlFailure as error:
+            raise SinkEnds(
+                f"a dead letter cannot be stored: {error}. The next run goes on before it"
+            ) from error
+        if self._away_since_s is not None:
+            print("dead letters are stored again", file=sys.stderr)
+        self._away_since_s = None
+        self._backoff.reset()
+        return True
+
+    def _is_away(self, waiting: int, error: SqlUnavailable) -> None:
+        now_s = time.monotonic()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+            print(f"{waiting} dead letters wait for a server: {error}", file=sys.stderr)
+        limit_s = self._settings.dead_letters_timeout_ms / 1000
+        if limit_s and now_s - self._away_since_s > limit_s:
+            raise SinkEnds(
+                f"dead letters could not be stored for {limit_s:g} s: {error}. Start the server;"
+                " the next run goes on before them"
+            ) from error
+        self._again_s = time.monotonic() + self._backoff.advance()

@@ -1,8 +1,9 @@
 """ClickHouse's HTTP interface in front of the embedded engine.
 
 * listener.py: connections; interface.py: the routes. login.py: who asks; web_pages.py: pages of
-  other sites may not; request.py: what a request asks; body.py and codings.py: its bytes;
-  answers.py and errors.py: what is sent back; go_hello.py: Grafana's client.
+  other sites may not; request.py: what a request asks; body.py, codings.py and
+  compressed_blocks.py: its bytes; answers.py and errors.py: what is sent back; go_hello.py:
+  Grafana's client; kill_query.py: a client ends a statement of its own.
 * gateway.py runs a statement: text.py finds its parts, access.py and definitions.py decide
   what it may do, pool.py and running.py run it in a thread, engine.py and handles.py give it a
   handle; sessions.py has the sessions (`session_id`).

@@ -22,6 +22,7 @@ from aiohttp import web
 from sql.http.access import Role
 from sql.http.body import STALL_S, CodingThreads, StalledError
 from sql.http.codings import CODINGS, Encoder
+from sql.http.compressed_blocks import BlockEncoder, readable_block
 from sql.http.engine import Summary
 from sql.http.errors import SqlError, sql_error
 from sql.http.gateway import Facts
@@ -53,6 +54,11 @@ _STATUS = {
 }
 
 
+# ClickHouse compresses the errors of a client that asks for blocks, except those of the login. Its
+# Java client reads answers of both statuses as they are.
+_NEVER_IN_BLOCKS = (401, 403)
+
+
 class AnswerWriter:
     """`facts`: about the engine."""
 
@@ -79,11 +85,11 @@ class AnswerWriter:
         headers["Content-Type"] = "text/plain; charset=UTF-8"
         if error.code == 516:
             headers["WWW-Authenticate"] = 'Basic realm="ClickHouse server HTTP API"'
-        return web.Response(
-            status=status,
-            body=self._message(error, wanted).encode("utf-8", "replace"),
-            headers=headers,
-        )
+        body = self._message(error, wanted).encode("utf-8", "replace")
+        method = None if wanted is None else wanted.block_method
+        if method is not None and status not in _NEVER_IN_BLOCKS:
+            body = BlockEncoder(method).compress(body)
+        return web.Response(status=status, body=body, headers=headers)
 
     async def whole(
         self, wanted: SqlRequest, body: bytes, summary: Summary, fmt: str | None
@@ -91,10 +97,10 @@ class AnswerWriter:
         """An answer whose length is known."""
         headers = self._headers(wanted, fmt)
         headers["X-ClickHouse-Summary"] = self._summary(wanted, summary)
-        if wanted.coding is not None and body:
-            encoder = CODINGS[wanted.coding].encoder()
+        encoder = _encoder(wanted)
+        if encoder is not None and body:
             body = await self._encode(encoder, body) + encoder.finish()
-            headers["Content-Encoding"] = wanted.coding
+            headers |= _content_encoding(wanted)
         return web.Response(body=body, headers=headers)
 
     async def stream(
@@ -140,10 +146,8 @@ class AnswerWriter:
         tag = secrets.token_hex(8)
         headers = self._headers(wanted, fmt)
         headers["X-ClickHouse-Exception-Tag"] = tag
-        encoder: Encoder | None = None
-        if wanted.coding is not None:
-            encoder = CODINGS[wanted.coding].encoder()
-            headers["Content-Encoding"] = wanted.coding
+        encoder = _encoder(wanted)
+        headers |= _content_encoding(wanted)
         response = web.StreamResponse(headers=headers)
         if request.version >= (1, 1):
             response.enable_chunked_encoding()
@@ -163,8 +167,9 @@ class AnswerWriter:
             await query.done
         except SqlError as error:
             block = _exception_block(self._message(error, wanted), tag)
-            encoded = await self._encode(encoder, block)
-            await _write(response, encoded + (encoder.finish() if encoder else b""))
+            if encoder is not None:
+                block = encoder.error(block) + encoder.finish()
+            await _write(response, block)
             if request.transport is not None:
                 # What was written still goes out; the last chunk does not.
                 request.transport.close()
@@ -180,7 +185,7 @@ class AnswerWriter:
         """wait_end_of_query: nothing is sent before the query has succeeded; until then the result
         waits on disk.
         """
-        encoder = CODINGS[wanted.coding].encoder() if wanted.coding is not None else None
+        encoder = _encoder(wanted)
         spool: IO[bytes]
         with (
             self._spool_rooms[wanted.role].hold() as spooled,
@@ -200,8 +205,7 @@ class AnswerWriter:
                 spool.write(encoder.finish())
             headers = self._headers(wanted, fmt)
             headers["X-ClickHouse-Summary"] = self._summary(wanted, summary)
-            if wanted.coding is not None:
-                headers["Content-Encoding"] = wanted.coding
+            headers |= _content_encoding(wanted)
             response = web.StreamResponse(headers=headers)
             response.content_length = spool.tell()
             spool.seek(0)
@@ -256,12 +260,49 @@ class AnswerWriter:
         version = f"(version {self._facts.version})"
         return f"{text}\n" if text.endswith(version) else f"{text} {version}\n"
 
-    async def _encode(self, encoder: Encoder | None, data: bytes) -> bytes:
+    async def _encode(self, encoder: _AnswerEncoder | None, data: bytes) -> bytes:
         if encoder is None:
             return data
         if len(data) <= _INLINE_CODING_BYTES:
             return encoder.compress(data)
         return await self._threads.call(encoder.compress, data)
+
+
+class _AnswerEncoder:
+    """The compressed blocks and the coding that an answer is wanted in: one of them, or both, the
+    coding around the blocks.
+    """
+
+    def __init__(self, blocks: BlockEncoder | None, coding: Encoder | None) -> None:
+        self._blocks = blocks
+        self._coding = coding
+
+    def compress(self, data: bytes) -> bytes:
+        return self._coded(data if self._blocks is None else self._blocks.compress(data))
+
+    def error(self, data: bytes) -> bytes:
+        """What is written where the result breaks off."""
+        return self._coded(data if self._blocks is None else readable_block(data))
+
+    def finish(self) -> bytes:
+        return b"" if self._coding is None else self._coding.finish()
+
+    def _coded(self, data: bytes) -> bytes:
+        return data if self._coding is None else self._coding.compress(data)
+
+
+def _encoder(wanted: SqlRequest) -> _AnswerEncoder | None:
+    method, coding = wanted.block_method, wanted.coding
+    if method is None and coding is None:
+        return None
+    return _AnswerEncoder(
+        None if method is None else BlockEncoder(method),
+        None if coding is None else CODINGS[coding].encoder(),
+    )
+
+
+def _content_encoding(wanted: SqlRequest) -> dict[str, str]:
+    return {} if wanted.coding is None else {"Content-Encoding": wanted.coding}
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

@@ -78,6 +78,7 @@ class KnownHeads:
         parts = _TARGET.fullmatch(request.raw_path.encode("utf-8", "surrogateescape"))
         if (
             insert.columns is None
+            or wanted.in_blocks
             or wanted.query != statement.encode()  # or the body begins with a rest of it
             or [name for name, _ in headers] != _HEADERS
             or request.remote is None

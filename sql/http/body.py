@@ -10,6 +10,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from sql.http.codings import Decoder, decoder
+from sql.http.compressed_blocks import BlockDecoder
 
 T = TypeVar("T")
 
@@ -39,13 +40,18 @@ class CodingThreads:
 class Body:
     """The request's body, decoded, in pieces."""
 
-    def __init__(self, request: web.Request, threads: CodingThreads) -> None:
+    def __init__(
+        self, request: web.Request, threads: CodingThreads, blocks: BlockDecoder | None = None
+    ) -> None:
+        """`blocks`: what decodes the body after its Content-Encoding."""
         self._content = request.content
         coding = request.headers.get("Content-Encoding", "")
         self._decoder: Decoder | None = decoder(coding)
         self._is_lz4 = coding == "lz4"
         self._threads = threads
         self._pieces: AsyncIterator[bytes] = self._read()
+        if blocks is not None:
+            self._pieces = self._out_of_blocks(blocks, self._pieces)
         self.complete = False
 
     async def read(self) -> bytes:
@@ -68,6 +74,15 @@ class Body:
                 yield piece
         if self._decoder is not None:
             self._decoder.finish()
+
+    async def _out_of_blocks(
+        self, blocks: BlockDecoder, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        async for data in pieces:
+            decoded = blocks.decompress(data)
+            while (piece := await self._threads.call(next, decoded, None)) is not None:
+                yield piece
+        blocks.finish()
 
     async def _received(self) -> bytes:
         try:

@@ -24,7 +24,15 @@ _ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 
 
 
 class CodingError(Exception):
-    """The body is not what its Content-Encoding says."""
+    """The body is not what its Content-Encoding, or `decompress=1`, says.
+
+    `code` and `name`: ClickHouse's.
+    """
+
+    def __init__(self, why: str, code: int = 354, name: str = "ZLIB_INFLATE_FAILED") -> None:
+        super().__init__(why)
+        self.code = code
+        self.name = name
 
 
 class UnknownCoding(Exception):

@@ -58,8 +58,8 @@ def run(handle: Handle, sql: bytes, fmt: str, params: Mapping[str, str] | None =
         raise engine_error(error) from error
 
 
-WHOLE = b" SETTINGS limit = 0, offset = 0"
-"""Ends a SELECT of the server's own whose rows must all arrive: a client may have set both."""
+WHOLE = b" SETTINGS limit = 0, offset = 0, use_query_cache = 0"
+"""Ends a SELECT of the server's own whose rows must all arrive: a client may have set all three."""
 
 MARK = b"/* brokerhouse "
 

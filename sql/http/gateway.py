@@ -25,6 +25,7 @@ from sql.http.handles import (
     prepare,
 )
 from sql.http.pool import Permit, StatementPool
+from sql.http.private import AllColumnsWanted, without_private
 from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits
@@ -66,14 +67,14 @@ class SqlGateway:
         await self._see_acknowledged(context, sql)
         opening = asyncio.wrap_future(self.pool.submit(self._open, context, sql))
         try:
-            handle, action = await asyncio.shield(opening)
+            handle, action, checked = await asyncio.shield(opening)
         except asyncio.CancelledError:
             await self.pool.end(context.mark, opening)
             with suppress(SqlError):
-                handle, _ = await opening
+                handle, _, _ = await opening
                 await self.pool.call(give_back, handle, context)
             raise
-        return OpenStatement(handle, context, action, permit)
+        return OpenStatement(handle, context, action, permit, checked)
 
     async def repair_view(
         self, database: str, name: str, query: str | None, in_doubt: InDoubt | None
@@ -114,11 +115,16 @@ class SqlGateway:
         """Put what was acknowledged into the tables of a statement. Raises `EngineError`."""
         await self._engine.drained()
 
-    def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Action]:
+    def _open(self, context: StatementContext, sql: bytes) -> tuple[Handle, Action, bytes]:
+        """The handle, how to run the statement on it, and what to run."""
         params = context.text_params()
         handle = prepare(self._handles, context)
         try:
-            action = self._handles.judge(handle, sql, params, context.role)
+            try:
+                action = self._handles.judge(handle, sql, params, context.role)
+            except AllColumnsWanted as wanted:
+                sql = without_private(sql, wanted.private)
+                action = self._handles.judge(handle, sql, params, context.role)
             if action is Action.SESSION and context.session is not None:
                 context.session.will_hold(sql)
             if (
@@ -140,7 +146,7 @@ class SqlGateway:
         except BaseException:
             give_back(handle, context)
             raise
-        return handle, action
+        return handle, action, sql
 
     def start_read(self, opened: OpenStatement, sql: bytes, fmt: str) -> RunningQuery:
         """Start a query whose result is read from the returned stream. Takes the permit over."""

@@ -73,6 +73,8 @@ class OpenStatement:
     context: StatementContext
     action: Action
     permit: Permit
+    sql: bytes
+    """What runs: the statement, for readers without private columns."""
 
 
 class Handles(Protocol):

@@ -21,15 +21,18 @@ from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import STALL_S, Body, CodingThreads, StalledError
 from sql.http.codings import CodingError, UnknownCoding
+from sql.http.compressed_blocks import BlockDecoder
 from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
+from sql.http.kill_query import StatementsById
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
+    BLOCK_MAX_BYTES,
     DEFAULT_FORMAT,
     SqlRequest,
     external_tables,
@@ -98,6 +101,7 @@ class HttpInterface:
         self._threads = CodingThreads()
         self._writer: AnswerWriter | None = None
         self._gone = GoneClients()
+        self._statements = StatementsById(gateway.pool)
         self._temporary_files = TemporaryFiles(
             gateway.pool,
             settings.data_dir / "clickhouse" / "tmp",
@@ -231,7 +235,7 @@ class HttpInterface:
         except CodingError as error:
             message = f"The body cannot be decompressed: {error}"
             return self._answers.failure(
-                sql_error(354, "ZLIB_INFLATE_FAILED", message), wanted, status=400
+                sql_error(error.code, error.name, message), wanted, status=400
             )
 
     def _too_late(self, request: web.Request, wanted: SqlRequest | None) -> web.Response:
@@ -247,12 +251,14 @@ class HttpInterface:
     async def _answer(
         self, request: web.Request, wanted: SqlRequest, hold: Hold
     ) -> web.StreamResponse:
-        body = Body(request, self._threads)
+        body = Body(request, self._threads, _block_decoder(wanted, hold))
         if request.content_type == "multipart/form-data":
             body.complete = True
         async with AsyncExitStack() as stack:
             context = await self._context(wanted, stack)
             text, head = await _read_statement(wanted, body, hold)
+            text = self._statements.kill(wanted, request.remote, text) or text
+            stack.enter_context(self._statements.with_one(wanted, request.remote, context.mark))
             permit = await self._gateway.pool.permit(wanted.role)
             try:
                 wanted.max_time_s = self._longest_s(wanted.role)
@@ -328,7 +334,7 @@ class HttpInterface:
         if opened.action is not Action.READ:
             result, summary = await gateway.execute(opened, text, default_format)
             return await answers.whole(wanted, result, summary, None)
-        query = gateway.start_read(opened, text, default_format)
+        query = gateway.start_read(opened, opened.sql, default_format)
         return await answers.stream(request, wanted, query, fmt)
 
     async def _insert(
@@ -355,6 +361,13 @@ class HttpInterface:
             insert.abandon()
             raise
         return await self._answers.whole(wanted, b"", summary, None)
+
+
+def _block_decoder(wanted: SqlRequest, hold: Hold) -> BlockDecoder | None:
+    """For a body that is in ClickHouse's compressed blocks (`decompress=1`)."""
+    if not wanted.in_blocks:
+        return None
+    return BlockDecoder(BLOCK_MAX_BYTES[wanted.role], hold.add, check_sums=wanted.check_sums)
 
 
 async def _read_statement(

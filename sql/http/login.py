@@ -17,6 +17,10 @@ from sql.http.request import url_parameters
 from sql.http.settings import SqlSettings
 from sql.http.web_pages import refuse_unknown_host
 
+# What drivers send as the password of `default` if they were given none: ClickHouse's JDBC driver
+# 0.9.9 sends the word `null`.
+_NO_PASSWORDS = ("", "null")
+
 
 class SqlLogin(Protocol):
     def role(self, request: web.Request) -> Role:
@@ -37,10 +41,17 @@ class PeopleLogin:
         anonymous = settings.anonymous == "always" or (
             settings.anonymous == "loopback" and is_local(request)
         )
-        if anonymous and user in ("", "default") and not password:
+        if anonymous and self._is_nobody(user, password):
             refuse_unknown_host(request, settings.hosts)
             return Role.READER
         raise wrong_credentials(user, password)
+
+    def _is_nobody(self, user: str, password: str) -> bool:
+        """Whether these are no credentials: drivers send ClickHouse's user `default` then."""
+        if user == "default":
+            # `sql_user` may have this name: then it needs its password.
+            return self._settings.user != "default" and password in _NO_PASSWORDS
+        return not user and not password
 
 
 class OwnerLogin:

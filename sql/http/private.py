@@ -5,8 +5,8 @@ The engine lets every role read its database `system`, whatever is revoked. So t
 looked at, as the engine writes it back and in its syntax tree (see access.py):
 
 * of the tables of `system` only those in `_SHOWN` may be named;
-* of `_PRIVATE_COLUMNS` the columns may not be named, and a statement that reads such a table names
-  the columns that it wants: `*` and COLUMNS() would give out all of them;
+* of `_PRIVATE_COLUMNS` the columns may not be named. `*` over such a table gets `EXCEPT` with their
+  names (`without_private`), and is then checked in the tree; COLUMNS() is refused;
 * some functions may not be called.
 """
 
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 import socket
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
-from sql.http.errors import access_denied
-from sql.http.text import Token, TokenKind, unquote
+from sql.http.errors import SqlError, access_denied
+from sql.http.text import Token, TokenKind, tokens, unquote
 
 DISPLAY_NAME = "brokerhouse"
 """Of the server, in place of its host's name."""
@@ -70,12 +69,22 @@ _CALLS = frozenset(
 )  # fmt: skip
 _NAMES = frozenset({"getserversetting", "getserverport", "getmacro"})
 
+_TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 _NAME_LINE = re.compile(r" *(TableIdentifier|Identifier) (\S+)")
 _CTE_LINE = re.compile(r" *WithElement")
-_MATCHER_LINE = re.compile(
-    r"( *)(Asterisk|QualifiedAsterisk|(?:Qualified)?Columns(?:Regexp|List)Matcher)\b"
-)
-_COUNT_LINE = re.compile(r" *Function count \(")
+_MATCHER = re.compile(r"(?:Qualified)?(?:Asterisk|Columns(?:Regexp|List)Matcher)")
+
+
+class AllColumnsWanted(SqlError):
+    """A statement asks for all columns of a table that has private ones."""
+
+    def __init__(self, table: str, private: frozenset[str]) -> None:
+        error = access_denied(
+            f"Name the columns that you want of system.{table}:"
+            f" without credentials {', '.join(sorted(private))} cannot be read."
+        )
+        super().__init__(error.code, error.message)
+        self.private = private
 
 
 def refuse_private(
@@ -97,17 +106,15 @@ def refuse_private(
     for table in tables:
         if table not in _SHOWN and table not in _PRIVATE_COLUMNS:
             raise access_denied(f"system.{table} is not available without credentials.")
-    private = {column for table in tables for column in _PRIVATE_COLUMNS.get(table, ())}
+    private = frozenset(column for table in tables for column in _PRIVATE_COLUMNS.get(table, ()))
     if not private:
         return
-    names = {unquote(word).decode("utf-8", "replace") for word in words if _is_name(word)}
+    _refuse_line_breaks(words, params)
+    names = set(_names_used(words)) | set(_columns_in(tree))
     if hidden := sorted(private & names):
         raise access_denied(f"The column {hidden[0]} is not available without credentials.")
-    if _has_matcher(tree):
-        raise access_denied(
-            f"Name the columns that you want of system.{min(tables & _PRIVATE_COLUMNS.keys())}:"
-            f" without credentials {', '.join(sorted(private))} cannot be read."
-        )
+    if _wants_all_columns(tree, private):
+        raise AllColumnsWanted(min(tables & _PRIVATE_COLUMNS.keys()), private)
 
 
 def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None:
@@ -155,14 +162,117 @@ def lines_of(tree: str) -> Iterator[str]:
     yield tree[start:]
 
 
-def _has_matcher(tree: str) -> bool:
-    """Whether the statement asks for columns without naming them; `count(*)` asks for none."""
-    last: deque[str] = deque(("", ""), maxlen=2)
+def _refuse_line_breaks(words: Sequence[Token], params: Mapping[str, str]) -> None:
+    """What follows a line break in a name would look like a line of the tree.
+
+    The engine writes such a name with a backslash.
+    """
+    names = (word.text for word in words if word.kind is TokenKind.QUOTED)
+    if any(b"\\" in name or b"\n" in name for name in names) or any(
+        "\n" in value or "\\n" in value for value in params.values()
+    ):
+        raise access_denied("A name with a line break is not available here.")
+
+
+def _names_used(words: Sequence[Token]) -> Iterator[str]:
+    """Every name in the statement, but not those that `* EXCEPT (a, b)` leaves out."""
+    left_out = 0
+    for index, word in enumerate(words):
+        if word.is_word(b"EXCEPT") and words[index - 1].is_sign(b"*"):
+            left_out = _length_of_list(words, index + 1)
+        elif left_out:
+            left_out -= 1
+        elif _is_name(word):
+            yield unquote(word).decode("utf-8", "replace")
+
+
+def _length_of_list(words: Sequence[Token], start: int) -> int:
+    """How many words the list of names `a` or `(a, b)` has that begins there; 0: it is none."""
+    if start >= len(words) or words[start].is_word(b"SELECT"):
+        return 0
+    if not words[start].is_sign(b"("):
+        return 1
+    for index in range(start + 1, len(words)):
+        if words[index].is_sign(b")"):
+            return index + 1 - start
+        is_name = (index - start) % 2 == 1
+        if not (_is_name(words[index]) if is_name else words[index].is_sign(b",")):
+            return 0
+    return 0
+
+
+def _columns_in(tree: str) -> Iterator[str]:
+    """The columns that the tree names, also by parameters; not those that EXCEPT leaves out."""
+    parents: list[str] = []
+    for depth, node, name in _nodes(tree):
+        del parents[depth:]
+        if node == "Identifier" and not (parents and parents[-1] == "ColumnsExceptTransformer"):
+            yield from name.split(".")
+        parents.append(node)
+
+
+def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
+    """Depth, kind and name of every node."""
     for line in lines_of(tree):
-        if _MATCHER_LINE.match(line) and not _COUNT_LINE.match(last[0]):
-            return True
-        last.append(line)
-    return False
+        match = _TREE_LINE.match(line)
+        if match is not None:
+            yield len(match[1]), match[2], match[3] or ""
+
+
+def _wants_all_columns(tree: str, private: frozenset[str]) -> bool:
+    """Whether the statement asks for columns without naming them, and does not leave out the
+    private ones before anything else is done to them. `count(*)` asks for none.
+    """
+    counted = -1  # the depth of what the last `count` would count
+    matcher = -1  # the depth of the last one
+    shown: set[str] = set()  # by it
+    transformers = 0  # of it
+    leaves_out = False  # the transformer that the lines are of
+    for line in lines_of(tree):
+        match = _TREE_LINE.match(line)
+        if match is None:
+            continue
+        depth, node, name = len(match[1]), match[2], match[3] or ""
+        if matcher >= 0 and depth <= matcher:
+            if shown:
+                return True
+            matcher = -1
+        if _MATCHER.fullmatch(node):
+            if depth != counted:
+                matcher, shown, transformers = depth, set(private), 0
+        elif matcher >= 0 and depth == matcher + 2:
+            transformers += 1
+            leaves_out = node == "ColumnsExceptTransformer" and transformers == 1
+        elif matcher >= 0 and depth == matcher + 3 and leaves_out and node == "Identifier":
+            shown.discard(name)
+        if node == "Function" and name == "count":
+            counted = depth + 2
+        elif depth < counted - 1:
+            counted = -1
+    return matcher >= 0 and bool(shown)
+
+
+def without_private(sql: bytes, private: frozenset[str]) -> bytes:
+    """The same statement, where every `*` leaves these columns out.
+
+    What is wrongly taken for a product stays as it is, and is refused by the check that follows.
+    """
+    found = list(tokens(sql))
+    left_out = b" EXCEPT (%b)" % b", ".join(name.encode() for name in sorted(private))
+    text, copied = bytearray(), 0
+    for index, token in enumerate(found):
+        if token.is_sign(b"*") and index > 0 and _asks_for_columns(found, index):
+            text += sql[copied : token.end] + left_out
+            copied = token.end
+    return bytes(text + sql[copied:])
+
+
+def _asks_for_columns(found: Sequence[Token], index: int) -> bool:
+    """Whether this `*` is neither a product nor that of `count(*)`."""
+    before = found[index - 1]
+    if before.is_sign(b"("):
+        return index < 2 or not found[index - 2].is_word(b"COUNT")
+    return before.is_sign(b",", b".") or before.is_word(b"SELECT", b"DISTINCT")
 
 
 _KNOWN = _SHOWN | _PRIVATE_COLUMNS.keys()

@@ -26,6 +26,8 @@ MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size
 # How far a request may raise it. To check a statement takes some 100 times its size.
 MAX_QUERY_BYTES_ALLOWED = {Role.READER: 2 * 1024 * 1024, Role.WRITER: 64 * 1024 * 1024}
 FORM_MAX_BYTES = {Role.READER: 8 * 1024 * 1024, Role.WRITER: 64 * 1024 * 1024}
+# One compressed block of a body: ClickHouse's Go driver makes one of a whole batch.
+BLOCK_MAX_BYTES = {Role.READER: 2 * 1024 * 1024, Role.WRITER: 256 * 1024 * 1024}
 FORM_CHUNK_BYTES = 64 * 1024
 _REVISION_DIGITS = 19
 
@@ -37,6 +39,7 @@ _OWN_PARAMETERS = frozenset(
         "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
     }
 )  # fmt: skip
+_UNCHECKED = "http_native_compression_disable_checksumming_on_decompress"
 # Settings that only say what an HTTP answer is to look like. They are acted on here, or ask for
 # what is not served here.
 _HTTP_SETTINGS = frozenset(
@@ -44,8 +47,7 @@ _HTTP_SETTINGS = frozenset(
         "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
         "add_http_cors_header", "http_headers_progress_interval_ms",
         "cancel_http_readonly_queries_on_client_close", "http_response_buffer_size",
-        "http_wait_end_of_query", "http_write_exception_in_output_format",
-        "http_native_compression_disable_checksumming_on_decompress",
+        "http_wait_end_of_query", "http_write_exception_in_output_format", _UNCHECKED,
     }
 )  # fmt: skip
 
@@ -68,6 +70,10 @@ class SqlRequest:
     session_close: bool = False
     wait_end: bool = False
     coding: str | None = None
+    block_method: str | None = None
+    """Of the blocks that the answer is wanted in (compressed_blocks.py)."""
+    in_blocks: bool = False  # the body is in such blocks
+    check_sums: bool = True  # of these
     client_revision: int = 0  # of the Native format
     tables: tuple[ExternalTable, ...] = ()
     answer_begun: bool = False  # some of the answer has been sent
@@ -140,12 +146,6 @@ def external_tables(
 
 def read_request(request: web.Request, role: Role, values: dict[str, str]) -> SqlRequest:
     headers = request.headers
-    if values.get("compress") in ("1", "true") or values.get("decompress") in ("1", "true"):
-        raise sql_error(
-            48, "NOT_IMPLEMENTED",
-            "compress=1 and decompress=1 (ClickHouse's own block compression) are not served here:"
-            " use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
-        )  # fmt: skip
     query_id = values.get("query_id") or str(uuid.uuid4())
     if not query_id.isprintable():
         raise sql_error(36, "BAD_ARGUMENTS", "A query_id has printable characters only")
@@ -161,8 +161,12 @@ def read_request(request: web.Request, role: Role, values: dict[str, str]) -> Sq
         session_close=values.get("close_session") in ("1", "true"),
         wait_end=values.get("wait_end_of_query") in ("1", "true")
         or values.get("http_wait_end_of_query") in ("1", "true"),
+        in_blocks=values.get("decompress") in ("1", "true"),
+        check_sums=values.get(_UNCHECKED) not in ("1", "true"),
     )
-    if values.get("role"):
+    if values.get("compress") in ("1", "true"):
+        wanted.block_method = values.get("network_compression_method", "LZ4")
+    if values.get("role") not in (None, "", role.value):
         raise sql_error(
             512, "SET_NON_GRANTED_ROLE", f"Role {values['role']} is not granted to the current user"
         )
@@ -177,6 +181,8 @@ def read_request(request: web.Request, role: Role, values: dict[str, str]) -> Sq
                 72, "CANNOT_PARSE_NUMBER", f"client_protocol_version is not a number: {revision!r}"
             )
         wanted.client_revision = int(revision)
+    if role is Role.READER and values.get("readonly") == "1":
+        del values["readonly"]  # as it is; the engine does not let a reader set it again
     for name, value in values.items():
         if not name.isidentifier() or not name.isascii():
             raise sql_error(

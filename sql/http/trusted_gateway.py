@@ -263,7 +263,7 @@ class TrustedGateway(SqlGateway):
         context = replace(context, settings={**_SMALL_SETTINGS, **context.settings})
 
         def call() -> tuple[Action, bytes, Summary]:
-            handle, action = self._open(context, sql)
+            handle, action, _ = self._open(context, sql)
             try:
                 result = run(handle, new_mark() + sql, fmt, context.text_params())
                 return action, result.bytes(), Summary.of(result)

@@ -11,7 +11,8 @@ CREATE TABLE IF NOT EXISTS ${dead_letter_versions}
     offset    Int64                  COMMENT 'of the record',
     error     String                 COMMENT 'what is wrong with it',
     time      DateTime64(3, 'UTC')   COMMENT 'when it was found',
-    replayed  Bool                   COMMENT 'it has been parsed since, and is in the table'
+    replayed  Bool                   COMMENT 'it has been parsed since, and is in the table',
+    rows      UInt32 DEFAULT toUInt32(replayed) COMMENT 'that a replay has made of it; 0 if it is dead, or if the rows are counted with its block'
 )
 ENGINE = ${engine(ReplacingMergeTree(time))}
 ORDER BY (feed_id, topic_id, partition, offset)

@@ -193,12 +193,3 @@ def test_an_answer_is_encoded_when_both_sides_want_it(
         "content-encoding"
         not in ask(server, sql, headers=refused, enable_http_compression="1").headers
     )
-
-
-@pytest.mark.parametrize("name", ["compress", "decompress"])
-def test_clickhouses_own_block_compression_is_refused_clearly(
-    server: BrokerProcess, name: str
-) -> None:
-    answer = ask(server, "SELECT 1", path=f"/?{name}=1")
-    assert (answer.status, answer.code) == (501, 48)
-    assert "Accept-Encoding" in answer.text

@@ -82,6 +82,8 @@ READS_OUTSIDE = [
     "SELECT * FROM filesystem('/etc')",
     "SELECT * FROM executable('id', LineAsString)",
     "SELECT * FROM url('http://127.0.0.1:1/', LineAsString)",
+    "SELECT * FROM URL('http://127.0.0.1:1/', LineAsString)",
+    f"SELECT * FROM FILE('{FILE}', LineAsString)",
     "SELECT * FROM s3('http://127.0.0.1:1/x')",
     "SELECT * FROM hdfs('hdfs://127.0.0.1:1/x', 'CSV', 'a String')",
     "SELECT * FROM mysql('127.0.0.1:1', 'a', 'b', 'c', 'd')",
@@ -111,6 +113,11 @@ def test_no_spelling_reaches_beyond_the_tables(
     assert answer.code in (497, 452, 60, 456), answer.text
     assert "root:" not in answer.text
     assert not Path("/tmp/written_by_sql").exists()
+
+
+@pytest.mark.parametrize("name", ["values", "VALUES", "Values"])
+def test_a_table_function_may_be_written_in_any_case(server: BrokerProcess, name: str) -> None:
+    assert read(server, f"SELECT * FROM {name}('a UInt8, b String', (1, 'x'))") == "1\tx\n"
 
 
 def test_a_parameter_of_the_session_names_no_function(server: BrokerProcess) -> None:
@@ -185,6 +192,18 @@ def test_limits_cannot_be_lifted(server: BrokerProcess, setting: str) -> None:
         ask(server, f"SET {setting}", session_id="lift"),
     ):
         assert answer.code in (452, 164), answer.text
+
+
+def test_what_holds_anyway_can_be_asked_for(server: BrokerProcess) -> None:
+    for level in ("1", "2"):
+        assert ask(server, "SELECT 1", readonly=level).text == "1\n"
+        assert ask(server, "DROP TABLE messages", readonly=level).code == 497
+
+
+def test_the_query_cache_can_be_used(server: BrokerProcess) -> None:
+    for _ in range(2):
+        assert ask(server, "SELECT 1", use_query_cache=1).text == "1\n"
+    assert "Syntax error" in ask(server, "SELECT 1/", use_query_cache=1).text
 
 
 def test_limits_can_be_tightened(server: BrokerProcess) -> None:

@@ -23,8 +23,20 @@ def test_credentials_may_stand_in_every_place_of_clickhouse(server: BrokerProces
         ask(server, sql, user=USER, password=PASSWORD),
     ]
     assert [answer.text for answer in ways] == ["['writer']\n"] * 3
-    for headers in ({}, basic("default", ""), {"X-ClickHouse-User": "default"}):
+    nobody = [
+        {}, basic("default", ""), {"X-ClickHouse-User": "default"},
+        basic("default", "null"),  # the JDBC driver 0.9.9, if it was given no password
+    ]  # fmt: skip
+    for headers in nobody:
         assert ask(server, sql, headers=headers).text == "['reader']\n"
+
+
+def test_only_the_role_that_a_client_has_can_be_asked_for(server: BrokerProcess) -> None:
+    sql = "SELECT currentRoles()"
+    assert ask(server, sql, role="reader").text == "['reader']\n"
+    assert ask(server, sql, role="writer", headers=WRITER).text == "['writer']\n"
+    for role, headers in ("writer", {}), ("engine", {}), ("engine", WRITER), ("reader", WRITER):
+        assert ask(server, sql, role=role, headers=headers).code == 512
 
 
 @pytest.mark.parametrize(
@@ -34,6 +46,9 @@ def test_credentials_may_stand_in_every_place_of_clickhouse(server: BrokerProces
         basic(USER, ""),
         basic("nobody", ""),
         basic("default", PASSWORD),
+        basic("default", "wrong"),
+        basic("", "null"),
+        basic(USER, "null"),
         basic("ädmin", "pässword"),
         {"X-ClickHouse-User": USER},
         {"X-ClickHouse-Key": PASSWORD},
@@ -62,6 +77,18 @@ def test_without_anonymous_access_credentials_are_needed(
     assert answer.headers["www-authenticate"].startswith("Basic ")
     assert ask(server, "SELECT 1", headers=WRITER).text == "1\n"
     assert ask(server, method="GET", path="/ping").status == 200
+
+
+def test_a_default_user_that_is_configured_needs_its_password(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
+    server = own_broker(sql_user="default", sql_password=PASSWORD)
+    sql = "SELECT currentRoles()"
+    assert ask(server, sql, headers=basic("default", PASSWORD)).text == "['writer']\n"
+    for password in ("", "null", "wrong"):
+        assert ask(server, sql, headers=basic("default", password)).code == 516
+    assert ask(server, sql, headers={"X-ClickHouse-User": "default"}).code == 516
+    assert ask(server, sql).text == "['reader']\n"
 
 
 @pytest.mark.parametrize(

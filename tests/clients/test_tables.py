@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_a_table_is_made_and_filled_and_its_feed_is_in_sql(tables: TypedTables) 
     assert [(one["partition"], one["next_offset"], one["rows"], one["dead_letters"])
             for one in described["partitions"]] == [(0, 2, 1, 1), (1, 1, 1, 0)]  # fmt: skip
     assert described["last_dead_letters"] == [
-        {"topic": "orders", "partition": 0, "offset": 1, "error": "not valid JSON"}
+        {"topic": "orders", "partition": 0, "offset": 1, "error": "not valid JSON at byte 0"}
     ]
     assert "shop.orders" in tables("list")
     assert "not valid JSON" in tables("describe", "shop.orders")
@@ -112,6 +113,98 @@ def test_pause_resume_replay_and_drop(tables: TypedTables) -> None:
     # Made again, it begins anew.
     tables("create", "steps.t", "--topic", "steps", "--columns", "id UInt64")
     tables.await_rows("steps.t", 3)
+
+
+def counts(tables: TypedTables, feed: str) -> tuple[int, int]:
+    """Rows and dead letters, which `list`, `describe` and the view must agree on."""
+    [listed] = [one for one in json.loads(tables("list", "--json")) if one["name"] == feed]
+    described = json.loads(tables("describe", feed, "--json"))["partitions"]
+    [shown] = tables.sql(
+        "SELECT sum(rows) AS rows, sum(dead_letters) AS dead_letters"
+        f" FROM brokerhouse.table_feed_progress WHERE feed = '{feed}'"
+    )
+    numbers = ("rows", "dead_letters")
+    of_list = tuple(listed[number] for number in numbers)
+    assert of_list == tuple(sum(one[number] for one in described) for number in numbers)
+    assert of_list == tuple(int(shown[number]) for number in numbers)
+    return listed["rows"], listed["dead_letters"]
+
+
+def test_after_a_replay_list_and_describe_count_its_rows_and_what_is_dead_now(
+    tables: TypedTables,
+) -> None:
+    create_topic(tables.broker.kafka, "mended", 2)
+    tables("create", "mended.t", "--topic", "mended", "--columns", "id UInt64, n UInt8")
+    tables.produce("mended", '{"id": 1, "n": 1}', '[{"id": 2, "n": 900}, {"id": 3, "n": 3}]', "bad")
+    tables.produce("mended", '{"id": 4, "n": 901}', partition=1)
+    tables.await_fed("mended.t", 3)
+    tables.await_fed("mended.t", 1, partition=1)
+    assert counts(tables, "mended.t") == (1, 3)
+
+    tables.sql("ALTER TABLE mended.t MODIFY COLUMN n UInt16")
+    assert tables("replay", "mended.t") == "replayed mended.t: 3 rows, 1 dead letter left\n"
+    assert counts(tables, "mended.t") == (4, 1)
+    assert tables.rows("mended.t") == 4
+    assert tables("replay", "mended.t") == "replayed mended.t: 0 rows, 1 dead letter left\n"
+    assert counts(tables, "mended.t") == (4, 1)
+
+
+def test_a_replay_of_a_paused_feed_says_so_and_happens_when_it_is_resumed(
+    tables: TypedTables,
+) -> None:
+    create_topic(tables.broker.kafka, "held", 1)
+    tables("create", "held.t", "--topic", "held", "--columns", "n UInt8")
+    tables.produce("held", '{"n": 900}')
+    tables.await_fed("held.t", 1)
+    tables("pause", "held.t")
+    tables.sql("ALTER TABLE held.t MODIFY COLUMN n UInt16")
+
+    assert "held.t is paused" in tables.refused("replay", "held.t")
+    tables("resume", "held.t")
+    tables.await_rows("held.t", 1)
+
+
+def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "later", 1)
+    tables("create", "later.t", "--topic", "later", "--columns", "n UInt8")
+    tables.produce("later", '{"n": 900}')
+    tables.await_fed("later.t", 1)
+    tables("pause", "later.t")  # so that nothing can be done meanwhile
+
+    asked = tables("replay", "later.t", "--no-wait")
+    assert asked == "asked for the dead letters again: later.t\n"
+
+
+def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_stays_asked_for(
+    tmp_path: Path,
+) -> None:
+    with BrokerProcess(tmp_path / "data", SETTINGS) as broker:
+        tables = TypedTables(broker)
+        create_topic(broker.kafka, "alone", 1)
+        tables("create", "alone.t", "--topic", "alone", "--columns", "n UInt8")
+        tables.produce("alone", '{"n": 900}')
+        tables.await_fed("alone.t", 1)
+        tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
+
+        refused = tables.refused("replay", "alone.t", "--timeout", "1")
+        assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
+
+        # One line for all its attempts.
+        assert broker.log().count("feed alone.t failed, and is retried: there is no table") == 1
+
+        asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
+        before = tables.sql(asked)
+        waiting = tables.begun("replay", "alone.t")
+        until(lambda: tables.sql(asked) != before, "another replay was asked for")
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(60) == 130
+        assert waiting.stderr is not None
+        assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
+
+        tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
+        tables.sql("RENAME TABLE alone.away TO alone.t")
+        tables.await_rows("alone.t", 1)
+        broker.stop()
 
 
 def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> None:
@@ -206,6 +299,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
         (["create", "x.t", "--topic", "bad", "--columns", "a String) ENGINE = File(CSV"], "Syntax"),
         (["create", "x.t", "--topic", "bad"], "has no JSON objects to infer columns from"),
         (["create", "x.t", "--topic", "bad", "--format", "csv"], "cannot be inferred"),
+        (["create", "x.t", "--topic", "bad", "--format", "debezium"], "no record with a schema"),
         (["pause", "x.t"], "there is no feed x.t"),
         (["drop", "x.t"], "there is no feed x.t"),
         (["describe", "x.t"], "there is no feed x.t"),
@@ -219,6 +313,27 @@ def test_what_cannot_work_is_one_sentence(
 
     assert sentence in tables.refused(*arguments)
     assert tables.sql("SELECT 1 FROM brokerhouse.table_feeds WHERE name = 'x.t'") == []
+
+
+def test_a_new_table_may_keep_the_latest_row_of_each_key(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "states", 1)
+    arguments = ["create", "shop.states", "--topic", "states", "--columns", "id Int64, n Int64"]
+    engine = ["--engine", "ReplacingMergeTree(n)"]
+    assert "give --order-by" in tables.usage_error(*arguments, *engine)
+    for other in ("SummingMergeTree", "Log", "MergeTree) ORDER BY (id"):
+        wrong = tables.usage_error(*arguments, "--engine", other)
+        assert "write MergeTree or ReplacingMergeTree(...)" in " ".join(wrong.split())
+    tables(*arguments, *engine, "--order-by", "id")
+
+    tables.produce("states", '{"id": 1, "n": 2}', '{"id": 2, "n": 1}', '{"id": 1, "n": 1}')
+    tables.await_fed("shop.states", 3)
+    assert tables.sql("SELECT id, n FROM shop.states FINAL ORDER BY id") == [
+        {"id": 1, "n": 2},
+        {"id": 2, "n": 1},
+    ]
+    tables("drop", "shop.states")
+    again = tables.refused("create", "shop.states", "--topic", "states", *engine)
+    assert "leave --columns and --engine out" in again
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b.c", "a.`b`", "a.b;c", ".t", "1.t"])

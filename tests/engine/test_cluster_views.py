@@ -16,6 +16,7 @@ from itertools import groupby
 import pytest
 import pytest_asyncio
 
+from broker.cli.table_replays import progress_statement
 from storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
@@ -23,7 +24,7 @@ from storage.cluster_sql import (
     shard_migrations,
 )
 from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE, EngineError, Row
+from storage.engine import DATABASE, EngineError, Parameter, Row
 from storage.schema_files import FileKind, Whole, schema_files
 
 LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
@@ -392,6 +393,11 @@ async def test_clickhouse_runs_each_of_them_over_distributed_tables(engine: Embe
         assert len(of_all) == len(once) * TIMES.get(name, 2), name
         if name != "topic_minutes":  # it adds up what is there twice
             assert [row for row, _ in groupby(of_all)] == once, name
+    asked: dict[str, Parameter] = {
+        "f": str(FEED), "asked": 1 << 42, "topics": f'["{ORDERS}"]',
+    }  # fmt: skip
+    assert await engine.rows(progress_statement(FIRST), asked) == [[1, 1, 0, 0]]
+    assert await engine.rows(progress_statement(DISTRIBUTED), asked) == [[2, 2, 0, 0]]
 
 
 @pytest.mark.usefixtures("rows")

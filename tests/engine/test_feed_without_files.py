@@ -45,6 +45,7 @@ async def tables(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTa
     ("kind", "values", "dead"),
     [
         (Format.JSON, ['{"id": 1, "name": "o\'ne"}', '[{"id": 2}]', '{"id": 300}', "no"], [2, 3]),
+        (Format.DEBEZIUM, ['{"id": 1, "name": "o\'ne"}', '{"id": 2}', '{"id": 300}', "no"], [2, 3]),
         (Format.CSV, ["1,o'ne", '2,""', "300,x", "no"], [2, 3]),
         (
             Format.MSGPACK,

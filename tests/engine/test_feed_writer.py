@@ -40,7 +40,7 @@ async def test_objects_and_arrays_become_rows_with_what_kafka_says(
         None,
     )
 
-    assert await tables.write(offsets, feed=feed) == Counted(3, 0)
+    assert await tables.write(offsets, feed=feed) == Counted(3, 0), await tables.errors()
     said = ["orders", 0]
     headers = [["h", "v"]]
     assert await tables.rows() == [
@@ -135,15 +135,15 @@ async def test_bad_records_are_dead_letters_and_say_why(tables: FeedTables) -> N
     assert await tables.write(offsets) == Counted(2, 9)
     assert await tables.rows("id") == [[1], [9]]
     assert await tables.errors() == [
-        [1, "not valid JSON"],
+        [1, "not valid JSON at byte 0"],
         [2, "items: 300 does not fit UInt8"],
         [3, "amount: much does not fit Decimal(9, 2)"],
         [4, "neither an object nor an array of objects"],
         [5, 'tags: {"a": 1} does not fit Array(String)'],
         [6, "id: six does not fit UInt64"],
-        [7, "not valid JSON"],
-        [8, "not valid JSON"],
-        [10, "not valid JSON"],
+        [7, "not valid JSON at byte 0"],
+        [8, "not valid JSON at byte 10"],
+        [10, "not valid JSON: it ends too early"],
     ]
 
 
@@ -220,7 +220,7 @@ async def test_a_block_that_is_written_again_is_stored_once(tables: FeedTables) 
     for again in (False, True, True):
         assert await tables.write(offsets, again=again) == Counted(9, 1)
     assert await tables.rows() == [[n] for n in range(9)]
-    assert await tables.errors() == [[9, "not valid JSON"]]
+    assert await tables.errors() == [[9, "not valid JSON at byte 0"]]
 
 
 async def test_a_token_that_is_used_up_without_rows_is_told(tables: FeedTables) -> None:
@@ -257,7 +257,7 @@ async def test_dead_letters_are_parsed_again_after_a_fix(tables: FeedTables) -> 
 
     assert await tables.writer.replay(asked, SOURCE) == Counted(2, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]
-    assert await tables.errors() == [[1, "not valid JSON"]]
+    assert await tables.errors() == [[1, "not valid JSON at byte 0"]]
     again = replace(FEED, replay_asked_ms=2_000_000_000_001)
     assert await tables.writer.replay(again, SOURCE) == Counted(0, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]
@@ -280,6 +280,42 @@ async def test_a_replay_that_was_killed_before_its_end_is_repeated_once(tables: 
 
     assert await tables.writer.replay(asked, SOURCE) == Counted(1, 1)
     assert await tables.rows("id, items") == [[1, 300]]
+
+
+async def test_after_a_replay_no_dead_letter_is_older_also_of_a_record_that_was_deleted(
+    tables: FeedTables,
+) -> None:
+    await tables.make("id UInt64")
+    offsets = await tables.produce("bad", "worse")
+    await tables.write(offsets)
+    await tables.engine.execute(
+        "ALTER TABLE messages DELETE WHERE offset = 0 SETTINGS mutations_sync = 1"
+    )
+    asked = replace(FEED, replay_asked_ms=2_000_000_000_000)
+
+    assert await tables.writer.replay(asked, SOURCE) == Counted(0, 2)
+    assert not await tables.writer.has_dead_letters(asked, SOURCE)
+    why = "not valid JSON at byte 0"
+    assert await tables.errors() == [[0, why], [1, why]]
+
+
+async def test_rows_of_a_replay_are_counted_once_and_not_those_of_a_block(
+    tables: FeedTables,
+) -> None:
+    await tables.make("id UInt64, items UInt8")
+    offsets = await tables.produce('{"id": 1, "items": 300}')
+    await tables.write(offsets)
+    await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
+    # The block is repeated, after a crash, and counts the row itself.
+    assert await tables.write(offsets, again=True) == Counted(1, 0)
+    more = await tables.produce('[{"id": 2, "items": 1}, {"id": 3, "items": 99999}]')
+    await tables.write(more, "u")
+    await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt32")
+    for asked_ms in (2_000_000_000_000, 2_000_000_000_001):
+        await tables.writer.replay(replace(FEED, replay_asked_ms=asked_ms), SOURCE)
+
+    counted = "SELECT offset, rows FROM dead_letter_versions FINAL WHERE replayed ORDER BY offset"
+    assert await tables.engine.rows(counted) == [[0, 0], [1, 2]]
 
 
 async def test_a_range_is_cut_by_its_bytes_and_has_one_record_at_least(tables: FeedTables) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -318,6 +319,44 @@ async def test_feeders_in_a_random_order_store_each_record_once(
 
     assert await feeders.tables.rows() == [[n] for n in range(end)]
     assert progress.state.total.rows == end
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_table_of_latest_rows_is_right_whatever_is_repeated_and_merged(
+    feeders: Feeders, seed: int
+) -> None:
+    chance = random.Random(seed)
+    await feeders.tables.make(
+        "id UInt64, _offset Int64, _deleted UInt8", order_by="id",
+        engine="ReplacingMergeTree(_offset, _deleted)",
+    )  # fmt: skip
+    changes = [(chance.randrange(8), int(chance.random() < 0.3)) for _ in range(60)]
+    end = (
+        await feeders.tables.produce(
+            *(f'{{"id": {number}, "_deleted": {deleted}}}' for number, deleted in changes)
+        )
+    ).end
+    last, progress = await feeders.open("0")
+    number = 0
+    while progress.state.next_offset < end or progress.state.phase is Phase.BEFORE:
+        first = progress.state.next_offset
+        stop = min(end, first + chance.randint(1, 9))
+        dies = chance.choice(["", "progress.complete", "writer.take_away", "progress.try_again"])
+        if dies:
+            with suppress(pytest.fail.Exception):  # it may not come to this step
+                await killed_at(feeders, dies, last.step(stop))
+            number += 1
+            last, progress = await feeders.open(str(number))
+        else:
+            await last.step(stop)
+        if chance.random() < 0.5:
+            await feeders.engine.execute("OPTIMIZE TABLE shop.orders FINAL")
+
+    newest = {one: (offset, deleted) for offset, (one, deleted) in enumerate(changes)}
+    rows = await feeders.engine.rows("SELECT id, _offset FROM shop.orders FINAL ORDER BY id")
+    assert rows == [
+        [one, offset] for one, (offset, deleted) in sorted(newest.items()) if not deleted
+    ]
 
 
 async def test_a_feeder_that_slept_before_it_removed_rows_removes_none_of_its_successor(

@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 from tests.support.cluster_processes import SLOTS, Broker, Cluster, Engine, Part
 from tests.support.cluster_tables import ClusterTables
 from tests.support.cluster_view import NOBODY, leaders
-from tests.support.command_line import output
+from tests.support.command_line import complaint, output
 from tests.support.committed import create_topic
 from tests.support.steady_producer import producing
 from tests.support.transactional import ConfluentProducer
@@ -357,6 +357,8 @@ def check_feeders(cluster: Cluster, faults: Sequence[str]) -> None:
             events.await_every_partition()
         sent = events.check()
         events.tables.await_lag(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+        clients = events.tables.await_members(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+        assert set(clients) == {"brokerhouse-feed"}
     finally:
         for one in feeders:
             one.kill()
@@ -383,6 +385,30 @@ def test_every_shard_has_the_rows_of_its_records(calm_cluster: Cluster) -> None:
         assert fed == logged
 
 
+def test_the_brokers_that_feed_are_the_members_of_the_feed_s_group(
+    calm_cluster: Cluster,
+) -> None:
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "shown", PARTITIONS)
+    tables("create", "fed.shown", "--topic", "shown", "--columns", COLUMNS)
+    clients = tables.await_members(calm_cluster.bootstrap, "fed.shown", "shown", PARTITIONS)
+    leading = {one.node_id for one in leaders(calm_cluster.brokers[0], "shown").values()}
+    assert clients == ["brokerhouse-feed"] * len(leading)
+    refused = complaint(
+        1, "groups", "delete", "feed-fed.shown", "--bootstrap", calm_cluster.bootstrap
+    )
+    assert refused == "group feed-fed.shown has active members: stop them first"
+
+    tables("drop", "fed.shown")
+    until(
+        lambda: (
+            "feed-fed.shown" not in output("groups", "list", "--bootstrap", calm_cluster.bootstrap)
+        ),
+        "the group of the dropped feed is gone",
+        LIMIT_S,
+    )
+
+
 def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None:
     """They leave the shard for the decoder, and come back as lines."""
     tables = ClusterTables(calm_cluster)
@@ -404,6 +430,29 @@ def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None
     tables("pause", PACKED)
     tables("drop", PACKED)
     assert PACKED not in tables("list")
+
+
+def test_a_replay_on_a_cluster_waits_and_says_what_it_did(calm_cluster: Cluster) -> None:
+    """Without Distributed tables a command sees what its own shard has."""
+    tables = ClusterTables(calm_cluster)
+    create_topic(calm_cluster.bootstrap, "mended", PARTITIONS)
+    tables("create", "fed.mended", "--topic", "mended", "--columns", "id UInt8")
+    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    for partition in range(PARTITIONS):
+        for number in (1, 1000):
+            producer.produce("mended", json.dumps({"id": number}), partition=partition)
+    assert producer.flush(LIMIT_S) == 0
+    tables.await_fed("fed.mended", 2 * PARTITIONS)
+    tables.sql("ALTER TABLE fed.mended_local MODIFY COLUMN id UInt16")
+    [dead] = calm_cluster.engines[0].sql(
+        "SELECT count() AS n FROM dead_letters WHERE feed = 'fed.mended'"
+    )
+
+    said = tables("replay", "fed.mended")
+    assert said == f"replayed fed.mended: {dead['n']} rows, 0 dead letters left\n"
+    [feed] = [one for one in json.loads(tables("list", "--json")) if one["name"] == "fed.mended"]
+    assert (feed["rows"], feed["dead_letters"]) == (2 * dead["n"], 0)
+    tables.await_rows("fed.mended_local", 2 * PARTITIONS)
 
 
 def test_a_feed_is_not_dropped_with_its_table(calm_cluster: Cluster) -> None:

@@ -141,14 +141,14 @@ def check_formats(
     chance = seeded()
     broker = own_broker(**SETTINGS, schema_registry=schemas.url)
     tables = TypedTables(broker)
-    kinds = ("csv", "avro", "protobuf", "msgpack")
+    kinds = ("csv", "avro", "protobuf", "msgpack", "debezium")
     made: dict[str, Callable[[], int]] = {}
     with ExitStack() as producers:
         for kind in kinds:
             create_topic(broker.kafka, kind, PARTITIONS)
             tables(
                 "create", f"fed.{kind}", "--topic", kind, "--format", kind, "--interval-ms", "10",
-                "--columns", COLUMNS,
+                "--columns", COLUMNS, "--engine", "MergeTree",
             )  # fmt: skip
             record, made[kind] = numbered(kind)
             producers.enter_context(producing(broker.kafka, kind, record, at_once=1))

@@ -20,13 +20,16 @@ from typing import Any
 import confluent_kafka
 import fastavro
 import pytest
+from click.testing import CliRunner
 
-from spark_jobs import audit
+from spark_jobs import audit, feed
 from tests.spark.feed_job import LIMIT_S, FeedJob, run_feed
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
+from tests.support.debezium_samples import PLAIN, samples
 from tests.support.schemas import Schemas
+from tests.support.sql_client import USER
 from tests.support.sql_rows import SqlError
 from tests.support.steady_producer import producing
 from tests.support.typed_tables import SETTINGS, TypedTables
@@ -39,6 +42,55 @@ TABLE = "fed.events"
 @pytest.fixture
 def tables(own_broker: Callable[..., BrokerProcess]) -> TypedTables:
     return TypedTables(own_broker(**SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("credentials", "sentence"),
+    [
+        (["--user", USER, "--password", "wrong"], f"refuses user {USER}"),
+        ([], "allows only its sql_user to do this"),
+    ],
+)
+def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
+    tables: TypedTables, credentials: list[str], sentence: str
+) -> None:
+    broker = tables.broker
+    ended = CliRunner().invoke(
+        feed.command,
+        [
+            TABLE, "--topic", "events", "--bootstrap", broker.kafka, "--servers", broker.http_url,
+            *credentials, "--columns", "id UInt64",
+        ],
+    )  # fmt: skip
+    assert ended.exit_code == 1
+    assert sentence in ended.stderr
+    assert "starting Spark" not in ended.stderr
+
+
+def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence(
+    tables: TypedTables,
+) -> None:
+    broker = tables.broker
+    create_topic(broker.kafka, "events", 1)
+    tables.produce("events", '{"id": 1}')
+    with FeedJob(broker, TABLE, "--topic", "events", "--columns", "id UInt64") as running:
+        until(lambda: has_table(tables) and tables.rows(TABLE) == 1, "the first row", LIMIT_S)
+        broker.stop()
+        broker.settings["sql_password"] = "another one"
+        broker.start()
+        tables.produce("events", "bad")
+        printed = running.ends(1)
+    assert printed.count(f"refuses user {USER}") == 1
+    assert f"refuses user {USER}: give the right user and password" in printed
+
+
+def has_table(tables: TypedTables) -> bool:
+    database, table = TABLE.split(".")
+    return bool(
+        tables.sql(
+            f"SELECT 1 FROM system.tables WHERE database = '{database}' AND name = '{table}'"
+        )
+    )
 
 
 def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
@@ -68,14 +120,15 @@ def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
     said = {"_topic": "events", "_partition": 1, "_key": None, "t": 1}
     empty: dict[str, Any] = {"amount": None, "tags": [], "ab": "", "at": "1970-01-01 00:00:00.000"}
     assert rows == [
-        {**empty, "id": 1, "amount": big, "tags": ["a", "2.5"], "ab": "x", "_offset": 0, **said},
+        {**empty, "id": 1, "amount": big, "tags": ["a", "2.50"], "ab": "x", "_offset": 0, **said},
         {**empty, "id": 2, "_offset": 1, **said},
         {**empty, "id": 3, "amount": "0.1", "_offset": 1, **said},
         {**empty, "id": 4, "at": "2026-11-24 10:00:00.500", "_offset": 2, **said},
     ]
     dead = tables.sql("SELECT offset, error FROM brokerhouse_feeds.dead_letters")
     no_rows, not_json = "neither an object nor", "not valid JSON"
-    errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, not_json, not_json]
+    twice = "the field id comes twice"
+    errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, twice, not_json]
     assert [row["offset"] for row in dead] == list(range(4, 10))
     assert all(row["error"].startswith(one) for row, one in zip(dead, errors, strict=True)), dead
 
@@ -320,13 +373,44 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     shown = "SELECT * REPLACE (hex(note) AS note, toString(amount) AS amount) FROM {} ORDER BY id"
     rows = tables.sql(shown.format("fed.csv"))
     assert rows == tables.sql(shown.format("own.csv"))
-    assert [row["id"] for row in rows] == [1, 2, 9, 10, 11, 12, 14, 16, 17]
+    assert [row["id"] for row in rows] == [1, 2, 9, 10, 11, 12, 14, 17]
     errors = "SELECT offset, error FROM {}.dead_letters ORDER BY offset"
     dead = tables.sql(errors.format("brokerhouse_feeds"))
     assert dead == tables.sql(errors.format("brokerhouse"))
     assert f"fed.csv: {len(rows)} rows fed, {len(dead)} dead letters" in told
     assert len(rows) + len(dead) == len(CSV) - 1
     assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
+
+
+def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
+    tables: TypedTables,
+) -> None:
+    create_topic(tables.broker.kafka, "changes", 1)
+    producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
+    records = samples("default", PLAIN)
+    for one in records:
+        producer.produce("changes", key=one.key, value=one.value)
+    assert producer.flush(60) == 0
+    options = [
+        "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2))",
+        "--order-by", "id",
+    ]  # fmt: skip
+    tables("create", "own.changes", "--topic", "changes", "--format", "debezium", *options)
+    told = run_feed(
+        tables.broker, "fed.changes", "--topic", "changes", "--values", "debezium", *options,
+        "--once", "--block-records", "3",
+    )  # fmt: skip
+    tables.await_fed("own.changes", len(records))
+
+    shown = "SELECT * FROM {} FINAL ORDER BY id"
+    rows = tables.sql(shown.format("fed.changes"))
+    assert rows == tables.sql(shown.format("own.changes"))
+    assert [(row["id"], row["name"]) for row in rows] == [
+        (0, "zero"),
+        (2, "again"),
+        (3, "the last"),
+    ]
+    assert "0 dead letters" in told
 
 
 @pytest.mark.long
@@ -347,6 +431,7 @@ def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     fixed = (*more, "--replay", "--path", "c=b.c")
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 1 row fed, 0 dead letters; dead letters parsed again: 6 rows, 2 are" in told
+    assert "; now the feed has 2 dead letters" in told
     told = run_feed(tables.broker, TABLE, *fixed)
     assert f"{TABLE}: 0 rows fed, 0 dead letters; dead letters parsed again: 0 rows, 2 are" in told
     rows = tables.sql(f"SELECT id, a, c, _partition FROM {TABLE} ORDER BY _partition, id")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ from pyiceberg.types import (
 
 from coordinator.feeds.routing import RouteBy
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.worker import is_fenced
+from spark_jobs.iceberg.worker import SinkEnds, SinkWorker, is_fenced
+from spark_jobs.sql_client import SqlServers
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
+from tests.support.engine_process import EngineProcess
 from tests.support.iceberg_sink import IcebergSink, WorkerProcess, operations, produce, route
 from tests.support.iceberg_steps import COMMIT, as_json, changed_rows, dead_letters, failing, put
+from tests.support.server_process import free_port
 from tests.support.small_disk import MIB, in_a_mount_namespace, small_disk
+from tests.support.sql_client import PASSWORD, USER
 from tests.support.typed_tables import SETTINGS
 from tests.support.waiting import until
 
@@ -579,6 +583,64 @@ def test_a_topic_is_deleted_and_the_other_one_goes_on(
 
 
 # --- catalog, storage, broker
+
+
+def test_a_login_that_is_refused_for_a_dead_letter_ends_the_worker_with_a_sentence(
+    make: Make, sink_broker: BrokerProcess
+) -> None:
+    sink = make(servers=SqlServers.parse(sink_broker.http_url, USER, "changed meanwhile"))
+    put(sink, *as_json(1), "bad")
+    sink.start()
+    with pytest.raises(SinkEnds, match=f"refuses user {USER}: give the right user and password"):
+        sink.run_until(lambda: False, "the login is refused")
+    sink.stop()
+
+    # The next run has the right one, and goes on before the record.
+    sink.change(servers=SqlServers.parse(sink_broker.http_url, USER, PASSWORD))
+    put(sink, *as_json(3))
+    until_ids(sink, 1, 3)
+    assert [row["offset"] for row in dead_letters(sink)] == [1]
+
+
+def test_dead_letters_wait_for_a_server_that_is_away_and_say_so_once(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = EngineProcess(tmp_path / "clickhouse")
+    sink = make(servers=SqlServers.parse(engine.http))
+    put(sink, "bad", *as_json(2))
+    worker = sink.start()
+    tries = count_calls(worker)
+    sink.run_until(lambda: len(tries) >= 3, "the worker tries again and again")
+    assert sink.ids() == []
+    with engine:
+        sink.run_until_rows(1)
+        [row] = engine.sql("SELECT offset FROM brokerhouse_feeds.dead_letters")
+    assert row == {"offset": 0}
+    waiting, again = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("1 dead letters wait for a server: ")
+    assert again == "dead letters are stored again"
+
+
+def count_calls(worker: SinkWorker) -> list[None]:
+    """Grows with each attempt to store dead letters."""
+    tries: list[None] = []
+    store = worker.storing.store
+
+    def counting(dead_letters: Sequence[Mapping[str, Any]]) -> bool:
+        tries.append(None)
+        return store(dead_letters)
+
+    worker.storing.store = counting  # type: ignore[method-assign]
+    return tries
+
+
+def test_with_a_limit_a_server_that_is_away_ends_the_worker(make: Make) -> None:
+    away = SqlServers.parse(f"127.0.0.1:{free_port()}")
+    sink = make(servers=away, dead_letters_timeout_ms=1)
+    put(sink, "bad")
+    sink.start()
+    with pytest.raises(SinkEnds, match=r"could not be stored for 0\.001 s: .* Start the server"):
+        sink.run_until(lambda: False, "the limit")
 
 
 def test_a_locked_catalog_is_waited_for(make: Make) -> None:

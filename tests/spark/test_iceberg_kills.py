@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from spark_jobs.iceberg import tables
+from spark_jobs.iceberg import job, tables
 from tests.spark.feed_job import FeedJob
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
-from tests.support.iceberg_sink import IcebergSink, WorkerProcess, iceberg_sink
+from tests.support.iceberg_sink import IcebergSink, WorkerProcess, iceberg_sink, produce
 from tests.support.process_session import processes_of
 from tests.support.sql_client import PASSWORD, USER
 from tests.support.steady_producer import producing
@@ -113,6 +114,54 @@ def test_each_record_is_in_the_table_once_for_long(
 # --- with Spark
 
 
+@pytest.mark.parametrize(
+    ("credentials", "sentence"),
+    [
+        (["--user", USER, "--password", "wrong"], f"refuses user {USER}"),
+        ([], "allows only its sql_user to do this"),
+        (["--servers", "127.0.0.1:1"], "127.0.0.1:1 does not answer"),
+    ],
+)
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
+    events_broker: BrokerProcess, tmp_path: Path, credentials: list[str], sentence: str,
+    once: list[str],
+) -> None:  # fmt: skip
+    """Although there is none: it would be found out when the first one comes."""
+    ended = CliRunner().invoke(
+        job.command,
+        [
+            "--bootstrap", events_broker.kafka, "--servers", events_broker.http_url, *credentials,
+            "--topic", "events", "--catalog", f"{tmp_path}/warehouse", "--table", "db.events",
+            "--create", *once,
+        ],
+    )  # fmt: skip
+    assert ended.exit_code == 1
+    assert sentence in ended.stderr
+    assert ended.stderr.count("Error: ") == 1
+    assert "starting Spark" not in ended.stderr
+
+
+@pytest.mark.long
+def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence(
+    events_broker: BrokerProcess, tmp_path: Path
+) -> None:
+    def record() -> tuple[str, str]:
+        return "key", json.dumps({"id": 1})
+
+    warehouse = tmp_path / "warehouse"
+    with IcebergJob(events_broker, warehouse) as running:
+        with producing(events_broker.kafka, "events", record):
+            until(lambda: ids_in(warehouse) != [], "the first rows", LIMIT_S)
+        events_broker.stop()
+        events_broker.settings["sql_password"] = "another one"
+        events_broker.start()
+        produce(events_broker, "events", ["bad"])
+        printed = running.ends(1)
+    [sentence] = [line for line in printed.splitlines() if f"refuses user {USER}" in line]
+    assert sentence.startswith("Error: a dead letter cannot be stored: ")
+
+
 class IcebergJob(FeedJob):
     """The job `iceberg` from "events" into db.events."""
 
@@ -162,11 +211,11 @@ def test_spark_starts_workers_again_and_a_second_run_goes_on(
         return str(number), json.dumps({"id": number})
 
     warehouse = tmp_path / "warehouse"
-    job = IcebergJob(events_broker, warehouse)
-    with job, producing(events_broker.kafka, "events", record):
+    first = IcebergJob(events_broker, warehouse)
+    with first, producing(events_broker.kafka, "events", record):
         until(lambda: ids_in(warehouse) != [], "the first rows", LIMIT_S)
         for _ in range(2):
-            os.kill(chance.choice(job.python_workers()), signal.SIGKILL)
+            os.kill(chance.choice(first.python_workers()), signal.SIGKILL)
             until(partial(has_more, warehouse, len(ids_in(warehouse))), "more rows", LIMIT_S)
     sent = next(numbers)
     with IcebergJob(events_broker, warehouse, "--once") as again:

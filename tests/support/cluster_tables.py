@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConsumerGroupDescription
 
 from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
 from tests.support.command_line import complaint, output, run
@@ -107,6 +112,32 @@ class ClusterTables:
             " HAVING uniqExact(epoch) > 1)"
         )
         return int(row["n"]) + sum(int(one["n"]) for one in others)
+
+    def await_members(self, bootstrap: str, feed: str, topic: str, partitions: int) -> list[str]:
+        """Wait until the feed's group is stable and each partition has one member.
+
+        Returns the clients of the members.
+        """
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        group = f"feed-{feed}"
+        wanted = [(topic, number) for number in range(partitions)]
+
+        def described() -> ConsumerGroupDescription:
+            [answer] = admin.describe_consumer_groups([group]).values()
+            found: ConsumerGroupDescription = answer.result(_LIMIT_S)
+            return found
+
+        def is_stable() -> bool:
+            found = described()
+            assigned = [
+                (one.topic, one.partition)
+                for member in found.members
+                for one in member.assignment.topic_partitions
+            ]
+            return found.state is ConsumerGroupState.STABLE and sorted(assigned) == wanted
+
+        until(is_stable, f"group {group} has all partitions of {topic}", _WAIT_MAX_S, _ASK_EVERY_S)
+        return [member.client_id for member in described().members]
 
     def await_lag(self, bootstrap: str, feed: str, topic: str, partitions: int) -> None:
         """Wait until the feed's group is at the end of every partition."""

@@ -66,17 +66,25 @@ def _protobuf(number: int) -> bytes:
     return b"\0\0\0\0\2\0" + b"\x08" + varint + b"\x12" + bytes([len(name)]) + name
 
 
+def _debezium(number: int) -> bytes:
+    after = {"id": number, "name": f"n{number}"}
+    return json.dumps({"before": None, "after": after, "source": {}, "op": "c"}).encode()
+
+
 _VALUES: dict[str, Callable[[int], bytes]] = {
     "json": lambda number: json.dumps({"id": number, "name": f"n{number}"}).encode(),
     "csv": lambda number: f"{number},n{number}".encode(),
     "avro": _avro,
     "protobuf": _protobuf,
     "msgpack": lambda number: msgpack.packb({"id": number, "name": f"n{number}"}),
+    "debezium": _debezium,
 }
+_DELETED = b'{"before":null,"after":null,"source":{},"op":"d"}'
 _BAD = {
     "json": (b'{"id": 1', b'{"id": "none"}'),
     "csv": (b'1,"n', b"none,n"),
     "avro": (_avro(1)[:-1], b"\0\0\0\0\x09" + _avro(1)[5:]),
     "protobuf": (_protobuf(1)[:-1], b"\0\0\0\0\x09" + _protobuf(1)[5:]),
     "msgpack": (b"\xc1", msgpack.packb({"id": "none"})),
+    "debezium": (_debezium(1)[:-1], _DELETED),
 }

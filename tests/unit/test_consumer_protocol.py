@@ -12,7 +12,10 @@ from kafka.protocol.consumer.metadata import (
     ConsumerProtocolSubscription,
 )
 
-from protocol.consumer_protocol import assigned_partitions, subscribed_topics
+from broker.feed_groups import assignments_of
+from coordinator.messages import JoinedMember
+from protocol import consumer_protocol
+from protocol.consumer_protocol import assigned_partitions, subscribed_topics, user_data
 
 VERSIONS = range(4)
 Assigned = list[tuple[str, list[int]]]
@@ -127,3 +130,38 @@ def test_what_the_client_library_writes_is_read(assigned: Assigned) -> None:
     assert assigned_partitions(assignment(2, assigned)) == expected
     topics = [topic for topic, _ in assigned]
     assert subscribed_topics(subscription(1, topics)) == frozenset(topics)
+
+
+@pytest.mark.parametrize("topics", [[], ["a"], ["b", "é"]])
+def test_a_subscription_that_is_written_is_read_as_kafka_reads_it(topics: list[str]) -> None:
+    written = consumer_protocol.subscription(topics, b"\xff")
+    assert subscribed_topics(written) == frozenset(topics)
+    assert user_data(written) == b"\xff"
+    assert written == subscription(0, topics, b"\xff")
+
+
+@pytest.mark.parametrize("partitions", [{}, {"a": [0, 2]}, {"a": [1], "é": [0]}])
+def test_an_assignment_that_is_written_is_read_as_kafka_reads_it(
+    partitions: dict[str, list[int]],
+) -> None:
+    written = consumer_protocol.assignment(partitions)
+    assert assigned_partitions(written) == partitions
+    assert written == assignment(0, list(partitions.items()), b"")
+
+
+def test_each_feeding_process_is_assigned_what_it_feeds_and_no_partition_twice() -> None:
+    said = {"one": {"a": [0, 1], "b": [0]}, "two": {"a": [1, 2]}, "strange": None}
+    members = [
+        JoinedMember(
+            name,
+            name,
+            b"?"
+            if partitions is None
+            else consumer_protocol.subscription(
+                sorted(partitions), consumer_protocol.assignment(partitions, b"1")
+            ),
+        )
+        for name, partitions in said.items()
+    ]
+    assigned = {name: assigned_partitions(data) for name, data in assignments_of(members).items()}
+    assert assigned == {"one": {"a": [0, 1], "b": [0]}, "two": {"a": [2]}, "strange": {}}

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 
-from coordinator.feeds.decoding.worker import DecodeRequest
+from coordinator.feeds.decoding.worker import DecodeAnswer, DecodeRequest
 from storage.engine import EngineError
 
 _LIMIT_S = 300.0
@@ -25,8 +25,8 @@ class ValueDecoder:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def decode(self, request: DecodeRequest) -> None:
-        """Write the request's lines.
+    async def decode(self, request: DecodeRequest) -> DecodeAnswer:
+        """Write the request's rows.
 
         Raises `EngineError` if that cannot be done now; the next request gets a new process if this
         one has ended.
@@ -42,8 +42,10 @@ class ValueDecoder:
             if not answer:
                 code = await self._end()
                 raise EngineError(f"the decoder of {request.kind} ended with code {code}")
-        if failed := json.loads(answer)["failed"]:
-            raise EngineError(f"{request.kind} cannot be decoded: {failed}")
+        found = DecodeAnswer(**json.loads(answer))
+        if found.failed:
+            raise EngineError(f"{request.kind} cannot be decoded: {found.failed}")
+        return found
 
     async def close(self) -> None:
         async with self._turn:

@@ -1,4 +1,4 @@
-"""Values of binary formats as rows that JSON can carry."""
+"""Values that the scanner cannot read as rows that JSON can carry."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from uuid import UUID
 import fastavro
 import msgpack
 
+from coordinator.feeds.decoding.debezium import Debezium
 from coordinator.feeds.decoding.protobuf import ProtobufSchema
 from coordinator.feeds.decoding.registry import Schema, SchemaRegistry
 
@@ -165,5 +166,6 @@ def decoder(kind: str, paths: Sequence[Sequence[str]], registry: SchemaRegistry 
         "msgpack": lambda value: message_pack(value, paths),
         "avro": Avro(registry),
         "protobuf": Protobuf(registry),
+        "debezium": Debezium(paths),
     }
     return known[kind]

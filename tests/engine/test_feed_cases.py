@@ -1,0 +1,304 @@
+"""Tables and records of people who do this job, after public reports: fields with dots, tables that
+ClickHouse has flattened, columns that are computed, anything around the value that counts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.feeds.blocks import Counted
+from coordinator.feeds.definition import FeedOptions, Format
+from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
+from tests.support.feed_tables import FEED, FeedTables
+
+
+@pytest.fixture
+async def fed(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
+    made = FeedTables(engine, tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_a_field_with_a_dot_and_a_path_with_one_are_told_apart(fed: FeedTables) -> None:
+    await fed.make("`service.name` Nullable(String), nested String, deep String, both String")
+    feed = replace(
+        FEED,
+        paths={"nested": "service.name", "deep": "$['a.b'].c", "both": "a\\.b.c"},
+    )
+    offsets = await fed.produce(
+        '{"service.name": "flat", "a.b": {"c": "x"}}',
+        '{"service": {"name": "inside"}, "a": {"b": {"c": "y"}}}',
+        '{"service.name": "one", "service": {"name": "other"}}',
+    )
+
+    assert await fed.write(offsets, feed=feed) == Counted(3, 0)
+    assert await fed.rows("ifNull(`service.name`, '-'), nested, deep, both") == [
+        ["-", "inside", "", ""], ["flat", "", "x", "x"], ["one", "other", "", ""],
+    ]  # fmt: skip
+
+
+async def test_a_field_with_a_dot_gets_a_column_of_its_name(fed: FeedTables) -> None:
+    await fed.make("id UInt8")
+    feed = replace(FEED, options=FeedOptions(add_columns=True))
+    offsets = await fed.produce('{"id": 1, "service.name": "api", "a": {"b": 2}}')
+
+    assert await fed.write(offsets, feed=feed) == Counted(1, 0)
+    assert await fed.rows("id, `service.name`, toString(a)") == [[1, "api", '{"b":2}']]
+
+
+async def test_a_nested_column_that_was_flattened_is_filled_from_objects(fed: FeedTables) -> None:
+    await fed.make("id UInt8, items Nested(sku String, qty UInt32)")
+    offsets = await fed.produce(
+        '{"id": 1, "items": [{"sku": "a", "qty": 1}, {"sku": "b"}]}',
+        '{"id": 2, "items": []}',
+        '{"id": 3}',
+        '{"id": 4, "items.sku": ["x"], "items.qty": [7]}',
+        '{"id": 5, "items": [{"sku": "a", "qty": -1}]}',
+        '{"id": 6, "items.sku": ["x", "y"], "items.qty": [7]}',
+        '{"id": 7, "items": {"sku": "a"}}',
+    )
+
+    assert await fed.write(offsets) == Counted(4, 3)
+    assert await fed.rows("id, items.sku, items.qty") == [
+        [1, ["a", "b"], [1, 0]], [2, [], []], [3, [], []], [4, ["x"], [7]],
+    ]  # fmt: skip
+    assert await fed.errors() == [
+        [4, "items: -1 does not fit Array(Tuple(`sku` String, `qty` UInt32))"],
+        [5, "the arrays items.sku, items.qty have not the same length"],
+        [6, 'items: {"sku": "a"} does not fit Array(Tuple(`sku` String, `qty` UInt32))'],
+    ]
+
+
+async def test_columns_that_are_computed_get_what_they_are_computed_from(fed: FeedTables) -> None:
+    await fed.make(
+        "raw String EPHEMERAL, n UInt32 DEFAULT length(raw), twice UInt32 MATERIALIZED n * 2,"
+        " thrice UInt32 ALIAS n * 3"
+    )
+    offsets = await fed.produce('{"raw": "abc"}', '{"raw": "abc", "n": 7, "twice": 1}', "{}")
+
+    assert await fed.write(offsets) == Counted(3, 0)
+    assert await fed.rows("n, twice, thrice") == [[0, 0, 0], [3, 6, 9], [7, 14, 21]]
+
+
+async def test_a_column_without_a_field_gets_its_default(fed: FeedTables) -> None:
+    await fed.make(
+        "id UInt8, n UInt8 DEFAULT 5, text Nullable(String) DEFAULT 'none',"
+        " size UInt8 DEFAULT length(tags), tags Array(String) DEFAULT ['a'],"
+        " named Map(String, UInt8) DEFAULT map('b', 1)"
+    )
+    offsets = await fed.produce(
+        '{"id": 1}',
+        '{"id": 2, "n": null, "text": null, "tags": null, "named": null}',
+        '{"id": 3, "n": 0, "text": "", "tags": [], "named": {}}',
+    )
+
+    assert await fed.write(offsets) == Counted(3, 0)
+    assert await fed.rows("id, n, ifNull(text, 'NULL'), tags, toString(named), size") == [
+        [1, 5, "none", ["a"], "{'b':1}", 1],
+        [2, 5, "NULL", ["a"], "{'b':1}", 1],
+        [3, 0, "", [], "{}", 0],
+    ]
+
+
+ODD = [
+    b'\xef\xbb\xbf{"id": 1}',
+    b' \r\n\t{"id": 1} \n',
+    b'{"other": 1e400, "id": 1}',
+    b'{"other": "\\ud83d", "\\ud83d": 1, "id": 1}',
+    b'{"other": "\xff\xfe", "id": 1}',
+    b'{"other": {"id": 2, "id": 3}, "x": 1, "x": 2, "id": 1}',
+    b'{"other": "line\nbreak", "id": 1}',
+    b'{"other": NaN, "more": [Infinity, -Infinity], "id": 1}',
+    b'{"\\u0069d": 1}',
+    b'{"other": ' + b"[" * 400 + b"]" * 400 + b', "id": 1}',
+    b'{"id": 1, "other": ' + b"9" * 5000 + b"}",
+    b'{"id": 1, "": 2}',
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+async def test_what_no_column_wants_kills_no_record(fed: FeedTables, value: bytes) -> None:
+    await fed.make("id UInt32")
+    assert await fed.write(await fed.produce(value)) == Counted(1, 0), await fed.errors()
+    assert await fed.rows() == [[1]]
+
+
+BROKEN = [
+    (b'{"id": 1,}', "not valid JSON at byte 9"),
+    (b'{"id": 01}', "not valid JSON at byte 8"),
+    (b"{'id': 1}", "not valid JSON at byte 1"),
+    (b'{"id": 1', "not valid JSON: it ends too early"),
+    (b'{"other": tru, "id": 1}', "not valid JSON at byte 10"),
+    (b'{"other": [1 2], "id": 1}', "not valid JSON at byte 13"),
+    (b'{"other": {"a" 2}, "id": 1}', "not valid JSON at byte 15"),
+    (b'{"id": 1, "id": 1}', "the field id comes twice"),
+    (b'{"id": 1, "\\u0069d": 1}', "the field id comes twice"),
+    (b'{"other": ' + b"[" * 600 + b"]" * 600 + b"}", "nested more than 500 times"),
+    (b'[{"id": 1}, 5]', "neither an object nor an array of objects"),
+    (b'"text"', "neither an object nor an array of objects"),
+    (b"null", "neither an object nor an array of objects"),
+    (b'{"id": "\\ud83d"}', "id: \\ud83d does not fit UInt32"),
+    (b'{"id": "\xff\xfe\xe2\x82"}', "id: ???? does not fit UInt32"),
+    (b'{"id": "' + b"x" * 300 + b'"}', f"id: {'x' * 100} does not fit UInt32"),
+    (b'{"id": {"a": [1, 2]}}', 'id: {"a": [1, 2]} does not fit UInt32'),
+    (b'{"id": true}', "id: true does not fit UInt32"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), BROKEN, ids=range(len(BROKEN)))
+async def test_the_reason_of_a_dead_letter_is_what_was_found(
+    fed: FeedTables, value: bytes, why: str
+) -> None:
+    await fed.make("id UInt32")
+    assert await fed.write(await fed.produce(value)) == Counted(0, 1)
+    assert await fed.errors() == [[0, why]]
+
+
+async def test_null_in_an_array_is_no_zero(fed: FeedTables) -> None:
+    await fed.make("n Array(Int64), m Map(String, UInt8), t Tuple(a UInt8, b Nullable(UInt8))")
+    offsets = await fed.produce(
+        '{"n": [null]}', '{"n": [1.5]}', '{"m": {"a": null}}', '{"t": {"a": null}}',
+        '{"n": null, "m": null, "t": null}', '{"t": {"b": null}}',
+    )  # fmt: skip
+
+    assert await fed.write(offsets) == Counted(2, 4)
+    assert [error for _, error in await fed.errors()] == [
+        "n: null does not fit Array(Int64)", "n: 1.5 does not fit Array(Int64)",
+        "m: null does not fit Map(String, UInt8)",
+        "t: null does not fit Tuple(a UInt8, b Nullable(UInt8))",
+    ]  # fmt: skip
+
+
+ZONED = [
+    ("2026-03-29T01:30:00", "2026-03-29 01:30:00.000"),
+    ("2026-03-29T02:30:00", None),  # there is no such time in Berlin
+    ("2026-10-25T02:30:00", "2026-10-25 02:30:00.000"),
+    ("2026-07-01T12:00:00Z", "2026-07-01 14:00:00.000"),
+    ("2026-07-01T12:00:00.5+02:00", "2026-07-01 12:00:00.500"),
+    ("2026-07-01", "2026-07-01 00:00:00.000"),
+    ("1900-01-01T00:30:00", "1900-01-01 00:30:00.000"),
+    ("2299-12-31T23:59:59.999", "2299-12-31 23:59:59.999"),
+    ("2300-01-01T00:30:00", None),
+]
+
+
+async def test_text_without_a_zone_has_that_of_the_column(fed: FeedTables) -> None:
+    await fed.make(
+        "at Nullable(DateTime64(3, 'Europe/Berlin')), every Array(DateTime64(3, 'Europe/Berlin')),"
+        " s Nullable(DateTime('Europe/Berlin')), _offset Int64"
+    )
+    values = [f'{{"at": "{text}"}}' for text, _ in ZONED]
+    values += [f'{{"every": ["{text}"]}}' for text, _ in ZONED]
+    values += ['{"s": "2026-07-01T12:00:00"}', '{"s": "2026-03-29 02:30:00"}', '{"s": 0}']
+    await fed.write(await fed.produce(*values))
+
+    rows = dict(await fed.rows("_offset, [ifNull(toString(at), toString(every[1])), toString(s)]"))
+    for number, (text, stored) in enumerate(ZONED):
+        for offset in (number, number + len(ZONED)):
+            assert (rows[offset][0] if offset in rows else None) == stored, (text, rows)
+    end = 2 * len(ZONED)
+    assert rows[end][1] == "2026-07-01 12:00:00"
+    assert end + 1 not in rows
+    assert rows[end + 2][1] == "1970-01-01 01:00:00"
+
+
+FORMS = [
+    ("2026-11-24", 0), ("2026/11/24", 0), ("20261124", 0), ("24.11.2026", 0), ("24/11/2026", 0),
+    ("24-11-2026", 0), ("24 Nov 2026", 0), ("Tue, 24 Nov 2026", 0), ("2026-11-24 10:00", 36_000),
+    ("2026-11-24T10:00:00", 36_000), ("2026-11-24t10:00:00z", 36_000), ("20261124100000", 36_000),
+    ("Tue, 24 Nov 2026 10:00:00 GMT", 36_000), ("24 Nov 2026 10:00:00 +0100", 32_400),
+    ("2026-11-24T10:00:00+01", 32_400), ("2026-11-24 10:00:00 UTC", 36_000),
+    ("24/11/2026 10:00:00", 36_000),
+]  # fmt: skip
+
+
+async def test_a_moment_may_be_written_in_these_forms(fed: FeedTables) -> None:
+    await fed.make("at DateTime('UTC'), _offset Int64")
+    offsets = await fed.produce(*(f'{{"at": "{text}"}}' for text, _ in FORMS))
+
+    assert await fed.write(offsets) == Counted(len(FORMS), 0), await fed.errors()
+    midnight = 1795478400
+    seconds = [second for _, second in sorted(await fed.rows("_offset, toUnixTimestamp(at)"))]
+    assert seconds == [midnight + after for _, after in FORMS]
+
+
+async def test_a_variant_has_the_alternative_that_a_value_was_sent_as(fed: FeedTables) -> None:
+    await fed.make(
+        "v Variant(String, UInt8, Bool, Array(UInt8), Map(String, UInt8)), _offset Int64,"
+        " w Variant(UInt8, Date)"
+    )
+    offsets = await fed.produce(
+        '{"v": "5"}', '{"v": 5}', '{"v": 1.5}', '{"v": 300}', '{"v": true}', '{"v": [1]}',
+        '{"v": {"a": 1}}', '{"v": null}', '{"w": "2026-11-24"}', '{"w": 7}', '{"w": 300}',
+        '{"w": "5"}', '{"v": [300]}',
+    )  # fmt: skip
+
+    counted = await fed.write(offsets)
+    shown = "_offset, variantType(v)::String, toString(v), variantType(w)::String, toString(w)"
+    rows = {row[0]: row[1:] for row in await fed.rows(shown)}
+    assert {offset: row[:2] for offset, row in rows.items() if offset < 8} == {
+        0: ["String", "5"], 1: ["UInt8", "5"], 2: ["String", "1.5"], 3: ["String", "300"],
+        4: ["Bool", "true"], 5: ["Array(UInt8)", "[1]"], 6: ["Map(String, UInt8)", "{'a':1}"],
+        7: ["None", ""],
+    }  # fmt: skip
+    assert rows[8][2:] == ["Date", "2026-11-24"]
+    assert rows[9][2:] == ["UInt8", "7"]
+    assert rows[11][2:] == ["UInt8", "5"]
+    assert rows[12][:2] == ["String", "[300]"]
+    assert counted == Counted(12, 1)
+    assert await fed.errors() == [[10, "w: 300 does not fit Variant(Date, UInt8)"]]
+
+
+async def test_text_that_looks_like_a_date_stays_text_in_json_and_dynamic(fed: FeedTables) -> None:
+    await fed.make("j JSON, d Dynamic")
+    offsets = await fed.produce(
+        '{"j": {"at": "2026-11-24T10:00:00Z", "big": 18446744073709551615}, "d": "2026-11-24"}'
+    )
+
+    assert await fed.write(offsets) == Counted(1, 0)
+    assert await fed.rows("toString(j), toString(d), dynamicType(d)") == [
+        ['{"at":"2026-11-24T10:00:00Z","big":18446744073709551615}', "2026-11-24", "String"]
+    ]
+
+
+async def test_a_column_that_no_record_can_fill_is_named(fed: FeedTables) -> None:
+    await fed.make("id UInt8, state AggregateFunction(sum, UInt64)")
+    with pytest.raises(EngineError, match="column state: no record can fill a column of type Agg"):
+        await fed.write(await fed.produce('{"id": 1}'))
+
+
+async def test_many_columns_are_filled_by_one_statement(fed: FeedTables) -> None:
+    names = [
+        "Decimal(18, 2)",
+        "DateTime64(3, 'Europe/Berlin')",
+        "UUID",
+        "Array(Array(Decimal(9, 1)))",
+    ]
+    await fed.make(
+        ", ".join(f"c{n} Nullable({names[n % 3]})" for n in range(900)) + f", l {names[3]}"
+    )
+    value = '{"c0": "1.5", "c1": "2026-01-01 00:00:00", "l": [[1.5]]}'
+    assert await fed.write(await fed.produce(value)) == Counted(1, 0)
+    assert await fed.rows("c0, toString(c1), c899, l") == [
+        [1.5, "2026-01-01 00:00:00.000", None, [[1.5]]]
+    ]
+
+
+async def test_csv_keeps_blanks_and_tells_nothing_from_empty_text(fed: FeedTables) -> None:
+    await fed.make("id UInt8, a Nullable(String), b String, c Array(UInt8), d Nullable(UInt8)")
+    feed = replace(FEED, format=Format.CSV)
+    offsets = await fed.produce(
+        '1, x ,"", "[1, 2]" , 5 ', "2,,,[],", '3,\\N,"\\N",,\\N', '4,"a","b","[300]",1', "5,a,b,x,1"
+    )
+
+    assert await fed.write(offsets, feed=feed) == Counted(3, 2)
+    assert await fed.rows("id, ifNull(a, 'NULL'), b, c, ifNull(d, 0)") == [
+        [1, " x ", "", [1, 2], 5], [2, "NULL", "", [], 0], [3, "NULL", "\\N", [], 0],
+    ]  # fmt: skip
+    assert [error for _, error in await fed.errors()] == [
+        "c: 300 does not fit Array(UInt8)", "c: x does not fit Array(UInt8)",
+    ]  # fmt: skip

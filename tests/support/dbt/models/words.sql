@@ -1,0 +1,2 @@
+{{ config(materialized='ephemeral') }}
+SELECT toInt32(offset) AS id, value FROM {{ ref('records') }}

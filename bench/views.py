@@ -211,6 +211,9 @@ class _SetClock:
     async def no_row_before(self, time_ms: int) -> None:
         """Nobody writes."""
 
+    def begin(self, time_ms: int) -> None:
+        """Any number is many."""
+
     async def since(self, time_ms: int) -> int:
         return 1 << 62
 

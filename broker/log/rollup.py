@@ -1,8 +1,9 @@
 """Counts the log into `partition_minutes`, once a minute; several views are built on that table.
 
 Views read what is not counted yet from the log. So that this is never much, the minute that is not
-over is counted in parts, into `partition_seconds`, each as soon as it has four million rows. When
-the minute is over, its parts are added up, so no row is read twice for that.
+over is counted in parts, into `partition_seconds`: each as soon as it has ten million rows, or four
+million when few rows come, because counting slows producers that keep every core busy. When the
+minute is over, its parts are added up, so no row is read twice for that.
 
 What must hold:
 * Every row of a live topic is counted once. A window of minutes, or within a minute, is counted by
@@ -42,9 +43,12 @@ _DELAY_MS = 1_000  # after a minute ends, before it is counted
 _CLOCK_TOLERANCE_MS = 5 * MINUTE_MS  # how far append_time may stay ahead of the clock
 _WINDOW_ROWS = 1_000_000  # partitions times minutes: limits the memory that a window needs
 _LOOK_MS = 1_000  # how often the number of new rows is looked at
-_MANY_NEW_ROWS = 4_000_000
-"""As soon as so many rows are new, they are counted: a view reads them in 0.3 s (measured). Fewer
-would make short bursts slower, because the work is done meanwhile, not after them."""
+_MANY_NEW_ROWS = 10_000_000
+"""So many new rows are counted even while many more come. Counting them takes more than a second of
+a core, which a burst that is over sooner does not pay meanwhile."""
+_MANY_WHEN_QUIET = 4_000_000
+"""So many new rows are counted when few come."""
+_FEW_ROWS = 200_000  # from one look to the next: a broker that takes so many has cores to spare
 _SECONDS_KEPT_MS = 10 * MINUTE_MS  # after their minute: longer than a query takes to begin
 
 
@@ -66,23 +70,27 @@ class AppendTimes(Protocol):
 class NewRows(Protocol):
     """Looks how many rows are new, without reading the log."""
 
+    def begin(self, time_ms: int) -> None:
+        """From now on no row gets an append_time below `time_ms`."""
+
     async def since(self, time_ms: int) -> int:
         """Rows with an append_time from `time_ms` on, or fewer."""
 
 
 class AppendedRows:
-    """`NewRows` of the only broker: what it has appended since it was first asked for that time."""
+    """`NewRows` of the only broker: what it has appended since no row can be older."""
 
     def __init__(self, appended: Callable[[], int]) -> None:
         self._appended = appended
-        self._time_ms = -1
-        self._before = 0
+        self._before: dict[int, int] = {}
+
+    def begin(self, time_ms: int) -> None:
+        self._before.setdefault(time_ms, self._appended())
 
     async def since(self, time_ms: int) -> int:
-        appended = self._appended()
-        if time_ms != self._time_ms:
-            self._time_ms, self._before = time_ms, appended
-        return appended - self._before
+        self.begin(time_ms)
+        self._before = {time: rows for time, rows in self._before.items() if time >= time_ms}
+        return self._appended() - self._before[time_ms]
 
 
 class PartRows:
@@ -96,6 +104,9 @@ class PartRows:
         self._blocks = blocks
         self._asked: tuple[int, object] | None = None
         self._rows = 0
+
+    def begin(self, time_ms: int) -> None:
+        """The shard knows what it has."""
 
     async def since(self, time_ms: int) -> int:
         asked = (time_ms, self._blocks())
@@ -193,6 +204,7 @@ class Rollup(Periodic):
         self._row_bytes = row_bytes
         self._late_ms = late_ms
         self._until_ms = 0
+        self._seen_rows = 0
         self._complete_ms: int | None = None
 
     def is_complete(self) -> bool:
@@ -218,7 +230,7 @@ class Rollup(Periodic):
             await self._appends.no_row_before(counted.until_ms)
             await self._note(counted, end)
             return
-        await self._appends.no_row_before(end)
+        await self._no_row_before(end)
         step = await self._window_ms()
         start, counted_ms = counted.minutes_ms, counted.until_ms
         if end - start > step:
@@ -233,12 +245,12 @@ class Rollup(Periodic):
         await self._drop_seconds(end - _SECONDS_KEPT_MS)
 
     async def count_new(self) -> None:
-        """Count what is new of the minute that is not over, if that is much.
+        """Count what is new of the minute that is not over, if that is much and it is time to.
 
         Does nothing if a whole minute is not counted yet, or while another broker may still write
         rows of that time. Raises `EngineError`.
         """
-        if self._until_ms == 0 or await self._new_rows.since(self._until_ms) < _MANY_NEW_ROWS:
+        if self._until_ms == 0 or not await self._are_many_new():
             return
         counted = await self._counted.ends()
         end = self._clock_ms() - self._late_ms
@@ -246,7 +258,7 @@ class Rollup(Periodic):
         if counted.minutes_ms != self._end_ms() or end <= counted.until_ms:
             return
         try:
-            await self._appends.no_row_before(end)
+            await self._no_row_before(end)
         except NotYet:
             return
         await self._engine.execute(
@@ -262,7 +274,16 @@ class Rollup(Periodic):
 
     async def _note(self, counted: CountedUntil, complete_ms: int) -> None:
         self._until_ms, self._complete_ms = counted.until_ms, complete_ms
-        await self._new_rows.since(self._until_ms)
+        self._seen_rows = await self._new_rows.since(self._until_ms)
+
+    async def _no_row_before(self, time_ms: int) -> None:
+        await self._appends.no_row_before(time_ms)
+        self._new_rows.begin(time_ms)
+
+    async def _are_many_new(self) -> bool:
+        rows = await self._new_rows.since(self._until_ms)
+        came, self._seen_rows = rows - self._seen_rows, rows
+        return rows >= (_MANY_WHEN_QUIET if came < _FEW_ROWS else _MANY_NEW_ROWS)
 
     def _is_due(self) -> bool:
         """Whether a minute has been over for a moment and is not counted."""

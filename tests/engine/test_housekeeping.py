@@ -126,7 +126,7 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
 async def test_a_minute_is_counted_in_parts_as_far_as_every_broker_has_promised(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.log.rollup._MANY_NEW_ROWS", 3)
+    monkeypatch.setattr("broker.log.rollup._MANY_WHEN_QUIET", 3)
     topic = await create_topic(house.catalog, "orders", 1, {})
     await house.keeping.round()
     windows = (

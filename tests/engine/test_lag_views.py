@@ -362,7 +362,7 @@ async def test_after_a_burst_views_read_what_came_since_the_last_count_and_no_mo
                 " 'five!', fromUnixTimestamp64Milli({now:Int64}) FROM numbers(125000)",
                 {"name": name, "id": str(topic_id), "second": second, "now": log.now_ms},
             )
-        log.appended += 4_000_000  # as if so many had come
+        log.appended += 10_000_000  # as if so many had come
         log.now_ms += 1_000
         await rollup.count_new()
     for partition in range(50):

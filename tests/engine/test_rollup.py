@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from broker.log import rollup as rollup_module
 from broker.log.rollup import AppendedRows, Rollup
-from storage.engine import EngineError
+from storage.engine import EngineError, Parameter
 from storage.engine import Row as EngineRow
 from storage.schema import migrations
 from storage.schema_files import ROW_BYTES, ROW_BYTES_BY_SIZES
@@ -241,7 +241,8 @@ async def test_many_partitions_are_counted_in_smaller_windows(
 
 @pytest.fixture
 def every_row_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollup_module, "_MANY_NEW_ROWS", 1)
+    for bound in ("_MANY_NEW_ROWS", "_MANY_WHEN_QUIET"):
+        monkeypatch.setattr(rollup_module, bound, 1)
 
 
 async def windows(log: Log) -> list[EngineRow]:
@@ -350,6 +351,65 @@ async def test_few_new_rows_are_not_counted_before_their_minute_is_over(
     log.now_ms += 10_000
     await rollup.count_new()
     assert engine.windows_of_seconds == 0
+
+
+async def test_while_many_rows_come_they_are_counted_when_they_are_more(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    """Counting takes a core: a burst that is over soon is counted after it, not meanwhile."""
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for appended, counted in (
+        (9_000_000, 0),  # many come
+        (100_000, 1),  # few come
+        (3_900_000, 1),
+        (3_900_000, 1),
+        (3_900_000, 2),
+        (3_900_000, 2),
+        (0, 2),  # none comes, but few are new
+        (100_001, 3),
+    ):
+        await log.append("orders", 1)
+        log.appended += appended - 1
+        log.now_ms += 5_000
+        await rollup.count_new()
+        assert engine.windows_of_seconds == counted, appended
+    assert await stats(log) == truth(log)
+
+
+async def test_rows_that_come_while_a_minute_is_counted_are_new(
+    log: Log, rollup: Rollup, engine: CountedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting a minute of a hundred million rows takes seconds, in which as many more may come."""
+    monkeypatch.setattr(rollup_module, "_MANY_WHEN_QUIET", 3)
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    execute = engine.execute
+
+    async def append_meanwhile(sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        if "INSERT INTO partition_minutes" in sql:
+            await log.append("orders", 3)
+        await execute(sql, params)
+
+    monkeypatch.setattr(engine, "execute", append_meanwhile)
+    await rollup.count()
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert [row[2:4] for row in await windows(log)] == [["12:01:10", 3]]
+    assert await stats(log) == truth(log)
+
+
+async def test_rows_stay_new_when_counting_them_failed() -> None:
+    appended = 5
+    new_rows = AppendedRows(lambda: appended)
+    new_rows.begin(60_000)
+    appended += 3
+    assert await new_rows.since(60_000) == 3
+    new_rows.begin(70_000)
+    appended += 2
+    assert await new_rows.since(60_000) == 5
+    assert await new_rows.since(70_000) == 2
 
 
 @pytest.mark.usefixtures("every_row_is_many")

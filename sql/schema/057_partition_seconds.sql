@@ -1,6 +1,6 @@
 -- table partition_seconds; cluster: rows of all shards
--- What partition_minutes does not have yet: parts of the first minute that is not counted there, each counted as soon
--- as it has some million rows. So views read only the last few million rows of the log, however many a minute brings.
+-- What partition_minutes does not have yet: parts of the first minute that is not counted there, each counted when
+-- millions of rows are new. So views read only the last few million rows of the log, however many a minute brings.
 --
 -- One insert is one window and one part. A window begins where the one before it ended, the first of a minute where
 -- the minute begins, and none goes beyond its minute. Each has a row of its own (topic '', partition -1) that says

@@ -31,6 +31,7 @@
 #               same on a cluster of three brokers and two engines
 # make bench-tables-kills   a feed beside Kafka with a consumer and with ClickHouse's connector, 20 kills
 #               each: ARGS="--connector FOLDER" is where the connector's jars are
+# make bench-views    the views that people look at, on 10^8 records
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
@@ -55,7 +56,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-long test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-long test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -129,6 +130,9 @@ bench-tables-kills: $(INSTALLED_DEV)
 	@tools/require tests
 	@tools/require bench-kafka
 	$(BIN)/python -m bench.feeds_compare $(ARGS)
+
+bench-views: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.views $(ARGS)
 
 test-feeds: $(INSTALLED_DEV)
 	@tools/require tests

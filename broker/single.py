@@ -30,7 +30,7 @@ from broker.log.log_starts import LogStarts
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
-from broker.log.rollup import ROW_BYTES_BY_SIZES, Rollup
+from broker.log.rollup import AppendedRows, Rollup
 from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
@@ -72,6 +72,7 @@ from storage.part_codecs import set_part_codecs
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
 from storage.schema import migrate
+from storage.schema_files import ROW_BYTES_BY_SIZES
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,13 @@ class SingleNode:
             self._decompressions,
         )
         row_sources = SingleRowSource(engine, engine)
-        self.rollup = Rollup(engine.patient, self.appender, wall_ms, ROW_BYTES_BY_SIZES)
+        self.rollup = Rollup(
+            engine.patient,
+            self.appender,
+            wall_ms,
+            AppendedRows(lambda: sum(lane.counts.records for lane in self.appender.lanes)),
+            ROW_BYTES_BY_SIZES,
+        )
         self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
         self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
         self.topics = LocalCatalog(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.engine import DATABASE, Engine
-from storage.schema_files import Rendering, SchemaError, schema_files
+from storage.schema_files import ROW_BYTES_BY_SIZES, Rendering, SchemaError, schema_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ def migrations() -> list[Migration]:
     """Every numbered statement in sql/schema/, in order, for the embedded engine."""
     found = schema_files()
     known = {file.subject for file in found}
-    embedded = Rendering()
+    embedded = Rendering(row_bytes=ROW_BYTES_BY_SIZES)
     return [
         Migration(file.number, file.name, embedded.fill_in(file, file.text, known))
         for file in found

@@ -16,6 +16,7 @@ placeholders may stand:
     ${NAME}                        a table or view, with its database where there are several
     ${engine(MergeTree)}           this engine, or the replicated one of the same kind
     ${deduplication_window(1000)}  the setting for a window of this many blocks
+    ${row_bytes}                   bytes of key and value of a row of the log
     ${global}                      GLOBAL, before every JOIN and IN of a view over all shards
     ${on_shard}, ${in_cluster}     at the start of a line that stands only there
 
@@ -39,6 +40,13 @@ REPLICATED_WINDOW_S = 86_400
 """And for how long."""
 SAME_ON_REPLICAS = ("remove_empty_parts",)
 """Settings of a table that mean the same whether it is replicated or not."""
+
+
+ROW_BYTES = "ifNull(length(key), 0) + ifNull(length(value), 0)"
+"""Bytes of key and value of a row, for every ClickHouse from 24.8 on."""
+ROW_BYTES_BY_SIZES = "ifNull(key.size, 0) + ifNull(value.size, 0)"
+"""The same for the ClickHouse that is in chDB, which stores the sizes of strings apart: the values
+are not read (measured: 0.11 instead of 0.26 us of CPU for a row of 100 bytes)."""
 
 
 class SchemaError(Exception):
@@ -200,7 +208,7 @@ def tables_behind() -> dict[str, frozenset[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the placeholders stand for. The defaults are for the embedded engine: one database."""
+    """What the placeholders stand for. The defaults are for one database, on any ClickHouse."""
 
     database: str = ""
     """The database of every table and view."""
@@ -210,6 +218,8 @@ class Rendering:
     """The servers of a shard replicate its tables."""
     spans_shards: bool = False
     """The tables are those of the whole cluster."""
+    row_bytes: str = ROW_BYTES
+    """Bytes of key and value of a row."""
 
     def fill_in(self, file: SchemaFile, text: str, known: Collection[str]) -> str:
         """`text` of `file`, its placeholders filled in. `known`: every table and view there is.
@@ -230,6 +240,8 @@ class Rendering:
                 return self._engine(argument, file.subject)
             case "deduplication_window":
                 return self._deduplication_window(int(argument))
+            case "row_bytes":
+                return self.row_bytes
             case "global":
                 return "GLOBAL " if self.spans_shards else ""
             case "on_shard" | "in_cluster":

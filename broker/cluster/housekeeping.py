@@ -24,7 +24,7 @@ from broker.cluster.leases import BrokerSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
 from broker.cluster.topics import SharedCatalog, portions
-from broker.log.rollup import NotYet, Rollup
+from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
 from broker.topics import remove_rows, store_version, store_versions
@@ -37,6 +37,8 @@ from storage.slot_map import SlotMap
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
+_PROMISES_LATE_MS = 5_000
+"""Brokers promise with each renewal of their session which append_times they use no more."""
 _LOOK_ANYWAY_S = 30.0
 """The topics of a shard, and which were deleted, are read so often although nothing has changed."""
 _ABSENT_FOR_S = 60.0
@@ -95,7 +97,13 @@ class Housekeeping:
         self._catalog = catalog
         self._hosts = hosts
         self._rollups = {
-            host.name: Rollup(host.engine, _AppendTimes(host, ownership), clock_ms)
+            host.name: Rollup(
+                host.engine,
+                _AppendTimes(host, ownership),
+                clock_ms,
+                PartRows(host.engine, partial(self._blocks, host.name)),
+                late_ms=_PROMISES_LATE_MS,
+            )
             for host in hosts
         }
         self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
@@ -129,8 +137,13 @@ class Housekeeping:
         # In this order: minutes of a topic that the shard does not know are deleted.
         if not self._is_mirrored(host):
             await self._mirror_topics(host)
-        if not self._rollups[host.name].is_complete():
-            await self._rollups[host.name].count()
+        rollup = self._rollups[host.name]
+        await (rollup.count_new() if rollup.is_complete() else rollup.count())
+
+    def _blocks(self, shard: str) -> list[tuple[int, tuple[int, ...]]]:
+        """How many blocks each session has stored there, by what the brokers report."""
+        sessions = self._ownership.sessions.values()
+        return sorted((one.session_id, one.lanes.get(shard, ())) for one in sessions)
 
     async def _sweep(self, host: ShardHost) -> None:
         if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:

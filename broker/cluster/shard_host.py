@@ -103,7 +103,7 @@ class ShardHost:
                 self.writing = Writing(tenure, await self._appender_of(tenure))
 
     async def _appender_of(self, tenure: Tenure) -> Appender:
-        counted = await CountedMinutes(self.engine, wall_ms).end_ms()
+        counted = await CountedMinutes(self.engine, wall_ms).ends()
         appender = Appender(
             self.engine,
             self._cache,
@@ -112,7 +112,7 @@ class ShardHost:
             SessionWriteLease(tenure, self.name),
             self._decompressions,
         )
-        self._floor_ms = max(self._floor_ms, counted or 0)
+        self._floor_ms = max(self._floor_ms, counted.until_ms)
         await appender.no_row_before(self._floor_ms)
         if not tenure.may_serve():
             raise EngineError("the session ended before its first record")

@@ -1,9 +1,17 @@
 """Counts the log into `partition_minutes`, once a minute; several views are built on that table.
 
+Views read what is not counted yet from the log. So that this is never much, the minute that is not
+over is counted in parts, into `partition_seconds`: each as soon as it has ten million rows, or four
+million when few rows come, because counting slows producers that keep every core busy. When the
+minute is over, its parts are added up, so no row is read twice for that.
+
 What must hold:
-* Every row of a live topic is counted once. A window of minutes is counted by one insert, which is
-  one part, and the table itself tells where the last window ended: a window that a crash interrupts
-  is not stored.
+* Every row of a live topic is counted once. A window of minutes, or within a minute, is counted by
+  one insert, which is one part, and the tables tell where the last window ended: a window that a
+  crash interrupts is not stored.
+* Windows in `partition_seconds` are of the first minute that `partition_minutes` does not have.
+  They begin with that minute and leave no gap, and are deleted minutes after it is counted, and
+  all of a minute together: a query that began before still finds them.
 * A window is counted when no more rows can be added to it. Rows carry the wall clock, which can be
   set back, so the appender first promises that no new row is older than the end of the window.
 * In a cluster one broker counts for a whole shard, and every broker keeps the promise: a minute is
@@ -18,6 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
@@ -25,6 +34,7 @@ from common.clock import DAY_MS, MINUTE_MS, SECOND_MS
 from common.tasks import Periodic
 from sql.queries import query
 from storage.engine import Engine, EngineError
+from storage.schema_files import ROW_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +42,14 @@ _DAY_MINUTES = DAY_MS // MINUTE_MS
 _DELAY_MS = 1_000  # after a minute ends, before it is counted
 _CLOCK_TOLERANCE_MS = 5 * MINUTE_MS  # how far append_time may stay ahead of the clock
 _WINDOW_ROWS = 1_000_000  # partitions times minutes: limits the memory that a window needs
-
-ROW_BYTES = "ifNull(length(key), 0) + ifNull(length(value), 0)"
-"""Bytes of key and value of a row, for every ClickHouse from 24.8 on."""
-ROW_BYTES_BY_SIZES = "ifNull(key.size, 0) + ifNull(value.size, 0)"
-"""The same for the ClickHouse that is in chDB, which stores the sizes of strings apart: the values
-are not read (measured: 0.11 instead of 0.26 us of CPU for a row of 100 bytes)."""
+_LOOK_MS = 1_000  # how often the number of new rows is looked at
+_MANY_NEW_ROWS = 10_000_000
+"""So many new rows are counted even while many more come. Counting them takes more than a second of
+a core, which a burst that is over sooner does not pay meanwhile."""
+_MANY_WHEN_QUIET = 4_000_000
+"""So many new rows are counted when few come."""
+_FEW_ROWS = 200_000  # from one look to the next: a broker that takes so many has cores to spare
+_SECONDS_KEPT_MS = 10 * MINUTE_MS  # after their minute: longer than a query takes to begin
 
 
 class NotYet(Exception):
@@ -55,62 +67,144 @@ class AppendTimes(Protocol):
         """
 
 
+class NewRows(Protocol):
+    """Looks how many rows are new, without reading the log."""
+
+    def begin(self, time_ms: int) -> None:
+        """From now on no row gets an append_time below `time_ms`."""
+
+    async def since(self, time_ms: int) -> int:
+        """Rows with an append_time from `time_ms` on, or fewer."""
+
+
+class AppendedRows:
+    """`NewRows` of the only broker: what it has appended since no row can be older."""
+
+    def __init__(self, appended: Callable[[], int]) -> None:
+        self._appended = appended
+        self._before: dict[int, int] = {}
+
+    def begin(self, time_ms: int) -> None:
+        self._before.setdefault(time_ms, self._appended())
+
+    async def since(self, time_ms: int) -> int:
+        self.begin(time_ms)
+        self._before = {time: rows for time, rows in self._before.items() if time >= time_ms}
+        return self._appended() - self._before[time_ms]
+
+
+class PartRows:
+    """`NewRows` of a shard that several brokers write to, by the parts without older rows.
+
+    The shard is asked when a number of `blocks` has changed: those that each broker has stored.
+    """
+
+    def __init__(self, engine: Engine, blocks: Callable[[], object]) -> None:
+        self._engine = engine
+        self._blocks = blocks
+        self._asked: tuple[int, object] | None = None
+        self._rows = 0
+
+    def begin(self, time_ms: int) -> None:
+        """The shard knows what it has."""
+
+    async def since(self, time_ms: int) -> int:
+        asked = (time_ms, self._blocks())
+        if asked != self._asked:
+            rows = await self._engine.rows(
+                "SELECT toUInt64(sum(rows)) FROM system.parts WHERE database = currentDatabase()"
+                " AND table = 'messages' AND active"
+                " AND min_time >= toDateTime(intDiv({time_ms:Int64}, 1000), 'UTC')",
+                {"time_ms": time_ms},
+            )
+            self._rows, self._asked = rows[0][0], asked
+        return self._rows
+
+
+@dataclass(frozen=True, slots=True)
+class CountedUntil:
+    """How far the log is counted: every row before `until_ms`, whole minutes before `minutes_ms`.
+
+    0: not at all.
+    """
+
+    minutes_ms: int
+    until_ms: int
+
+
 class CountedMinutes:
-    """Up to which minute the log of one ClickHouse is counted."""
+    """Up to which time the log of one ClickHouse is counted."""
 
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
         self._clock_ms = clock_ms
         self.token_prefix = "minutes-"
 
-    async def end_ms(self) -> int | None:
-        """The end of the last counted minute; None before the first time. Raises `EngineError`.
+    async def ends(self) -> CountedUntil:
+        """How far the log is counted. Raises `EngineError`.
 
-        Minutes that lie in the future are deleted first, because the clock was ahead.
+        What lies in the future is deleted first, because the clock was ahead.
         """
-        counted = await self.last_end_ms()
+        counted = await self.stored_ends()
         now_ms = self._clock_ms()
-        if counted is None or counted <= now_ms + _CLOCK_TOLERANCE_MS:
+        if counted.until_ms <= now_ms + _CLOCK_TOLERANCE_MS:
             return counted
         log.warning(
             "the clock is %d s behind the last minute that was counted, so it was ahead then;"
             " minutes that lie in the future are counted again when they are over",
-            (counted - now_ms) // SECOND_MS,
+            (counted.until_ms - now_ms) // SECOND_MS,
         )
-        await self._engine.execute(
-            "ALTER TABLE partition_minutes DELETE"
-            " WHERE minute >= toStartOfMinute(fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC'))"
-            " SETTINGS mutations_sync = 1",
-            {"now_ms": now_ms},
-        )
+        # In this order: windows of a minute that is not counted any more would leave gaps.
+        for table in ("partition_seconds", "partition_minutes"):
+            await self._engine.execute(
+                f"ALTER TABLE {table} DELETE"
+                " WHERE minute >= toStartOfMinute(fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC'))"
+                " SETTINGS mutations_sync = 1",
+                {"now_ms": now_ms},
+            )
         # The tokens of the windows that were deleted are still known.
         self.token_prefix = f"minutes-{uuid4()}-"
-        return await self.last_end_ms()
+        return await self.stored_ends()
 
-    async def last_end_ms(self) -> int | None:
-        """The end of the last minute in the table."""
+    async def stored_ends(self) -> CountedUntil:
+        """The same, whatever time it is."""
         rows = await self._engine.rows(
-            "SELECT toUnixTimestamp(max(minute)) AS last FROM partition_minutes HAVING last > 0"
+            "WITH (SELECT max(minute) FROM partition_minutes) AS last"
+            " SELECT toUnixTimestamp(last), toUnixTimestamp64Milli(max(until))"
+            " FROM partition_seconds WHERE minute = last + INTERVAL 1 MINUTE"
         )
-        return rows[0][0] * SECOND_MS + MINUTE_MS if rows else None
+        ((last_s, seconds_ms),) = rows
+        if last_s == 0:
+            return CountedUntil(0, 0)
+        minutes_ms = last_s * SECOND_MS + MINUTE_MS
+        return CountedUntil(minutes_ms, max(minutes_ms, seconds_ms))
 
 
 class Rollup(Periodic):
-    """Keeps `partition_minutes` up to the last full minute."""
+    """Keeps `partition_minutes` up to the last full minute, `partition_seconds` near to now.
+
+    `late_ms`: how old the promises of other brokers may be.
+    """
 
     def __init__(
         self,
         engine: Engine,
         appends: AppendTimes,
         clock_ms: Callable[[], int],
+        new_rows: NewRows,
         row_bytes: str = ROW_BYTES,
+        late_ms: int = 0,
     ) -> None:
         super().__init__("rollup", self._pause_s, self._count_or_log, at_once=True)
         self._engine = engine
         self._appends = appends
         self._clock_ms = clock_ms
         self._counted = CountedMinutes(engine, clock_ms)
+        self._new_rows = new_rows
         self._row_bytes = row_bytes
+        self._late_ms = late_ms
+        self._until_ms = 0
+        self._seen_rows = 0
         self._complete_ms: int | None = None
 
     def is_complete(self) -> bool:
@@ -122,7 +216,7 @@ class Rollup(Periodic):
 
         Raises `EngineError`.
         """
-        await self._appends.no_row_before(await self._counted.end_ms() or 0)
+        await self._appends.no_row_before((await self._counted.ends()).until_ms)
 
     async def count(self) -> None:
         """Count all minutes that are over and not counted yet. Raises `EngineError` and `NotYet`.
@@ -130,33 +224,78 @@ class Rollup(Periodic):
         If the caller is cancelled, the window that is being counted is still stored.
         """
         await self._forget_deleted_topics()
-        counted = await self._counted.end_ms()
+        counted = await self._counted.ends()
         end = self._end_ms()
-        if counted is not None and counted >= end:
-            await self._appends.no_row_before(counted)
-            self._complete_ms = end
+        if counted.minutes_ms >= end:
+            await self._appends.no_row_before(counted.until_ms)
+            await self._note(counted, end)
             return
-        await self._appends.no_row_before(end)
+        await self._no_row_before(end)
         step = await self._window_ms()
-        start = counted
-        if start is None or end - start > step:
-            start = await self._first_minute(start or 0, end)
+        start, counted_ms = counted.minutes_ms, counted.until_ms
+        if end - start > step:
+            start = await self._first_minute(start, end)
         while start < end:
             until = min(start + step, end)
-            await self._count_window(start, until)
-            if await self._counted.last_end_ms() != until:
+            await self._count_window(start, until, max(start, counted_ms))
+            if (await self._counted.stored_ends()).minutes_ms != until:
                 return  # another broker counted a window from here: the next round continues
             start = until
-        self._complete_ms = end
+        await self._note(CountedUntil(end, end), end)
+        await self._drop_seconds(end - _SECONDS_KEPT_MS)
+
+    async def count_new(self) -> None:
+        """Count what is new of the minute that is not over, if that is much and it is time to.
+
+        Does nothing if a whole minute is not counted yet, or while another broker may still write
+        rows of that time. Raises `EngineError`.
+        """
+        if self._until_ms == 0 or not await self._are_many_new():
+            return
+        counted = await self._counted.ends()
+        end = self._clock_ms() - self._late_ms
+        end -= end % SECOND_MS
+        if counted.minutes_ms != self._end_ms() or end <= counted.until_ms:
+            return
+        try:
+            await self._no_row_before(end)
+        except NotYet:
+            return
+        await self._engine.execute(
+            query(
+                "count_seconds",
+                token=f"{self._counted.token_prefix}{counted.until_ms}",
+                row_bytes=self._row_bytes,
+            ),
+            {"minute_ms": counted.minutes_ms, "start_ms": counted.until_ms, "end_ms": end},
+        )
+        # If the window of another broker was stored instead, the next call finds its end.
+        await self._note(CountedUntil(counted.minutes_ms, end), counted.minutes_ms)
+
+    async def _note(self, counted: CountedUntil, complete_ms: int) -> None:
+        self._until_ms, self._complete_ms = counted.until_ms, complete_ms
+        self._seen_rows = await self._new_rows.since(self._until_ms)
+
+    async def _no_row_before(self, time_ms: int) -> None:
+        await self._appends.no_row_before(time_ms)
+        self._new_rows.begin(time_ms)
+
+    async def _are_many_new(self) -> bool:
+        rows = await self._new_rows.since(self._until_ms)
+        came, self._seen_rows = rows - self._seen_rows, rows
+        return rows >= (_MANY_WHEN_QUIET if came < _FEW_ROWS else _MANY_NEW_ROWS)
+
+    def _is_due(self) -> bool:
+        """Whether a minute has been over for a moment and is not counted."""
+        return self._complete_ms != _minute_of(self._clock_ms() - _DELAY_MS)
 
     def _end_ms(self) -> int:
         """The end of the last minute that is over."""
-        now_ms = self._clock_ms()
-        return now_ms - now_ms % MINUTE_MS
+        return _minute_of(self._clock_ms())
 
     async def _count_or_log(self) -> None:
         try:
-            await self.count()
+            await (self.count() if self._is_due() else self.count_new())
         except NotYet as error:
             log.info("counting the log is postponed: %s", error)
         except EngineError as error:
@@ -164,16 +303,31 @@ class Rollup(Periodic):
 
     def _pause_s(self) -> float:
         left_ms = MINUTE_MS - self._clock_ms() % MINUTE_MS
-        return (left_ms + _DELAY_MS) / SECOND_MS
+        pause_ms = left_ms + _DELAY_MS
+        return (pause_ms if self._is_due() else min(pause_ms, _LOOK_MS)) / SECOND_MS
 
-    async def _count_window(self, start_ms: int, end_ms: int) -> None:
+    async def _count_window(self, start_ms: int, end_ms: int, from_ms: int) -> None:
+        """`from_ms`: what is older is counted in `partition_seconds`."""
         # A window begins where the stored one before it ended. So an insert that failed, but may be
         # stored, is repeated with the same token, and a new window never has an old token.
         token = f"{self._counted.token_prefix}{start_ms}"
         await self._engine.execute(
             query("count_minutes", token=token, row_bytes=self._row_bytes),
-            {"start_ms": start_ms, "end_ms": end_ms},
+            {"start_ms": start_ms, "end_ms": end_ms, "from_ms": from_ms},
         )
+
+    async def _drop_seconds(self, before_ms: int) -> None:
+        """Drop the windows of minutes before this time, all of a minute together."""
+        rows = await self._engine.rows(
+            "SELECT DISTINCT partition_id FROM system.parts WHERE database = currentDatabase()"
+            " AND table = 'partition_seconds' AND active AND rows > 0"
+            " AND toUInt32(partition_id) < {before_s:UInt32}",
+            {"before_s": before_ms // SECOND_MS},
+        )
+        for (minute,) in rows:
+            await self._engine.execute(
+                f"ALTER TABLE partition_seconds DROP PARTITION ID '{minute}'"
+            )
 
     async def _first_minute(self, start_ms: int, end_ms: int) -> int:
         """The first minute in this time that has rows; the last minute when none has."""
@@ -208,3 +362,7 @@ class Rollup(Periodic):
                 " SETTINGS mutations_sync = 1",
                 {"gone": sorted({topic_id for (topic_id,) in rows})},
             )
+
+
+def _minute_of(time_ms: int) -> int:
+    return time_ms - time_ms % MINUTE_MS

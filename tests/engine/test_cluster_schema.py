@@ -462,7 +462,7 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
     assert {row["name"] for row in rows} == {
         "messages", "topic_versions", "partition_checkpoints", "cluster_state",
         "consumer_group_versions", "group_member_versions", "group_heartbeats",
-        "consumer_offsets", "partition_minutes", "lag_history", "lag_alerts",
+        "consumer_offsets", "partition_minutes", "partition_seconds", "lag_history", "lag_alerts",
             "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -31,7 +31,9 @@ MINUTE_MS = 60_000
 NOW_MS = 1_700_000_040_000 - 1_700_000_040_000 % MINUTE_MS
 
 
-def session(session_id: int, **more: int | dict[str, int] | SessionState) -> BrokerSession:
+def session(
+    session_id: int, **more: int | Mapping[str, int | tuple[int, ...]] | SessionState
+) -> BrokerSession:
     made = BrokerSession(session_id, session_id, "host", 9092, None, 9000)
     return replace(made, **more)  # type: ignore[arg-type]  # by name
 
@@ -121,6 +123,35 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
     assert await house.counted() == 1
 
 
+async def test_a_minute_is_counted_in_parts_as_far_as_every_broker_has_promised(
+    house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.log.rollup._MANY_WHEN_QUIET", 3)
+    topic = await create_topic(house.catalog, "orders", 1, {})
+    await house.keeping.round()
+    windows = (
+        "SELECT toUnixTimestamp64Milli(until), records FROM partition_seconds WHERE topic != ''"
+    )
+    for offset in range(3):
+        await house.record(topic, offset, NOW_MS + 5_000)
+    house.now_ms = NOW_MS + 20_000
+    promised = {"a": NOW_MS + 14_999}
+    house.known.sessions[2] = session(2, append_floors=promised, lanes={"a": (1,)})
+    await house.keeping.round()
+    assert await house.engine.rows(windows) == [], "session 2 may still write rows of that time"
+    promised["a"] += 1
+    await house.keeping.round()
+    assert await house.engine.rows(windows) == [[NOW_MS + 15_000, 3]]
+    house.now_ms += 20_000
+    promised["a"] += 20_000
+    await house.keeping.round()
+    assert len(await house.engine.rows(windows)) == 1, "no broker has stored another block"
+    house.now_ms = NOW_MS + MINUTE_MS
+    promised["a"] = NOW_MS + MINUTE_MS
+    await house.keeping.round()
+    assert await house.counted() == 3
+
+
 async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptCluster) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
     for offset in range(5):
@@ -156,7 +187,9 @@ async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
     other.catalog = house.catalog
     await house.keeping.round()
     other_rollup = other.keeping._rollups["a"]
-    await other_rollup._count_window(NOW_MS - MINUTE_MS, NOW_MS)  # it had begun before
+    await other_rollup._count_window(
+        NOW_MS - MINUTE_MS, NOW_MS, NOW_MS - MINUTE_MS
+    )  # it had begun before
     assert await house.counted() == 1
 
 

@@ -39,7 +39,7 @@ def log(engine: CountedEngine) -> Log:
 
 @pytest.fixture
 def rollup(log: Log) -> Rollup:
-    return Rollup(log.engine, log, log.clock_ms)
+    return log.rollup()
 
 
 async def commit(
@@ -343,3 +343,36 @@ async def test_views_read_the_last_minutes_of_the_log_and_no_more(log: Log, roll
     assert read_rows(log, "SELECT * FROM consumer_lag") < 16 * 8192
     # The history of offsets is not read, only what is current.
     assert read_rows(log, "SELECT * FROM current_offsets") < 1000
+
+
+async def test_after_a_burst_views_read_what_came_since_the_last_count_and_no_more(
+    log: Log, rollup: Rollup
+) -> None:
+    """A million records within the minute that is not over, to all partitions of two topics."""
+    log.now_ms = time.time_ns() // 1_000_000
+    log.now_ms -= log.now_ms % MINUTE
+    topics = [await log.topic(name, 50) for name in ("wide", "read")]
+    await rollup.count()
+    for second in range(4):
+        for name, topic_id in zip(("wide", "read"), topics, strict=True):
+            await log.engine.execute(
+                "INSERT INTO messages (topic, topic_id, partition, offset, value, append_time)"
+                " SELECT {name:String}, {id:UUID}, number % 50,"
+                " {second:Int64} * 2500 + intDiv(number, 50),"
+                " 'five!', fromUnixTimestamp64Milli({now:Int64}) FROM numbers(125000)",
+                {"name": name, "id": str(topic_id), "second": second, "now": log.now_ms},
+            )
+        log.appended += 10_000_000  # as if so many had come
+        log.now_ms += 1_000
+        await rollup.count_new()
+    for partition in range(50):
+        await commit(log, "billing", "read", topics[1], 7_000, partition=partition)
+    assert await log.engine.rows(
+        "SELECT count(), sum(records), sum(bytes), min(end_offset) FROM partition_stats"
+    ) == [[100, 1_000_000, 5_000_000, 10_000]]
+    assert await log.engine.rows(
+        "SELECT sum(lag), uniqExact(lag_seconds) < 3 FROM consumer_lag"
+    ) == [[50 * 3_000, 1]]
+    # Of the seven windows of 100 partitions each, and of the log only what is not in one: nothing.
+    for view in ("partition_stats", "topic_stats", "topic_minutes", "consumer_lag"):
+        assert read_rows(log, f"SELECT * FROM {view}") < 10_000, view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.log import rollup as rollup_module
-from broker.log.rollup import ROW_BYTES, ROW_BYTES_BY_SIZES, Rollup
-from storage.engine import EngineError
+from broker.log.rollup import AppendedRows, Rollup
+from storage.engine import EngineError, Parameter
 from storage.engine import Row as EngineRow
 from storage.schema import migrations
+from storage.schema_files import ROW_BYTES, ROW_BYTES_BY_SIZES
 from tests.support.clock import NOON
 from tests.support.counted_log import DAY, HOUR, MINUTE, CountedEngine, Log
 from tests.support.log_parts import ScriptedEngine, append, make_appender, make_log, plain
@@ -40,7 +41,7 @@ def log(engine: CountedEngine) -> Log:
 
 @pytest.fixture
 def rollup(log: Log) -> Rollup:
-    return Rollup(log.engine, log, log.clock_ms, ROW_BYTES_BY_SIZES)
+    return log.rollup(ROW_BYTES_BY_SIZES)
 
 
 async def minutes(log: Log) -> list[EngineRow]:
@@ -121,7 +122,7 @@ async def test_bytes_are_those_of_key_and_value(log: Log, row_bytes: str, stored
         {"topic_id": str(topic_id), "now_ms": log.now_ms},
     )
     log.now_ms += MINUTE
-    await Rollup(log.engine, log, log.clock_ms, row_bytes).count()
+    await log.rollup(row_bytes).count()
     assert await minutes(log) == [["orders", "12:00", 5, 300 + 2 + 3 + 4, 0, 4]]
 
 
@@ -131,7 +132,7 @@ async def test_counting_again_changes_nothing(log: Log, rollup: Rollup) -> None:
     log.now_ms += 5 * MINUTE
     await rollup.count()
     await rollup.count()
-    await Rollup(log.engine, log, log.clock_ms).count()
+    await log.rollup().count()
     assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
 
 
@@ -186,7 +187,7 @@ async def test_after_a_restart_no_row_comes_into_a_counted_minute(log: Log, roll
     await rollup.count()
     log.now_ms -= 30_000
     log.floor_ms = 0
-    await Rollup(log.engine, log, log.clock_ms).open()
+    await log.rollup().open()
     await log.append("orders", 3)
     assert await stats(log) == truth(log)
 
@@ -238,6 +239,276 @@ async def test_many_partitions_are_counted_in_smaller_windows(
     assert await stats(log) == truth(log)
 
 
+@pytest.fixture
+def every_row_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("_MANY_NEW_ROWS", "_MANY_WHEN_QUIET"):
+        monkeypatch.setattr(rollup_module, bound, 1)
+
+
+async def windows(log: Log) -> list[EngineRow]:
+    """The counted parts of minutes: topic, minute and end, records, bytes, first, last offset."""
+    return await log.engine.rows(
+        "SELECT topic, formatDateTime(minute, '%H:%i'), formatDateTime(until, '%H:%i:%s'),"
+        " records, bytes, min_offset, max_offset FROM partition_seconds"
+        " WHERE topic != '' ORDER BY until, topic, partition"
+    )
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_new_rows_of_a_minute_that_is_not_over_are_counted_in_parts(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for count in (3, 2):
+        await log.append("orders", count)
+        log.now_ms += 10_500
+        await rollup.count_new()
+        assert await stats(log) == truth(log)
+    await log.append("orders", 1)
+    assert await windows(log) == [
+        ["orders", "12:01", "12:01:10", 3, 15, 0, 2],
+        ["orders", "12:01", "12:01:21", 2, 10, 3, 4],
+    ]
+    assert await minutes(log) == []
+    assert await stats(log) == truth(log)
+    assert await log.engine.rows(
+        "SELECT minute, records, bytes, end_offset FROM topic_minutes"
+    ) == [["2096-11-20 12:01:00", 6, 30, 6]]
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_the_parts_of_a_minute_that_is_over_are_added_up_and_not_read_again(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    await log.topic("other")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 20_000
+    await rollup.count_new()
+    # Only a window that was counted before still knows these.
+    await log.engine.execute("TRUNCATE TABLE messages")
+    await log.append("orders", 2)
+    await log.append("other", 4)
+    log.now_ms += MINUTE
+    await log.append("orders", 1)
+    await rollup.count()
+    assert await minutes(log) == [
+        ["orders", "12:01", 5, 25, 0, 4],
+        ["other", "12:01", 4, 20, 0, 3],
+    ]
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_window_of_seconds_is_counted_once_whatever_fails(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for fault in ("before", "after"):
+        await log.append("orders", 3)
+        log.now_ms += 10_000
+        engine.fault = fault
+        with pytest.raises(EngineError):
+            await rollup.count_new()
+        assert await stats(log) == truth(log)
+        await log.append("orders", 2)
+        log.now_ms += 5_000
+        await rollup.count_new()
+        assert await stats(log) == truth(log)
+    log.now_ms += MINUTE
+    await rollup.count()
+    assert await stats(log) == truth(log)
+    assert [row[2] for row in await minutes(log)] == [10]
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_block_on_its_way_is_in_the_window_of_seconds_that_has_its_time(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 1)
+    log.on_the_way.append(("orders", 3, log.now_ms + 9_999))
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert [row[2:4] for row in await windows(log)] == [["12:01:10", 4]]
+
+
+async def test_few_new_rows_are_not_counted_before_their_minute_is_over(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 30)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 0
+
+
+async def test_while_many_rows_come_they_are_counted_when_they_are_more(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    """Counting takes a core: a burst that is over soon is counted after it, not meanwhile."""
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for appended, counted in (
+        (9_000_000, 0),  # many come
+        (100_000, 1),  # few come
+        (3_900_000, 1),
+        (3_900_000, 1),
+        (3_900_000, 2),
+        (3_900_000, 2),
+        (0, 2),  # none comes, but few are new
+        (100_001, 3),
+    ):
+        await log.append("orders", 1)
+        log.appended += appended - 1
+        log.now_ms += 5_000
+        await rollup.count_new()
+        assert engine.windows_of_seconds == counted, appended
+    assert await stats(log) == truth(log)
+
+
+async def test_rows_that_come_while_a_minute_is_counted_are_new(
+    log: Log, rollup: Rollup, engine: CountedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting a minute of a hundred million rows takes seconds, in which as many more may come."""
+    monkeypatch.setattr(rollup_module, "_MANY_WHEN_QUIET", 3)
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    execute = engine.execute
+
+    async def append_meanwhile(sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        if "INSERT INTO partition_minutes" in sql:
+            await log.append("orders", 3)
+        await execute(sql, params)
+
+    monkeypatch.setattr(engine, "execute", append_meanwhile)
+    await rollup.count()
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert [row[2:4] for row in await windows(log)] == [["12:01:10", 3]]
+    assert await stats(log) == truth(log)
+
+
+async def test_rows_stay_new_when_counting_them_failed() -> None:
+    appended = 5
+    new_rows = AppendedRows(lambda: appended)
+    new_rows.begin(60_000)
+    appended += 3
+    assert await new_rows.since(60_000) == 3
+    new_rows.begin(70_000)
+    appended += 2
+    assert await new_rows.since(60_000) == 5
+    assert await new_rows.since(70_000) == 2
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_while_a_minute_is_not_counted_the_next_is_not_counted_in_parts(
+    log: Log, rollup: Rollup, engine: CountedEngine
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    log.now_ms += MINUTE
+    await log.append("orders", 3)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 0
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 10_000
+    await rollup.count_new()
+    assert engine.windows_of_seconds == 1
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_after_a_restart_no_row_comes_into_a_counted_part_of_a_minute(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    await log.append("orders", 3)
+    log.now_ms += 30_000
+    await rollup.count_new()
+    log.now_ms -= 10_000
+    log.floor_ms = 0
+    restarted = log.rollup()
+    await restarted.open()
+    await log.append("orders", 3)
+    assert await stats(log) == truth(log)
+    await restarted.count()
+    await log.append("orders", 3)
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_windows_of_seconds_are_dropped_minutes_after_their_minute(
+    log: Log, rollup: Rollup
+) -> None:
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for _ in range(13):
+        await log.append("orders", 3)
+        log.now_ms += 30_000
+        await rollup.count_new()
+        log.now_ms += 30_000
+        await rollup.count()
+    kept = [row[1] for row in await windows(log)]
+    assert kept == [f"12:{minute:02}" for minute in range(4, 14)]
+    assert await stats(log) == truth(log)
+
+
+@pytest.mark.usefixtures("every_row_is_many")
+async def test_a_minute_whose_parts_are_counted_while_somebody_asks_counts_once(
+    log: Log, rollup: Rollup
+) -> None:
+    """A query may learn up to where the log is counted before windows of seconds, or after."""
+    await log.topic("orders")
+    log.now_ms += MINUTE
+    await rollup.count()
+    for _ in range(2):
+        for _ in range(2):
+            await log.append("orders", 3)
+            log.now_ms += 20_000
+            await rollup.count_new()
+        await log.append("orders", 3)
+        log.now_ms += 20_000
+        await rollup.count()
+    await log.append("orders", 5, value_bytes=15)
+    log.now_ms += 20_000
+    await rollup.count_new()
+    await log.append("orders", 1)
+    *_, view = (one.statement for one in migrations() if "VIEW partition_stats AS" in one.statement)
+    _, _, query = view.partition("VIEW partition_stats AS\n")
+    minute = "SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes"
+    second = "SELECT max(until) FROM partition_seconds"
+    assert query.count(minute) == query.count(second) == 1
+    for minutes_late in range(4):
+        for seconds_late in range(0, 240, 20):
+            asked = query.replace(
+                minute,
+                f"SELECT max(minute) - INTERVAL {minutes_late - 1} MINUTE FROM partition_minutes",
+            ).replace(
+                second, f"SELECT max(until) - INTERVAL {seconds_late} SECOND FROM partition_seconds"
+            )
+            asked = asked.strip().removesuffix(";")
+            rows = await log.engine.rows(f"SELECT end_offset, records, bytes FROM ({asked})")
+            assert rows == [[24, 24, 18 * 5 + 5 * 15 + 5]]
+
+
 async def test_minutes_without_records_are_counted_too(log: Log, rollup: Rollup) -> None:
     """So that the views read the last minute of the log, not everything since its last record."""
     await log.topic("orders")
@@ -259,10 +530,10 @@ async def test_a_minute_that_is_counted_while_somebody_asks_counts_once(
         log.now_ms += MINUTE
     await rollup.count()
     await log.append("orders", 5, value_bytes=15)
-    (view,) = (one.statement for one in migrations() if one.name == "partition_stats")
+    *_, view = (one.statement for one in migrations() if "VIEW partition_stats AS" in one.statement)
     _, _, query = view.partition("VIEW partition_stats AS\n")
     now = "SELECT max(minute) + INTERVAL 1 MINUTE FROM partition_minutes"
-    assert now in query
+    assert query.count(now) == 1
     for minutes_late in range(6):
         earlier = f"SELECT max(minute) - INTERVAL {minutes_late} MINUTE FROM partition_minutes"
         asked = query.replace(now, earlier).strip().removesuffix(";")
@@ -301,7 +572,7 @@ async def test_a_clock_that_was_days_ahead_holds_nothing_up(
     log.now_ms = NOON + 2 * MINUTE
     if restarted:
         log.floor_ms = 0
-        rollup = Rollup(log.engine, log, log.clock_ms)
+        rollup = log.rollup()
         await rollup.open()
     else:
         await rollup.count()
@@ -383,6 +654,8 @@ STEPS = st.lists(
         st.tuples(st.just("clock"), st.integers(0, 2 * MINUTE)),
         st.tuples(st.just("jump"), st.sampled_from([-DAY, -HOUR, HOUR, DAY])),
         st.tuples(st.just("count"), st.just(0)),
+        st.tuples(st.just("count new"), st.just(0)),
+        st.tuples(st.just("clock"), st.integers(0, 40_000)),
         st.tuples(st.just("before"), st.just(0)),
         st.tuples(st.just("after"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
@@ -392,6 +665,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.usefixtures("every_row_is_many")
 @settings(
     max_examples=10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -401,11 +675,12 @@ async def test_every_row_counts_once_whatever_happens(
     engine: CountedEngine, steps: list[Step]
 ) -> None:
     """Appends, a clock that goes both ways, faults, restarts, topics made again, in any order."""
-    for table in ("messages", "partition_minutes", "topic_versions"):
+    assert rollup_module._MANY_NEW_ROWS == 1
+    for table in ("messages", "partition_minutes", "partition_seconds", "topic_versions"):
         await engine.execute(f"TRUNCATE TABLE {table}")
     engine.fault = None
     log = Log(engine)
-    rollup = Rollup(engine, log, log.clock_ms)
+    rollup = log.rollup()
     await log.topic("orders")
     await rollup.open()
     for step, amount in steps:
@@ -415,14 +690,14 @@ async def test_every_row_counts_once_whatever_happens(
             log.now_ms += amount
         elif step == "restart":
             log.floor_ms = 0
-            rollup = Rollup(engine, log, log.clock_ms)
+            rollup = log.rollup()
             await rollup.open()
         elif step == "made again":
             await log.topic("orders")
         else:
-            engine.fault = None if step == "count" else step
+            engine.fault = None if step.startswith("count") else step
             with suppress(EngineError):
-                await rollup.count()
+                await (rollup.count_new() if step == "count new" else rollup.count())
             engine.fault = None
             assert await stats(log) == truth(log)
     assert await stats(log) == truth(log)
@@ -443,7 +718,7 @@ async def test_a_failure_of_the_engine_is_logged_and_tried_again(
     await log.append("orders", 3)
     log.now_ms += 2 * MINUTE - 5
     engine.fault = "before"
-    rollup = Rollup(engine, log, log.clock_ms)
+    rollup = log.rollup()
     rollup.start()
     async with asyncio.timeout(LIMIT_S):
         await engine.counted.wait()
@@ -457,7 +732,7 @@ async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
         async def no_row_before(self, time_ms: int) -> None:
             raise AssertionError("a defect")
 
-    rollup = Rollup(log.engine, Defect(), log.clock_ms)
+    rollup = Rollup(log.engine, Defect(), log.clock_ms, AppendedRows(lambda: 0))
     rollup.start()
     assert rollup.task is not None
     async with asyncio.timeout(LIMIT_S):

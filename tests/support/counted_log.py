@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from broker.log.rollup import AppendedRows, Rollup
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
+from storage.schema_files import ROW_BYTES
 from tests.support.clock import NOON
 from tests.support.stored_rows import store_records, store_topic
 
@@ -18,22 +20,24 @@ DAY = 24 * HOUR
 
 
 class CountedEngine(EmbeddedEngine):
-    """Makes windows fail, before or after they are stored."""
+    """Makes windows fail, before or after they are stored, and counts those that are stored."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__(data_dir, 1, fsync=False)
-        self.windows = 0
+        self.windows = self.windows_of_seconds = 0
         self.counted = asyncio.Event()
         self.fault: str | None = None
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
-        counting = "INSERT INTO partition_minutes" in sql
+        minutes = "INSERT INTO partition_minutes" in sql
+        counting = minutes or "INSERT INTO partition_seconds" in sql
         if counting and self.fault == "before":
             self.fault = None
             raise EngineError("scripted", 999)
         await super().execute(sql, params)
         if counting:
-            self.windows += 1
+            self.windows += minutes
+            self.windows_of_seconds += not minutes
             self.counted.set()
             if self.fault == "after":
                 self.fault = None
@@ -49,11 +53,18 @@ class Log:
         self.floor_ms = 0
         self.ends: dict[tuple[str, UUID, int], int] = {}
         self.bytes: dict[tuple[str, UUID, int], int] = {}
+        self.appended = 0
         self.told: list[int] = []
         self.on_the_way: list[tuple[str, int, int]] = []
 
     def clock_ms(self) -> int:
         return self.now_ms
+
+    def rollup(self, row_bytes: str = ROW_BYTES) -> Rollup:
+        """The roll-up of this log, as after a start of the broker."""
+        return Rollup(
+            self.engine, self, self.clock_ms, AppendedRows(lambda: self.appended), row_bytes
+        )
 
     async def no_row_before(self, time_ms: int) -> None:
         """As in the appender: returns when all blocks that have their time are stored."""
@@ -99,3 +110,4 @@ class Log:
         )
         self.ends[key] += count
         self.bytes[key] += value_bytes * count
+        self.appended += count

@@ -124,6 +124,7 @@ OVER_ALL_SHARDS = [
         "table_feed_progress_replayed",
         "table_feeds",
         "table_feeds_options",
+        "consumer_lag_seconds",
     )
 ]
 

@@ -11,7 +11,12 @@ from broker.cli.feed_server import FeedServer
 from common.console import console, new_table
 from coordinator.feeds.decoding.debezium_columns import columns_of_change, key_columns
 from coordinator.feeds.definition import Format
-from coordinator.feeds.inference import InferredColumn, flat_columns, parse_sample
+from coordinator.feeds.inference import (
+    InferredColumn,
+    fields_without_columns,
+    flat_columns,
+    parse_sample,
+)
 from storage.parameters import quoted
 
 _SAMPLE_RECORDS = 1000
@@ -26,11 +31,15 @@ def infer_columns(
         _confirm(columns, f"columns by the schema of the last record of {topic}:", yes)
     elif kind == Format.JSON.value:
         found = _last_records(server, topic, _SAMPLE_RECORDS)
-        columns, key = flat_columns(parse_sample(value for _, value in found)), ""
+        sample = parse_sample(value for _, value in found)
+        columns, key = flat_columns(sample), ""
         if not columns:
             raise click.ClickException(
                 f"topic {topic} has no JSON objects to infer columns from: give --columns"
             )
+        if without := fields_without_columns(sample):
+            names = ", ".join(map(repr, without))
+            click.echo(f"no column can have these names, so these fields are left out: {names}")
         _confirm(columns, f"columns by the last {len(found)} records of {topic}:", yes)
     else:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")

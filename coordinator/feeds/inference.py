@@ -96,6 +96,12 @@ def field_columns(
     ]
 
 
+def fields_without_columns(rows: Iterable[Object]) -> list[str]:
+    """Fields of the record itself that `flat_columns` leaves out although they have values."""
+    names = {name for row in rows for name, value in row.items() if value is not None}
+    return sorted(name for name in names if not _can_be_column(name))
+
+
 def _can_be_column(name: str) -> bool:
     return bool(name) and name not in METADATA_COLUMNS and name != BLOCK_COLUMN and _is_text(name)
 

@@ -75,14 +75,18 @@ def test_columns_are_inferred_and_shown_before_anything_is_made(tables: TypedTab
     tables.produce("guessed", '{"id": 1, "user": {"name": "a"}, "score": 1, "tags": ["x"]}')
     tables.produce("guessed", '{"id": 2, "score": 1.5, "at": "2026-11-24 10:00:00"}')
 
+    tables.produce("guessed", '{"id": 3, "_block": 5}')
     arguments = ("create", "made.guessed", "--topic", "guessed")
     assert tables.refused_with_input(*arguments, stdin="n\n")
     assert tables.sql("SELECT name FROM system.databases WHERE name = 'made'") == []
-    assert "user.name" in tables(*arguments, stdin="y\n")
-    tables.await_rows("made.guessed", 2)
+    printed = tables(*arguments, stdin="y\n")
+    assert "user.name" in printed
+    assert "left out: '_block'" in printed
+    tables.await_rows("made.guessed", 3)
     assert tables.sql("SELECT id, user_name, score, tags FROM made.guessed ORDER BY id") == [
         {"id": 1, "user_name": "a", "score": 1, "tags": ["x"]},
         {"id": 2, "user_name": None, "score": 1.5, "tags": []},
+        {"id": 3, "user_name": None, "score": None, "tags": []},
     ]
 
 

@@ -23,6 +23,45 @@ async def fed(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTable
     await made.close()
 
 
+REPORTED = [
+    ("Date", '"9999-12-31"', None), ("Date", '"1969-12-31"', None), ("Date", '"2150-01-01"', None),
+    ("DateTime('UTC')", '"1960-05-01T00:00:00Z"', None),
+    ("DateTime('UTC')", '"9999-12-31T23:59:59Z"', None),
+    ("DateTime('UTC')", '"0000-05-01T00:00:00Z"', None),
+    ("DateTime64(3, 'UTC')", '"0000-05-01 10:00:00"', None),
+    ("Date32", "2000", "1975-06-24"), ("Date32", "5479", "1985-01-01"),
+    ("Date32", "19782", "2024-02-29"),
+    ("DateTime64(3, 'UTC')", "946684800000", "2000-01-01 00:00:00.000"),
+    ("DateTime64(3, 'UTC')", "0", "1970-01-01 00:00:00.000"),
+    ("DateTime64(3, 'UTC')", "1", "1970-01-01 00:00:00.001"),
+    ("DateTime64(3, 'UTC')", "-1000", "1969-12-31 23:59:59.000"),
+    ("DateTime64(3, 'UTC')", "1704067200123", "2024-01-01 00:00:00.123"),
+    ("Array(DateTime64(3, 'UTC'))", "[1704067200123]", "['2024-01-01 00:00:00.123']"),
+    ("Map(String, DateTime64(3, 'UTC'))", '{"start": 1704067200123}',
+     "{'start':'2024-01-01 00:00:00.123'}"),
+    ("Array(Int64)", "[1.5]", None), ("Array(Int64)", "[null]", None),
+    ("Array(Date)", '["2150-01-01", "1900-01-01"]', None), ("Float32", "1e39", None),
+]  # fmt: skip
+
+
+async def test_values_of_public_reports_are_right_or_dead(fed: FeedTables) -> None:
+    """One column for each; before, they became another day, another number or `inf`."""
+    columns = ", ".join(f"v{number} {kind}" for number, (kind, _, _) in enumerate(REPORTED))
+    await fed.make(f"_offset Int64, {columns}")
+    values = [f'{{"v{number}": {value}}}' for number, (_, value, _) in enumerate(REPORTED)]
+    await fed.write(await fed.produce(*values))
+
+    texts = ", ".join(f"toString(v{number})" for number in range(len(REPORTED)))
+    rows = {row[0]: row[1:] for row in await fed.rows(f"_offset, {texts}")}
+    stored = [rows[number][number] if number in rows else None for number in range(len(REPORTED))]
+    assert stored == [expected for _, _, expected in REPORTED]
+    dead = dict(await fed.errors())
+    assert dead.keys() == {n for n, (_, _, expected) in enumerate(REPORTED) if expected is None}
+    for number, error in dead.items():
+        assert error.startswith(f"v{number}: ")
+        assert error.endswith(f" does not fit {REPORTED[number][0]}")
+
+
 async def test_a_field_with_a_dot_and_a_path_with_one_are_told_apart(fed: FeedTables) -> None:
     await fed.make("`service.name` Nullable(String), nested String, deep String, both String")
     feed = replace(

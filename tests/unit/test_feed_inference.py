@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.feeds.inference import InferredColumn, field_columns, flat_columns, parse_sample
+from coordinator.feeds.inference import (
+    InferredColumn,
+    field_columns,
+    fields_without_columns,
+    flat_columns,
+    parse_sample,
+)
 
 TYPES = [
     (["1", "-2"], "Nullable(Int64)"),
@@ -78,3 +84,4 @@ def test_names_that_no_column_can_have_are_left_out() -> None:
     )
     assert [column.name for column in flat_columns(sample)] == ["ok"]
     assert [column.name for column in field_columns(sample)] == ["ok"]
+    assert fields_without_columns(sample) == ["", "_block", "_offset", "\ud83d"]

@@ -29,14 +29,13 @@ from coordinator.feeds.definition import (
 from coordinator.feeds.feeder import EVERYWHERE
 from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE
-from coordinator.feeds.statements import columns_of, columns_statement
+from coordinator.feeds.statements import checked_columns, columns_statement
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
     preparing,
     table_to_make,
     window_settings,
 )
-from coordinator.feeds.values.layout import RowLayout
 from spark_jobs import job
 from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
@@ -197,11 +196,10 @@ class FeedTarget:
         found = self.servers.rows(columns_statement(), {"database": database, "table": table})
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")
-        columns = columns_of(found, self.paths, self.units)
         try:
-            RowLayout(columns, self.format)
+            columns = checked_columns(found, self.format, self.paths, self.units)
         except ValueError as error:
-            raise JobFailure(str(error)) from error
+            raise JobFailure(f"{self.name}: {error}") from error
         return SparkFeed(self.name, self.feed_id, database, table, self.format, columns)
 
     def check(self) -> None:

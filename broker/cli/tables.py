@@ -32,6 +32,7 @@ from coordinator.feeds.definition import (
 )
 from coordinator.feeds.options import engine_option, path_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
+from coordinator.feeds.statements import checked_columns, columns_statement
 from coordinator.feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
@@ -238,6 +239,7 @@ def create_table(
             if partition_by:
                 by = f"{by} PARTITION BY {partition_by}"
             _make_table(server, database, filled, columns, engine, by)
+        _check_columns(server, (database, filled), Format(kind), paths, units)
     elif like and not _has_table(server, *split_name(like)):
         raise click.ClickException(f"there is no table {like}")
     options = FeedOptions(
@@ -321,6 +323,21 @@ def _has_table(server: FeedServer, database: str, table: str) -> bool:
             d=database, t=table,
         )
     )  # fmt: skip
+
+
+def _check_columns(
+    server: FeedServer, table: tuple[str, str], kind: Format, paths: Mapping[str, str],
+    units: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Raises `click.ClickException` if a feed could not fill the table."""
+    database, name = table
+    rows = server.rows(columns_statement(), database=database, table=name)
+    try:
+        checked_columns([list(row.values()) for row in rows], kind, paths, units)
+    except ValueError as error:
+        raise click.ClickException(
+            f"{database}.{name} cannot be filled: {error}; there is no feed yet"
+        ) from error
 
 
 def _make_table(

@@ -116,6 +116,23 @@ _FILLED = frozenset({"", "DEFAULT", "EPHEMERAL"})
 """Kinds of defaults of the columns that an insert may name."""
 
 
+def checked_columns(
+    rows: Sequence[Sequence[Any]], kind: Format, paths: Mapping[str, str], units: Mapping[str, str]
+) -> list[Column]:
+    """As `columns_of`, when a feed is made: also raises ValueError if it cannot fill the table, or
+    if a path or a unit is for a column that does not take it."""
+    columns = columns_of(rows, paths, units)
+    types = {column.name: column.type for column in columns}
+    for name in paths:
+        if name not in types:
+            raise ValueError(f"--path {name}: there is no such column that a feed can fill")
+    for name in units:
+        if "Date" not in types.get(name, ""):
+            raise ValueError(f"--unit {name}: there is no such column of dates or times")
+    BlockStatements("", "", kind, columns)
+    return columns
+
+
 class BlockStatements:
     """The statements of one feed, for the columns that its table has now."""
 
@@ -140,10 +157,10 @@ class BlockStatements:
         self.source = source
         values = [column for column in columns if not column.is_metadata]
         if not values:
-            raise ValueError(f"{database}.{table} has no column for values")
+            raise ValueError("the table has no column for values")
         if kind is Format.RAW and len(values) > 1:
             names = ", ".join(column.name for column in values)
-            raise ValueError(f"the format raw fills one column, and {database}.{table} has {names}")
+            raise ValueError(f"the format raw fills one column, and the table has {names}")
         self.layout = RowLayout(columns, kind, collects_unknown=collects_unknown)
 
     @property

@@ -304,7 +304,7 @@ class BlockWriter(PartitionWriter):
                 collects_unknown=feed.options.add_columns,
             )  # fmt: skip
         except ValueError as error:
-            raise EngineError(str(error)) from error
+            raise EngineError(f"{feed.database}.{feed.table}: {error}") from error
 
     async def _load(
         self, feed: FeedDefinition, params: Mapping[str, Parameter], condition: str = "true"

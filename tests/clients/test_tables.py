@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,29 @@ def test_columns_are_inferred_and_shown_before_anything_is_made(tables: TypedTab
         {"id": 2, "user_name": None, "score": 1.5, "tags": []},
         {"id": 3, "user_name": None, "score": None, "tags": []},
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ("id UInt8, s AggregateFunction(sum, UInt64)", [], "column s: no record can fill a column"),
+        ("id UInt8, n UInt8 DEFAULT twice, twice UInt8 MATERIALIZED id * 2", [], "column n: its d"),
+        ("id UInt8", ["--path", "city=address.city"], "--path city: there is no such column"),
+        ("id UInt8", ["--unit", "id=ms"], "--unit id: there is no such column of dates"),
+        ("n Nested(a Date, b DateTime)", ["--unit", "n.a=ms"], "give them the same --unit"),
+        ("_offset Int64", [], "the table has no column for values"),
+        ("a String, b String", ["--format", "raw"], "the format raw fills one column, and the tab"),
+    ],
+)
+def test_a_table_that_cannot_be_filled_gets_no_feed(
+    tables: TypedTables, columns: str, more: list[str], said: str
+) -> None:
+    topic = f"refused_{zlib.crc32(columns.encode() + repr(more).encode())}"
+    create_topic(tables.broker.kafka, topic, 1)
+    tables.sql("CREATE DATABASE IF NOT EXISTS refused")
+    tables.sql(f"CREATE TABLE refused.{topic} ({columns}) ENGINE = MergeTree ORDER BY tuple()")
+    assert said in tables.refused("create", f"refused.{topic}", "--topic", topic, *more)
+    assert topic not in tables("list")
 
 
 def test_pause_resume_replay_and_drop(tables: TypedTables) -> None:

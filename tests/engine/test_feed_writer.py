@@ -335,5 +335,7 @@ async def test_a_table_that_cannot_be_filled_is_a_clear_error(tables: FeedTables
     with pytest.raises(EngineError, match="has no column for values"):
         await tables.write(offsets)
     await tables.make("a String, b String")
-    with pytest.raises(EngineError, match=r"raw fills one column, and shop\.orders has a, b"):
+    with pytest.raises(
+        EngineError, match=r"shop\.orders: the format raw fills one column, and the table has a, b"
+    ):
         await tables.write(offsets, feed=replace(FEED, format=Format.RAW))

@@ -126,11 +126,6 @@ class RowLayout:
         columns = [(one.label, one.type, one.slot, one.node) for one in self._scanned]
         return RowScanner(kind, columns, self._fields, self._slots, self._collects)
 
-    @property
-    def known_fields(self) -> frozenset[str]:
-        """Fields of a record that are in a column, or have something in them that is."""
-        return frozenset(self._fields) | {column.name for column in self.columns}
-
     @cached_property
     def structure(self) -> str:
         """Of the rows that the scanner writes."""
@@ -217,9 +212,12 @@ class RowLayout:
         elements = ", ".join(
             f"{quoted(one.name.removeprefix(f'{prefix}.'))} {_item_of(one)}" for one in group
         )
-        whole = Column(
-            prefix, f"Array(Tuple({elements}))", (prefix,), unit=first.unit, zone=first.zone
-        )
+        units = {one.unit for one in group if "Date" in one.type}
+        if len(units) > 1:
+            names = ", ".join(one.name for one in group if "Date" in one.type)
+            raise ValueError(f"the columns {names} are of one array: give them the same --unit")
+        unit = next(iter(units), None)
+        whole = Column(prefix, f"Array(Tuple({elements}))", (prefix,), unit=unit, zone=first.zone)
         made = self._conversion(whole)
         return self._scan(whole, _optional(made), f"Array({made.written})", whole.path), made
 

@@ -75,7 +75,8 @@ def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence
     create_topic(broker.kafka, "events", 1)
     tables.produce("events", '{"id": 1}')
     with FeedJob(broker, TABLE, "--topic", "events", "--columns", "id UInt64") as running:
-        until(lambda: has_table(tables) and tables.rows(TABLE) == 1, "the first row", LIMIT_S)
+        # Not in the middle of a block: the job would ask while the broker is away.
+        until(lambda: has_completed_a_block(tables), "the first block is complete", LIMIT_S)
         broker.stop()
         broker.settings["sql_password"] = "another one"
         broker.start()
@@ -85,11 +86,14 @@ def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence
     assert f"refuses user {USER}: give the right user and password" in printed
 
 
-def has_table(tables: TypedTables) -> bool:
-    database, table = TABLE.split(".")
+def has_completed_a_block(tables: TypedTables) -> bool:
+    table = "database = 'brokerhouse_feeds' AND name = 'table_feed_blocks'"
+    if not tables.sql(f"SELECT 1 FROM system.tables WHERE {table}"):
+        return False
     return bool(
         tables.sql(
-            f"SELECT 1 FROM system.tables WHERE database = '{database}' AND name = '{table}'"
+            "SELECT 1 FROM brokerhouse_feeds.table_feed_blocks"
+            f" WHERE feed = '{TABLE}' AND phase = 'after' AND rows > 0"
         )
     )
 

@@ -718,8 +718,11 @@ cdef class RowScanner(ValueReader):
         cdef int n, kind
         cdef size_t before
         cdef bint some = value.kind == NULL_VALUE
-        if value.kind == STRING or value.kind == FIELD:
+        cdef Number number
+        if value.kind == STRING:
             kind = STRINGS
+        elif value.kind == FIELD:
+            kind = NUMBERS if parse_number(value.start, value.end, &number) else STRINGS
         elif value.kind == NUMBER:
             kind = NUMBERS
         elif value.kind == OBJECT:

@@ -449,7 +449,8 @@ def test_a_replay_on_a_cluster_waits_and_says_what_it_did(calm_cluster: Cluster)
     )
 
     said = tables("replay", "fed.mended")
-    assert said == f"replayed fed.mended: {dead['n']} rows, 0 dead letters left\n"
+    rows = "1 row" if dead["n"] == 1 else f"{dead['n']} rows"  # by where the slots are
+    assert said == f"replayed fed.mended: {rows}, 0 dead letters left\n"
     [feed] = [one for one in json.loads(tables("list", "--json")) if one["name"] == "fed.mended"]
     assert (feed["rows"], feed["dead_letters"]) == (2 * dead["n"], 0)
     tables.await_rows("fed.mended_local", 2 * PARTITIONS)

@@ -370,7 +370,7 @@ async def test_a_truncated_answer_is_an_error(
 
 
 def test_a_refused_statement_is_not_repeated(broker: BrokerProcess, many: str) -> None:
-    servers = SqlServers((broker.http_url,))
+    servers = SqlServers((broker.http_url,), database="brokerhouse")
     with pytest.raises(SqlRefused, match=r"lacks a table: .* \(Code: 60\. DB::Exc"):
         servers.rows("SELECT * FROM no_such_table")
 

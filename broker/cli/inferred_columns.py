@@ -17,6 +17,7 @@ from coordinator.feeds.inference import (
     flat_columns,
     parse_sample,
 )
+from coordinator.feeds.paths import path_from_text
 from storage.parameters import quoted
 
 _SAMPLE_RECORDS = 1000
@@ -44,7 +45,8 @@ def infer_columns(
     else:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
     text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return text, {one.name: one.path for one in columns}, key
+    paths = {one.name: one.path for one in columns if path_from_text(one.path) != (one.name,)}
+    return text, paths, key
 
 
 def _columns_of_changes(server: FeedServer, topic: str) -> tuple[list[InferredColumn], str]:

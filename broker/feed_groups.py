@@ -82,8 +82,6 @@ class FeedCoordinator(Protocol):
         group_id: str,
         committer: Committer,
         commits: Sequence[OffsetCommit],
-        *,
-        group_must_exist_error: type[KafkaError],
     ) -> None: ...
 
     async def delete_group(self, group_id: str) -> None: ...
@@ -143,7 +141,7 @@ class FeedMember:
         try:
             await self._be_member()
             await self._commit()
-        except (RebalanceInProgress, IllegalGeneration):
+        except (RebalanceInProgress, IllegalGeneration, GroupIdNotFound):
             self._generation = None
         except (UnknownMemberId, FencedInstanceId):
             self._member_id, self._generation = UNKNOWN_MEMBER_ID, None
@@ -220,9 +218,7 @@ class FeedMember:
         if not moved:
             return
         committer = Committer(self._member_id, self._groups.instance_id, self._generation, CLIENT)
-        await self._coordinator.commit(
-            self._group_id, committer, moved, group_must_exist_error=IllegalGeneration
-        )
+        await self._coordinator.commit(self._group_id, committer, moved)
         self._committed.update({(one.topic, one.partition): one.offset for one in moved})
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from common.clock import Clock
 from coordinator.admission import GroupLimits
 from coordinator.cache_worker import CacheWorker
+from coordinator.commit_rules import CommitKind, check_commit_without_group
 from coordinator.duties import Duties
 from coordinator.group_members import protocols_bytes
 from coordinator.group_states import GroupState
@@ -213,26 +214,24 @@ class GroupCoordinator:
         group_id: str,
         committer: Committer,
         commits: Sequence[OffsetCommit],
-        *,
-        group_must_exist_error: type[KafkaError],
         producer: Producer | None = None,
     ) -> None:
-        """Store offsets. A member of a group that does not exist gets `group_must_exist_error`.
+        """Store offsets. With a producer, they count when its transaction is committed.
 
-        With a producer, they count when its transaction is committed.
+        Who may commit: `coordinator.commit_rules`.
         """
+        kind = CommitKind.PLAIN if producer is None else CommitKind.TRANSACTIONAL
         hosted = self.hosted_groups.get(group_id)
-        if hosted is None and committer.generation >= 0:
-            raise group_must_exist_error(f"there is no group {group_id!r}")
         if hosted is None:
+            check_commit_without_group(kind, committer)
             self.hosted_groups.refuse_when_full(0)
             hosted = self._host_new(group_id)
             hosted.group.mark_changed()
             hosted.after_event()
         hosted.refuse_when_being_deleted()
         now = self._clock.now()
-        hosted.group.check_commit(committer, now)
-        if committer.generation >= 0:
+        hosted.group.check_commit(kind, committer, now)
+        if kind is CommitKind.PLAIN and committer.generation >= 0:
             self.cache.heartbeats.note(group_id, committer.member_id, now.wall_ms)
         try:
             if producer is None:

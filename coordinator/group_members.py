@@ -104,6 +104,9 @@ class Members:
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._by_id
 
+    def __getitem__(self, member_id: str) -> GroupMember:
+        return self._by_id[member_id]
+
     def get(self, member_id: str) -> GroupMember | None:
         return self._by_id.get(member_id)
 

@@ -50,8 +50,6 @@ class GroupEvent(Enum):
     LEADER_SYNCED = auto()
     """The leader sends the assignment of every member."""
     HEARTBEAT = auto()
-    COMMIT = auto()
-    """A member commits offsets in the current generation."""
     DELETED = auto()
 
 
@@ -123,7 +121,6 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
             GroupEvent.FOLLOWER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
             GroupEvent.LEADER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
             GroupEvent.HEARTBEAT: Refusal(RebalanceInProgress, "a rebalance has begun: join again"),
-            GroupEvent.COMMIT: _to(_PREPARING),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # A generation has begun and waits for the leader's assignment.
@@ -137,7 +134,6 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
             GroupEvent.FOLLOWER_SYNCED: _to(_COMPLETING, GroupAction.PARK_SYNC),
             GroupEvent.LEADER_SYNCED: _to(_STABLE, GroupAction.PARK_SYNC, GroupAction.ASSIGN),
             GroupEvent.HEARTBEAT: _to(_COMPLETING),
-            GroupEvent.COMMIT: Refusal(RebalanceInProgress, "the generation has no assignment yet"),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # Every member has its assignment, or can ask for it.
@@ -156,7 +152,6 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
                 _STABLE, GroupAction.PARK_SYNC, GroupAction.TELL_ASSIGNMENT
             ),
             GroupEvent.HEARTBEAT: _to(_STABLE),
-            GroupEvent.COMMIT: _to(_STABLE),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # Deleted: `Group` refuses every request, before it asks who sends it.

@@ -9,8 +9,9 @@ caller must store `record()`.
 answer and never looks into it. Every waiter is answered: by the end of the rebalance, by a newer
 request of the same member, or when the member goes.
 
-Who may join stands in `coordinator.admission`, what each event does in `coordinator.group_states`
-and `coordinator.rebalance`, and the members are kept in `coordinator.group_members`.
+Who may join stands in `coordinator.admission`, who may commit in `coordinator.commit_rules`, what
+each event does in `coordinator.group_states` and `coordinator.rebalance`. The members are kept in
+`coordinator.group_members`.
 
 Sources: KIP-62 (rebalance time-out), KIP-134 (initial delay), KIP-345 (static members), KIP-394
 (member id handshake), KIP-814 (static leader), and the behaviour of Kafka 4's classic groups."""
@@ -22,6 +23,13 @@ from uuid import uuid4
 
 from common.clock import Moment
 from coordinator.admission import Admission, GroupLimits
+from coordinator.commit_rules import (
+    CommitKind,
+    CommitSender,
+    check_commit,
+    commit_sender,
+    named_generation,
+)
 from coordinator.group_members import metadata_of
 from coordinator.group_states import GroupEvent, GroupState
 from coordinator.messages import (
@@ -42,7 +50,6 @@ from protocol.errors import (
     IllegalGeneration,
     InconsistentGroupProtocol,
     KafkaError,
-    UnknownMemberId,
 )
 
 _CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -225,25 +232,16 @@ class Group:
             return error
         return None
 
-    def check_commit(self, committer: Committer, now: Moment) -> None:
-        """Raises `KafkaError` unless this client may commit now. A commit counts as a heartbeat.
+    def check_commit(self, kind: CommitKind, committer: Committer, now: Moment) -> None:
+        """Raises `KafkaError` unless this client may commit now: `coordinator.commit_rules`.
 
-        Without a generation only while nobody is a member: by tools, and by consumers that choose
-        their partitions themselves.
+        A member's OffsetCommit counts as a heartbeat.
         """
-        self._refuse_if_deleted()
-        if committer.generation < 0 and self.state is GroupState.EMPTY:
-            return
-        if (
-            committer.generation < 0
-            and committer.member_id == UNKNOWN_MEMBER_ID
-            and committer.group_instance_id is None
-        ):
-            raise UnknownMemberId("the group has members, and only they may commit")
-        member = self._members.validated(committer.member_id, committer.group_instance_id)
-        self._check_generation(committer.generation)
-        self._rebalance.fire(GroupEvent.COMMIT, now)
-        member.heard_at(now.monotonic_ms)
+        sender = commit_sender(committer, self._members)
+        named = named_generation(committer, self._rebalance.generation)
+        check_commit(kind, self.state, sender, named)
+        if kind is CommitKind.PLAIN and sender is CommitSender.MEMBER:
+            self._members[committer.member_id].heard_at(now.monotonic_ms)
 
     def delete(self, now: Moment) -> None:
         """Delete the group. It must be empty."""

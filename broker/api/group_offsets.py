@@ -7,9 +7,13 @@ from typing import Any
 
 from broker.api.context import RequestContext
 from broker.api.topic_lookup import readable_topic
+from protocol.errors import OffsetMetadataTooLarge
 
 BY_ID = 10
 """The version from which OffsetCommit and OffsetFetch name topics by id (KIP-848)."""
+GROUP_DECIDES = frozenset({0, OffsetMetadataTooLarge.code})
+"""Codes of partitions that exist. An error of the group takes their place in the answer to a
+commit; the group is not asked about a commit without such a partition."""
 
 
 async def look_for_topics(ctx: RequestContext, topics: Sequence[Any]) -> None:

@@ -2,8 +2,10 @@
 
     v2 how long to keep the offsets, until v4; v3 throttle time; v6 leader epoch
     v7 static members (KIP-345); v8 flexible
-    v9 a group that does not exist is GROUP_ID_NOT_FOUND, before ILLEGAL_GENERATION
+    v9 a group that does not exist is GROUP_ID_NOT_FOUND; before, it is ILLEGAL_GENERATION
     v10 topics by id instead of by name (KIP-848)
+
+Who may commit, in which state of the group: `coordinator.commit_rules`.
 
 A partition that cannot be committed does not stop the others. An error of the group is the error of
 every partition. An empty group id is a group like any other, as in Kafka.
@@ -18,7 +20,7 @@ from __future__ import annotations
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.group_offsets import BY_ID, look_for_topics
+from broker.api.group_offsets import BY_ID, GROUP_DECIDES, look_for_topics
 from broker.api.topic_lookup import find_readable_topic, has_partition
 from common.clock import wall_ms
 from coordinator.messages import Committer, OffsetCommit
@@ -34,8 +36,7 @@ from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
 _KEEP_BY_DEFAULT = -1
 _EXPIRE_MAX_MS = 4_102_444_800_000
 """The year 2100: ClickHouse's DateTime64 can hold it, and it is late enough for "never"."""
-_GROUP_DECIDES = frozenset({0, OffsetMetadataTooLarge.code})
-"""Codes of partitions that exist: an error of the group takes their place."""
+_GROUP_NOT_FOUND_SINCE = 9
 
 
 async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> bytes:
@@ -46,11 +47,12 @@ async def offset_commit(ctx: RequestContext, request: OffsetCommitRequest) -> by
         AnsweredTopic(topic.name, topic.topic_id, _collect(ctx, topic, expire_time_ms, commits))
         for topic in request.topics
     ]
-    if any(code in _GROUP_DECIDES for topic in answers for _, code in topic.partitions):
+    if any(code in GROUP_DECIDES for topic in answers for _, code in topic.partitions):
         try:
             await _commit(ctx, request, commits)
         except KafkaError as error:
-            answers = [_refused(topic, error) for topic in answers]
+            known = _as_known(error, ctx.version)
+            answers = [_refused(topic, known) for topic in answers]
     return offset_commit_body(ctx.version, answers)
 
 
@@ -94,7 +96,7 @@ def _refused(topic: AnsweredTopic, error: KafkaError) -> AnsweredTopic:
     """The error of the group takes the place of each code that it decides about."""
     return topic._replace(
         partitions=[
-            (index, error.code if code in _GROUP_DECIDES else code)
+            (index, error.code if code in GROUP_DECIDES else code)
             for index, code in topic.partitions
         ]
     )
@@ -113,8 +115,14 @@ async def _commit(
             client=ctx.client,
         ),
         commits,
-        group_must_exist_error=GroupIdNotFound if ctx.version >= 9 else IllegalGeneration,
     )
+
+
+def _as_known(error: KafkaError, version: int) -> KafkaError:
+    """The error as this version of the request knows it."""
+    if isinstance(error, GroupIdNotFound) and version < _GROUP_NOT_FOUND_SINCE:
+        return IllegalGeneration(error.message)
+    return error
 
 
 def _expire_time_ms(ctx: RequestContext, request: OffsetCommitRequest) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_partition, find_topic
+from broker.api.topic_lookup import check_partition, find_readable_topic
 from coordinator.messages import TopicPartition
 from protocol.errors import KafkaError, UnknownTopicOrPartition
 
@@ -48,7 +48,7 @@ async def offset_delete(ctx: RequestContext, request: OffsetDeleteRequest) -> Of
 
 def _lookup_error(ctx: RequestContext, name: str, index: int) -> KafkaError | None:
     try:
-        check_partition(find_topic(ctx, name), index)
+        check_partition(find_readable_topic(ctx, name), index)
     except UnknownTopicOrPartition as error:
         return error
     return None

@@ -4,11 +4,14 @@
     v4 TRANSACTION_ABORTABLE
     v5 the broker makes the group part of the transaction (KIP-890)
 
-The offsets count when the transaction is committed (coordinator/pending_offsets.py).
+The offsets count when the transaction is committed (coordinator/pending_offsets.py). The producer's
+epoch fences a commit without a member id, also while the group has members. Who else may commit, in
+which state of the group: `coordinator.commit_rules`.
 
-Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, those of the group as
-in OffsetCommit, those of the transaction as in AddOffsetsToTxn, and INVALID_TXN_STATE (the group is
-not part of it).
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE; those of the group:
+INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION (also for a group that
+does not exist), NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS; those of the transaction as in
+AddOffsetsToTxn, and INVALID_TXN_STATE (the group is not part of it).
 """
 
 from __future__ import annotations
@@ -16,38 +19,52 @@ from __future__ import annotations
 from kafka.protocol.producer import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_topic, has_partition
-from broker.api.transaction_requests import as_known
+from broker.api.group_offsets import GROUP_DECIDES, look_for_topics
+from broker.api.topic_lookup import find_readable_topic, has_partition
 from coordinator.messages import Committer, OffsetCommit
 from coordinator.transaction_states import Producer
 from protocol.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
     IllegalGeneration,
+    InvalidGroupId,
+    InvalidProducerEpoch,
     InvalidTxnState,
     KafkaError,
     OffsetMetadataTooLarge,
+    ProducerFenced,
     TransactionAbortable,
     UnknownTopicOrPartition,
 )
 
-_ABORTABLE_SINCE, _ADDS_SINCE = 4, 5
+_MEMBER_SINCE, _ADDS_SINCE = 3, 5
+_OLDER_ERRORS: tuple[tuple[int | None, type[KafkaError], type[KafkaError]], ...] = (
+    # A producer before Kafka 2.0 may crash when the coordinator loads (KAFKA-7296).
+    (2, CoordinatorLoadInProgress, CoordinatorNotAvailable),
+    (4, TransactionAbortable, InvalidTxnState),
+    (None, GroupIdNotFound, IllegalGeneration),
+    (None, ProducerFenced, InvalidProducerEpoch),
+)
+"""An error is replaced before a version; None: in every version."""
 
 
 async def txn_offset_commit(
     ctx: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
+    await look_for_topics(ctx, request.topics)
     commits: list[OffsetCommit] = []
     codes = {
         (topic.name, partition.partition_index): _collect(ctx, topic.name, partition, commits)
         for topic in request.topics
         for partition in topic.partitions
     }
-    try:
-        await _commit(ctx, request, commits)
-    except KafkaError as error:
-        known = as_known(error, knows_fenced=False)
-        if isinstance(known, TransactionAbortable) and ctx.version < _ABORTABLE_SINCE:
-            known = InvalidTxnState(known.message)
-        codes = {key: code or known.code for key, code in codes.items()}
+    if GROUP_DECIDES.intersection(codes.values()):
+        try:
+            await _commit(ctx, request, commits)
+        except KafkaError as error:
+            refused = _as_known(error, ctx.version).code
+            codes = {key: refused if code in GROUP_DECIDES else code for key, code in codes.items()}
     topic_class = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
     return TxnOffsetCommitResponse(
         throttle_time_ms=0,
@@ -67,6 +84,14 @@ async def txn_offset_commit(
     )
 
 
+def _as_known(error: KafkaError, version: int) -> KafkaError:
+    """The error as this version of the request knows it."""
+    for since, newer, older in _OLDER_ERRORS:
+        if isinstance(error, newer) and (since is None or version < since):
+            return older(error.message)
+    return error
+
+
 def _collect(
     ctx: RequestContext,
     name: str,
@@ -76,7 +101,7 @@ def _collect(
     """Add what can be committed to `commits`; the error code."""
     metadata = asked.committed_metadata or ""
     try:
-        topic = find_topic(ctx, name)
+        topic = find_readable_topic(ctx, name)
     except KafkaError as error:
         return error.code
     if not has_partition(topic, asked.partition_index):
@@ -96,8 +121,10 @@ def _collect(
 async def _commit(
     ctx: RequestContext, request: TxnOffsetCommitRequest, commits: list[OffsetCommit]
 ) -> None:
+    if not request.group_id:
+        raise InvalidGroupId("a group id is needed")
     producer = Producer(request.producer_id, request.producer_epoch)
-    is_member = ctx.version >= 3
+    is_member = ctx.version >= _MEMBER_SINCE
     committer = Committer(
         member_id=request.member_id if is_member else "",
         group_instance_id=request.group_instance_id if is_member else None,
@@ -115,7 +142,6 @@ async def _commit(
         request.group_id,
         committer,
         commits,
-        group_must_exist_error=IllegalGeneration,
         producer=producer,
     )
 

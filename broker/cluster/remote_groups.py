@@ -129,8 +129,6 @@ class RemoteGroups:
         group_id: str,
         committer: Committer,
         commits: Sequence[OffsetCommit],
-        *,
-        group_must_exist_error: type[KafkaError],
     ) -> None:
         topic = OffsetCommitRequest.OffsetCommitRequestTopic
         place = topic.OffsetCommitRequestPartition

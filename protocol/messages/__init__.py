@@ -14,3 +14,19 @@ class UnregisterBrokerRequest(ApiMessage, load_json=__name__):  # type: ignore[c
 
 class UnregisterBrokerResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
     """Whether the broker was forgotten."""
+
+
+class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """A member of a group of the consumer protocol joins, stays or leaves (KIP-848)."""
+
+
+class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """What the member reads."""
+
+
+class ShareGroupHeartbeatRequest(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """A member of a share group joins, stays or leaves (KIP-932)."""
+
+
+class ShareGroupHeartbeatResponse(ApiMessage, load_json=__name__):  # type: ignore[call-arg, misc]
+    """What the member reads."""

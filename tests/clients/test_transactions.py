@@ -6,15 +6,20 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from uuid import uuid4
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import confluent_kafka
 import pytest
 from confluent_kafka.cimpl import TopicPartition
 
+from protocol import errors
 from tests.support import messages, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess
+from tests.support.member import Member
+from tests.support.messages import Target
 from tests.support.transactional import (
     AiokafkaProducer,
     ConfluentProducer,
@@ -27,6 +32,8 @@ from tests.support.wire import Wire
 
 CLIENTS = ("java", "confluent-kafka", "aiokafka", "kafka-python", "kafkajs")
 LIMIT_S = 20.0
+BY_NAME = 9
+"""The newest version of OffsetCommit that names topics."""
 FENCED = r"(?i)fenced|newer|epoch|InvalidTxnState|abortable"
 """What clients say of a producer whose transaction was taken away."""
 Opened = Callable[..., TransactionalProducer]
@@ -233,6 +240,75 @@ def test_offsets_of_a_group_count_when_their_transaction_is_committed(
     producer.commit()
     until(lambda: committed_offset(broker, group, events) == 7)
     assert stored_offset(broker, group) == 7
+
+
+@pytest.fixture
+def live(broker: BrokerProcess) -> Iterator[Callable[..., Member]]:
+    """`live(group)`: a member on a connection of its own, which has not joined yet."""
+    with ExitStack() as closed:
+
+        def member(group: str, **options: Any) -> Member:
+            _, address = broker.coordinator(group)
+            wire = closed.enter_context(Wire(SimpleNamespace(kafka=address)))
+            return Member(wire, group, **options)
+
+        yield member
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_producer_without_a_member_id_sends_offsets_of_a_group_with_a_live_member(
+    broker: BrokerProcess,
+    opened: Opened,
+    live: Callable[..., Member],
+    events: str,
+    name: str,
+) -> None:
+    member = live(f"group-{uuid4()}")
+    member.settle()
+    producer = opened(name, broker.kafka, f"id-{uuid4()}")
+    producer.begin()
+    producer.send(events, "derived")
+    producer.send_offset(member.group_id, events, 7)
+    producer.commit()
+    until(lambda: committed_offset(broker, member.group_id, events) == 7)
+    assert member.heartbeat() == 0
+
+
+def test_a_member_sends_offsets_to_a_transaction_while_its_group_completes_a_rebalance(
+    broker: BrokerProcess, opened: Opened, live: Callable[..., Member], events: str
+) -> None:
+    member = live(f"group-{uuid4()}", era=BY_NAME)
+    member.join()
+    target = Target(events, UUID(int=0))
+    assert member.commit(target) == errors.RebalanceInProgress.code, "there is no assignment yet"
+    producer = opened("java", broker.kafka, f"id-{uuid4()}")
+    assert isinstance(producer, HelpedProducer)
+    producer.begin()
+    producer.send(events, "derived")
+    producer.send_offset(member.group_id, events, 7, member=member)
+    producer.commit()
+    until(lambda: committed_offset(broker, member.group_id, events) == 7)
+
+
+def test_a_static_member_that_was_replaced_sends_no_offsets_to_a_transaction(
+    broker: BrokerProcess, opened: Opened, live: Callable[..., Member], events: str
+) -> None:
+    group = f"group-{uuid4()}"
+    replaced, successor = live(group, instance_id="one"), live(group, instance_id="one")
+    replaced.settle()
+    successor.join()
+    assert successor.generation == replaced.generation
+    producer = opened("java", broker.kafka, f"id-{uuid4()}")
+    assert isinstance(producer, HelpedProducer)
+    producer.begin()
+    producer.send(events, "derived")
+    with pytest.raises(Exception, match="FencedInstanceId"):
+        producer.send_offset(group, events, 7, member=replaced)
+    producer.abort()
+    producer.begin()
+    producer.send_offset(group, events, 8, member=successor)
+    producer.commit()
+    until(lambda: committed_offset(broker, group, events) == 8)
 
 
 def stored_offset(broker: BrokerProcess, group: str) -> int | None:

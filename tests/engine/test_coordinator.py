@@ -30,7 +30,6 @@ from protocol.errors import (
     GroupIdNotFound,
     GroupMaxSizeReached,
     GroupSubscribedToTopic,
-    IllegalGeneration,
     InvalidGroupId,
     NonEmptyGroup,
     UnknownMemberId,
@@ -112,9 +111,7 @@ def state_of(groups: GroupCoordinator, group_id: str = "group") -> str | None:
 async def commit(
     groups: GroupCoordinator, committer: Committer, offset: int, group_id: str = "group"
 ) -> None:
-    await groups.commit(
-        group_id, committer, [commit_of(offset)], group_must_exist_error=IllegalGeneration
-    )
+    await groups.commit(group_id, committer, [commit_of(offset)])
 
 
 async def test_a_member_hears_of_its_generation_only_when_it_is_stored(
@@ -454,12 +451,12 @@ class TestOffsets:
             await commit(groups, ADMIN, 4)
             assert groups.cache.get("group") is not None
 
-    async def test_a_member_of_a_group_that_is_not_there_gets_the_error_of_its_version(
+    async def test_a_commit_of_a_member_does_not_create_a_group(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock) as groups:
             nobody = Committer("nobody", None, 3, CLIENT)
-            with pytest.raises(IllegalGeneration):
+            with pytest.raises(GroupIdNotFound):
                 await commit(groups, nobody, 1)
             assert groups.cache.get("group") is None
 
@@ -528,7 +525,6 @@ class TestOffsets:
                 "group",
                 member(joined),
                 [commit_of(7), other],
-                group_must_exist_error=IllegalGeneration,
             )
             outcomes = await groups.delete_offsets("group", [(TOPIC, 0), ("other", 0)])
             assert isinstance(outcomes[0], GroupSubscribedToTopic)

@@ -11,6 +11,7 @@ import pytest
 
 from common.clock import Moment
 from coordinator.admission import GroupLimits
+from coordinator.commit_rules import CommitKind
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
 from coordinator.messages import (
@@ -148,10 +149,15 @@ class Coordinator:
         self.group.heartbeat(member_id, instance, generation, self.now)
 
     def commit(
-        self, member_id: str, *, instance: str | None = None, generation: int | None = None
+        self,
+        member_id: str,
+        *,
+        instance: str | None = None,
+        generation: int | None = None,
+        kind: CommitKind = CommitKind.PLAIN,
     ) -> None:
         generation = self.generation if generation is None else generation
-        self.group.check_commit(Committer(member_id, instance, generation, CLIENT), self.now)
+        self.group.check_commit(kind, Committer(member_id, instance, generation, CLIENT), self.now)
 
     def leave(self, member_id: str, instance: str | None = None) -> KafkaError | None:
         (outcome,) = self.group.leave([LeavingMember(member_id, instance)], self.now)

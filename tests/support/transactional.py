@@ -15,6 +15,7 @@ from confluent_kafka import cimpl
 from kafka.structs import OffsetAndMetadata
 
 from tests.support.helper_process import HelperProcess
+from tests.support.member import Member
 
 LIMIT_S = 60.0
 TIMEOUT_MS = 600_000
@@ -223,8 +224,27 @@ class HelpedProducer(TransactionalProducer):
     def flush(self) -> None:
         self._ask("flush")
 
-    def send_offset(self, group: str, topic: str, offset: int, partition: int = 0) -> None:
-        self._ask("offsets", group=group, topic=topic, partition=partition, offset=offset)
+    def send_offset(
+        self,
+        group: str,
+        topic: str,
+        offset: int,
+        partition: int = 0,
+        member: Member | None = None,
+    ) -> None:
+        """`member`: of the group, which sends its offsets (KIP-447); only Java does."""
+        identity = (
+            {}
+            if member is None
+            else {
+                "member_id": member.member_id,
+                "generation": member.generation,
+                "instance_id": member.instance_id,
+            }
+        )
+        self._ask(
+            "offsets", group=group, topic=topic, partition=partition, offset=offset, **identity
+        )
 
     def commit(self) -> None:
         self._ask("commit")

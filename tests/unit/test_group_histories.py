@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from common.clock import Moment
+from coordinator.commit_rules import CommitKind
 from coordinator.group_states import GroupState
 from coordinator.messages import (
     Client,
@@ -394,7 +395,7 @@ class World:
             committer = Committer(process.member_id, instance, generation, Client("c", "/h"))
             try:
                 group = self.broker.hosted()
-                group.check_commit(committer, self.now)
+                group.check_commit(CommitKind.PLAIN, committer, self.now)
             except KafkaError:
                 continue
             assert generation == group.generation == self.told.generation

@@ -66,6 +66,7 @@ public final class Helper {
             case "read" -> read(request);
             case "commit" -> commit(request);
             case "committed" -> committed(request);
+            case "subscribe" -> GroupProtocols.subscribe(request, groupProperties(request));
             case "load_start" -> loadStart(request);
             case "load_await" -> loadAwait(request);
             case "load_stop" -> loadStop();

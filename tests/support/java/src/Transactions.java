@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
@@ -34,8 +35,7 @@ final class Transactions {
                     null,
                     request.get("value").asText().getBytes())));
             case "transactions_flush" -> flush(name);
-            case "transactions_offsets" -> producer.sendOffsetsToTransaction(
-                    offsets(request), new ConsumerGroupMetadata(request.get("group").asText()));
+            case "transactions_offsets" -> producer.sendOffsetsToTransaction(offsets(request), group(request));
             case "transactions_commit" -> producer.commitTransaction();
             case "transactions_abort" -> producer.abortTransaction();
             case "transactions_close" -> producers.remove(name).close(CLOSE);
@@ -61,6 +61,18 @@ final class Transactions {
         producers.get(name).flush();
         List<Future<RecordMetadata>> waiting = sent.put(name, new ArrayList<>());
         for (Future<RecordMetadata> one : waiting) one.get();
+    }
+
+    /** As a member if the request names one, else without a member id. */
+    private static ConsumerGroupMetadata group(JsonNode request) {
+        String name = request.get("group").asText();
+        if (!request.hasNonNull("member_id")) return new ConsumerGroupMetadata(name);
+        String instance = request.hasNonNull("instance_id") ? request.get("instance_id").asText() : null;
+        return new ConsumerGroupMetadata(
+                name,
+                request.get("generation").asInt(),
+                request.get("member_id").asText(),
+                Optional.ofNullable(instance));
     }
 
     private static Map<TopicPartition, OffsetAndMetadata> offsets(JsonNode request) {

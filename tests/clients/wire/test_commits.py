@@ -1,0 +1,194 @@
+"""Who may commit offsets, in every version of OffsetCommit and TxnOffsetCommit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+
+from broker.api import APIS
+from coordinator.transaction_states import Producer
+from protocol import errors
+from protocol.versions import ApiKey
+from tests.support import messages
+from tests.support.broker_process import BrokerProcess
+from tests.support.commit_cases import ABSENT, CASES, DEAD, STATIC, CommitCase, identities
+from tests.support.member import Member
+from tests.support.waiting import until
+from tests.support.wire import Listening, Wire
+
+pytestmark = pytest.mark.one_broker("asks one connection for every partition and group")
+
+ADDED_BY_BROKER = 5
+"""The version of TxnOffsetCommit from which the broker makes the group part of the transaction."""
+IN_STATES = [case for case in CASES if case.state != DEAD]
+NEVER_MS = 1_800_000
+
+
+def versions(key: ApiKey) -> range:
+    return range(APIS[key].min_version, APIS[key].max_version + 1)
+
+
+def pair(address: Listening, group_id: str, stack: ExitStack) -> tuple[Member, Member]:
+    """A dynamic and a static member, which begin the second generation of their group."""
+    dynamic, static = (
+        Member(
+            stack.enter_context(Wire(address)),
+            group_id,
+            instance_id=instance,
+            session_timeout_ms=NEVER_MS,
+            rebalance_timeout_ms=NEVER_MS,
+        )
+        for instance in (None, STATIC)
+    )
+    dynamic.settle()
+    static.begin_join()
+    until(lambda: dynamic.heartbeat() == errors.RebalanceInProgress.code, "the rebalance begins")
+    dynamic.send_join()
+    dynamic.receive_join()
+    static.receive_join()
+    return dynamic, static
+
+
+def synced(members: tuple[Member, Member]) -> tuple[Member, Member]:
+    dynamic, static = members
+    static.send_sync()
+    assert dynamic.leads
+    assert dynamic.sync({one.member_id: messages.ASSIGNMENT for one in members}).error_code == 0
+    assert static.receive_sync().error_code == 0
+    return members
+
+
+class Groups:
+    """A group in each state, and a producer of a transaction that stays open."""
+
+    def __init__(self, address: Listening, name: str, stack: ExitStack) -> None:
+        self.wire = stack.enter_context(Wire(address))
+        self.target = messages.create_topic(self.wire, name)
+        self._name = name
+        self._transactional_id = f"{name} transaction"
+        request = messages.init_producer(self._transactional_id)
+        initialised = self._repeated(request, 4, lambda answer: answer.error_code)
+        self.producer = Producer(initialised.producer_id, initialised.producer_epoch)
+        self._members = {ABSENT: pair(address, f"{name} other", stack)}
+        self._members["CompletingRebalance"] = pair(address, f"{name} CompletingRebalance", stack)
+        for state in ("Empty", "PreparingRebalance", "Stable"):
+            self._members[state] = synced(pair(address, f"{name} {state}", stack))
+        third = Member(
+            stack.enter_context(Wire(address)),
+            f"{name} PreparingRebalance",
+            session_timeout_ms=NEVER_MS,
+            rebalance_timeout_ms=NEVER_MS,
+        )
+        third.begin_join()
+        preparing = self._members["PreparingRebalance"][0]
+        until(lambda: preparing.heartbeat() == errors.RebalanceInProgress.code, "it begins")
+        for member in self._members["Empty"]:
+            assert member.leave() == 0
+        self._absent = 0
+
+    def commits(self, case: CommitCase) -> Iterator[tuple[str, int]]:
+        """What was sent and the error code, for every way to be the sender, in every version."""
+        dynamic, static = self._members[case.state]
+        current = dynamic.generation
+        generation = {"none": -1, "current": current, "other": current - 1}[case.generation]
+        for member_id, instance in identities(case.sender, dynamic.member_id, static.member_id):
+            for version in versions(ApiKey[case.request]):
+                asked = {"member_id": member_id, "generation": generation, "instance_id": instance}
+                if case.request == "OffsetCommit":
+                    if instance is not None and version < 7:
+                        continue
+                    code = self._commit(self._group_id(case), version, asked)
+                else:
+                    if version < 3 and (member_id or instance is not None or generation >= 0):
+                        continue
+                    code = self._commit_in_transaction(self._group_id(case), version, asked)
+                yield f"version {version}, {asked}", code
+
+    def _group_id(self, case: CommitCase) -> str:
+        if case.state != ABSENT:
+            return f"{self._name} {case.state}"
+        self._absent += 1
+        return f"{self._name} absent {self._absent}"
+
+    def _commit(self, group_id: str, version: int, asked: Mapping[str, Any]) -> int:
+        request = messages.commit(group_id, (self.target, {0: 7}), **asked)
+        return self._code(self.wire.ask(request, version))
+
+    def _commit_in_transaction(self, group_id: str, version: int, asked: Mapping[str, Any]) -> int:
+        if version < ADDED_BY_BROKER:
+            adding = AddOffsetsToTxnRequest(
+                transactional_id=self._transactional_id,
+                producer_id=self.producer.producer_id,
+                producer_epoch=self.producer.epoch,
+                group_id=group_id,
+            )
+            self._repeated(adding, 3, lambda answer: answer.error_code)
+        topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        request = TxnOffsetCommitRequest(
+            transactional_id=self._transactional_id,
+            group_id=group_id,
+            producer_id=self.producer.producer_id,
+            producer_epoch=self.producer.epoch,
+            generation_id=asked["generation"],
+            member_id=asked["member_id"],
+            group_instance_id=asked["instance_id"],
+            topics=[
+                topic(
+                    name=self.target.name,
+                    partitions=[
+                        topic.TxnOffsetCommitRequestPartition(
+                            partition_index=0,
+                            committed_offset=8,
+                            committed_leader_epoch=-1,
+                            committed_metadata="",
+                        )
+                    ],
+                )
+            ],
+        )
+        return self._code(self.wire.ask(request, version))
+
+    def _code(self, answer: Any) -> int:
+        (topic,) = answer.topics
+        (partition,) = topic.partitions
+        return int(partition.error_code)
+
+    def _repeated(self, request: Any, version: int, code_of: Any) -> Any:
+        answers: list[Any] = []
+
+        def succeeds() -> bool:
+            answers.append(self.wire.ask(request, version))
+            return int(code_of(answers[-1])) == 0
+
+        until(succeeds, "it is accepted")
+        return answers[-1]
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
+    """On a broker whose groups do not wait for more members."""
+    data_dir = tmp_path_factory.mktemp("commits") / "data"
+    broker = BrokerProcess(data_dir, {"group_initial_rebalance_delay_ms": "0"})
+    broker.start()
+    with ExitStack() as stack:
+        yield Groups(broker, "commits", stack)
+    broker.stop()
+
+
+@pytest.mark.parametrize("case", IN_STATES, ids=str)
+def test_a_commit_is_answered_as_by_kafka(groups: Groups, case: CommitCase) -> None:
+    """Also GROUP_ID_NOT_FOUND by its version: `OffsetMetadataManager.validateOffsetCommit`."""
+    answered = dict(groups.commits(case))
+    assert answered
+    for sent, code in answered.items():
+        version = int(sent.split(",")[0].removeprefix("version "))
+        expected = 0 if case.error is None else case.error.code
+        if case.error is errors.GroupIdNotFound and (
+            case.request == "TxnOffsetCommit" or version < 9
+        ):
+            expected = errors.IllegalGeneration.code
+        assert code == expected, sent

@@ -10,7 +10,7 @@ from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
 from broker.cluster.shard_host import ShardEngine
-from storage.embedded import EmbeddedEngine
+from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import SlotMap
 from tests.support.shared_catalog import MemoryRegistry
@@ -21,7 +21,7 @@ TTL_MS = 9_000_000
 class EmbeddedShard:
     """A shard whose only replica is an embedded engine."""
 
-    def __init__(self, name: str, engine: EmbeddedEngine) -> None:
+    def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
         self.away = False
         self._engine = engine
@@ -33,7 +33,7 @@ class EmbeddedShard:
         return getattr(self._engine, name)
 
 
-def embedded_shard(name: str, engine: EmbeddedEngine) -> ShardEngine:
+def embedded_shard(name: str, engine: Engine) -> ShardEngine:
     return cast(ShardEngine, EmbeddedShard(name, engine))
 
 

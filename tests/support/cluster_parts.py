@@ -10,6 +10,7 @@ from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
 from broker.cluster.shard_host import ShardEngine
+from common.clock import wall_ms
 from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import SlotMap
@@ -44,10 +45,11 @@ def own_session(slot_map: SlotMap) -> OwnSession:
     return OwnSession(view, BrokerSession(0, 1, "host", 9092, None, TTL_MS), 1)
 
 
-def begin_session(session: OwnSession, session_id: int) -> Tenure:
-    """Begin a session without the registry."""
+def begin_session(session: OwnSession, session_id: int, *shards: str) -> Tenure:
+    """Begin a session without the registry. It may write to these shards today."""
     view = session._view
-    row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS)
+    floors = dict.fromkeys(shards, wall_ms())
+    row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS, append_floors=floors)
     at = Versioned(row.to_text(), 1)
     session.tenure = Tenure(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
     session.has_begun.set()

@@ -49,7 +49,7 @@ class OneBroker:
         self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
         settings = Settings(lanes=LANES - 1)  # the last one is for small rows
         self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
-        self.tenure = begin_session(self.session, 1)
+        self.tenure = begin_session(self.session, 1, SHARD)
         shard = embedded_shard(SHARD, engine)
         self.host = ShardHost(
             shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
@@ -70,4 +70,4 @@ class OneBroker:
     def lose(self) -> None:
         self.session.end()
         self.slots.abandon_slots()
-        self.tenure = begin_session(self.session, self.tenure.session_id + 1)
+        self.tenure = begin_session(self.session, self.tenure.session_id + 1, SHARD)

@@ -47,6 +47,7 @@ class Wanted:
     fetch_offset: int
     max_bytes: int
     current_leader_epoch: int
+    last_fetched_epoch: int = -1
     told_high_watermark: int = -1
     told_log_start: int = -1
 
@@ -141,6 +142,7 @@ class FetchSessions:
                 known.fetch_offset = want.fetch_offset
                 known.max_bytes = want.max_bytes
                 known.current_leader_epoch = want.current_leader_epoch
+                known.last_fetched_epoch = want.last_fetched_epoch
         for topic in request.forgotten_topics_data:
             for partition in topic.partitions:
                 session.partitions.pop((_topic_key(topic, by_id), partition), None)
@@ -159,7 +161,8 @@ def _wanted(request: FetchRequest, by_id: bool) -> list[Wanted]:
             (_topic_key(topic, by_id), partition.partition),
             partition.fetch_offset,
             partition.partition_max_bytes,
-            partition.current_leader_epoch,
+            max(partition.current_leader_epoch, -1),
+            max(partition.last_fetched_epoch, -1),
         )
         for topic in request.topics
         for partition in topic.partitions

@@ -121,6 +121,7 @@ class TopicCatalog(ABC):
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
+        self._unopened = False  # some logs could not be opened yet
 
     @abstractmethod
     async def load(self) -> None:
@@ -213,10 +214,12 @@ class TopicCatalog(ABC):
                     refused = await self._store_new(list(new.values()))
                 except EngineError as error:
                     refused = dict.fromkeys(new, error)
-            for topic in new.values():
-                if topic.name not in refused:
-                    self.logs.open_new(topic, range(topic.partitions))
-                    self._publish(topic)
+            made = [topic for topic in new.values() if topic.name not in refused]
+            created = [(one, number) for one in made for number in range(one.partitions)]
+            if not await self.logs.open_new(created):
+                self._unopened = True
+            for topic in made:
+                self._publish(topic)
         outcomes.update(new)
         outcomes.update(refused)
         return outcomes
@@ -273,11 +276,17 @@ class TopicCatalog(ABC):
                         f"topic {topic.name} has {topic.partitions} partitions; {total} is not more"
                     )
             refused = await self._store_all([changed for _, changed in grown], "live")
-            for topic, changed in grown:
-                outcomes[topic.topic_id] = refused.get(topic.topic_id, changed)
-                if topic.topic_id not in refused:
-                    self.logs.open_new(changed, range(topic.partitions, changed.partitions))
-                    self._publish(changed)
+            outcomes |= {one.topic_id: refused.get(one.topic_id, one) for _, one in grown}
+            made = [(topic, now) for topic, now in grown if now.topic_id not in refused]
+            created = [
+                (now, number)
+                for topic, now in made
+                for number in range(topic.partitions, now.partitions)
+            ]
+            if not await self.logs.open_new(created):
+                self._unopened = True
+            for _, changed in made:
+                self._publish(changed)
         return outcomes
 
     @_whole

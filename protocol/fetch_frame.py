@@ -4,8 +4,8 @@ kafka-python copies the records of a response three times. Here a frame is a lis
 batches as they are, and what stands between them. Kafka's FetchResponse.json describes the format.
 The tests compare every version with kafka-python's.
 
-The tagged fields are left out, which the broker never sets: DivergingEpoch, CurrentLeader,
-SnapshotId, NodeEndpoints.
+Of the tagged fields only DivergingEpoch is written. The broker never sets the others:
+CurrentLeader, SnapshotId, NodeEndpoints.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _PIECE_BYTES = 16 << 10
 """Smaller batches are copied: many pieces cost more."""
 _COPIED_MAX_BYTES = 256 << 10
 """But not more than this: a copy is memory that no other response shares."""
+_DIVERGING = struct.Struct(">BBBiqB")  # one tag, its number and size; epoch, end offset, no tags
 _PARTITION = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
 
 
@@ -58,7 +59,7 @@ def fetch_frame(response: FetchResponse, version: int, correlation_id: int) -> l
                 elif size:
                     pieces += (bytes(out), *batches)
                     out.clear()
-            out += tags
+            out += _partition_tags(partition) if flexible else b""
         out += tags
     out += tags
     pieces.append(bytes(out))
@@ -93,3 +94,10 @@ def _partition_head(
     if version >= _PREFERRED_REPLICA:
         head += struct.pack(">i", partition.preferred_read_replica)
     return head
+
+
+def _partition_tags(partition: FetchResponse.FetchableTopicResponse.PartitionData) -> bytes:
+    diverging = partition.diverging_epoch
+    if diverging is None:
+        return _NO_TAGS
+    return _DIVERGING.pack(1, 0, 13, diverging.epoch, diverging.end_offset, 0)

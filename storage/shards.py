@@ -59,6 +59,7 @@ SYNCED_TABLES = (
     "group_member_versions",
     "group_heartbeats",
     "partition_checkpoints",
+    "leader_epochs",
     "topic_versions",
     "transaction_versions",
     "transaction_offsets",
@@ -70,8 +71,7 @@ _PING_ASKED_S = 1.0
 """For how long a replica that owes an answer may be silent before it is pinged."""
 _PING_FIRST_S = 2.5
 """The same for the replica that is asked first, while it owes none."""
-_PING_SPARE_S = 5.0
-"""The same for the others, which nobody asks while the first one answers."""
+_PING_SPARE_S = 5.0  # the same for the others, which nobody asks while the first one answers
 _HEDGE_S = 0.25
 """How long a server may be silent before the next is asked as well."""
 _PAUSE_FIRST_S = 0.5

@@ -2,7 +2,7 @@
 
     v4 isolation level; v5 log start offset; v7 sessions (KIP-227)
     v9 leader epochs are checked (KIP-320); v10 zstd; v11 rack of the consumer
-    v12 flexible, diverging epochs; v13 topics by id (KIP-516)
+    v12 flexible, diverging epochs (KIP-595); v13 topics by id (KIP-516)
     v15 replica state, for replicas only; v16 node endpoints; v17, v18 fields for replicas
 
 A fetch that has less than `min_bytes` waits without polling: an append wakes exactly the fetches
@@ -10,6 +10,10 @@ that wait for its partition. What it has read so far is charged to its connectio
 for memory, it answers with what it has. The first partition that has records gets at least one
 batch, even past the limits (KIP-74). With isolation level 1 (read_committed) a fetch reads up to
 the last stable offset, and the answer names the aborted transactions among its records (KIP-98).
+
+A client may name the leader epoch of the record before the offset (`last_fetched_epoch`). If that
+epoch ended before the offset, or no record can be of it, the answer has no records but the largest
+epoch up to it, and where that ended; it does not wait.
 
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
@@ -31,6 +35,7 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import check_leader_epoch, find_readable_topic
 from broker.fetch_sessions import FetchSession, Wanted
+from broker.log.leader_epochs import NO_END, EpochEnd
 from broker.log.partition import PartitionLog
 from broker.log.transactions import AbortedTransaction
 from broker.request_counts import FetchedCounts
@@ -50,6 +55,7 @@ _COLD_READ_BYTES = 4 << 20
 """What a cold read gives, a segment (broker/log/reader.py), if no batch is larger."""
 _TopicResponse: TypeAlias = FetchResponse.FetchableTopicResponse
 _PartitionData: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
+_Diverging: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData.EpochEndOffset
 _Aborted: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction
 
 
@@ -97,6 +103,7 @@ def _is_news(session: FetchSession | None, wanted: Wanted, partition: _Partition
         session is None
         or bool(partition.records)
         or partition.error_code != 0
+        or partition.diverging_epoch is not None
         or session.is_news(wanted, partition.high_watermark, partition.log_start_offset)
     )
 
@@ -111,6 +118,8 @@ class _Reading:
     batches: tuple[bytes, ...] = ()
     aborted: Sequence[AbortedTransaction] = ()
     """Those with records in the batches."""
+    diverging: EpochEnd | None = None
+    """Where the epoch ended that the client read last, if it is not part of this log."""
 
     @property
     def size(self) -> int:
@@ -199,7 +208,7 @@ class _Collector:
             self._size >= self._min_bytes
             or (self._size > 0 and self._charge.memory.is_short)
             or not self._by_partition
-            or any(reading.error is not None for reading in self._readings)
+            or any(one.error is not None or one.diverging is not None for one in self._readings)
         )
 
     def _find_log(self, reading: _Reading) -> None:
@@ -267,6 +276,9 @@ class _Collector:
             if partition.closed is not None:
                 raise partition.closed
             check_leader_epoch(partition, wanted.current_leader_epoch)
+            reading.diverging = _diverging(partition, wanted)
+            if reading.diverging is not None:
+                return []
             _check_range(partition, wanted)
         except KafkaError as error:
             reading.error = error
@@ -356,6 +368,22 @@ def _check_range(partition: PartitionLog, wanted: Wanted) -> None:
         )
 
 
+def _diverging(partition: PartitionLog, wanted: Wanted) -> EpochEnd | None:
+    """Where the last fetched epoch ended, if the client has more of it. Raises `OffsetOutOfRange`.
+
+    As in Kafka, an epoch that has not begun and an offset below the log start are out of range.
+    """
+    epoch = wanted.last_fetched_epoch
+    if epoch == -1:
+        return None
+    end = partition.epochs.end_of(epoch, partition.high_watermark)
+    if end == NO_END:
+        raise OffsetOutOfRange(f"{partition} has no leader epoch {epoch}")
+    if wanted.fetch_offset < partition.first_fetchable:
+        raise OffsetOutOfRange(f"{partition} starts at {partition.log_start_offset}")
+    return end if end.epoch < epoch or end.offset < wanted.fetch_offset else None
+
+
 def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
     partition = reading.partition
     if reading.error is not None or partition is None:
@@ -375,6 +403,9 @@ def _answer(reading: _Reading, isolation_level: int) -> _PartitionData:
         high_watermark=partition.high_watermark,
         last_stable_offset=partition.last_stable_offset,
         log_start_offset=partition.log_start_offset,
+        diverging_epoch=None
+        if reading.diverging is None
+        else _Diverging(epoch=reading.diverging.epoch, end_offset=reading.diverging.offset),
         aborted_transactions=[
             _Aborted(producer_id=one.producer_id, first_offset=one.first_offset)
             for one in reading.aborted

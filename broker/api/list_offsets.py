@@ -8,6 +8,9 @@
 Timestamp -1 means the end of the log, -2 its start. Nothing is tiered here: the local log is the
 whole log. With isolation level 1 (read_committed) the log ends at its last stable offset.
 
+The leader epoch of the answer is the current one for the end of the log, the one in which the log
+starts for its start (-1 if that is not known), and else that of the record.
+
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
 UNKNOWN_LEADER_EPOCH, INVALID_REQUEST (named twice), UNSUPPORTED_VERSION (a special timestamp that
 this version does not have), KAFKA_STORAGE_ERROR (ClickHouse cannot be read).
@@ -17,16 +20,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.offset_queries import UNKNOWN, ask
 from broker.api.topic_lookup import find_partition
 from broker.log.partition import PartitionLog
-from protocol.errors import InvalidRequest, KafkaError, UnsupportedVersion
+from broker.log.partition_sql import IS_IN_RANGE, readable_range
+from protocol.errors import InvalidRequest, KafkaError, KafkaStorageError, UnsupportedVersion
+from sql.queries import query
+from storage.engine import EngineError
 
 _LATEST = -1
 _EARLIEST = -2
@@ -45,6 +51,15 @@ _LOOKUPS_AT_ONCE = 2  # of the engine's readers, so that one request leaves some
 _OffsetsPartition: TypeAlias = (
     ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
 )
+
+
+class _FoundOffset(NamedTuple):
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+_NOT_FOUND = _FoundOffset(-1, -1, -1)
 
 
 async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -90,52 +105,68 @@ async def _list_partition(
         if times_asked > 1:
             raise InvalidRequest("the request names a partition more than once")
         partition = find_partition(ctx, name, asked.partition_index, asked.current_leader_epoch)
-        timestamp, offset = await _find(ctx, partition, asked.timestamp, isolation_level)
+        found, code = await _find(ctx, partition, asked.timestamp, isolation_level), 0
     except KafkaError as error:
-        return _OffsetsPartition(
-            partition_index=asked.partition_index,
-            error_code=error.code,
-            timestamp=-1,
-            offset=-1,
-            leader_epoch=-1,
-        )
+        found, code = _NOT_FOUND, error.code
     return _OffsetsPartition(
-        partition_index=asked.partition_index,
-        error_code=0,
-        timestamp=timestamp,
-        offset=offset,
-        leader_epoch=partition.leader_epoch if offset >= 0 else -1,
+        partition_index=asked.partition_index, error_code=code, **found._asdict()
     )
 
 
 async def _find(
     ctx: RequestContext, partition: PartitionLog, timestamp: int, isolation_level: int
-) -> tuple[int, int]:
-    """(timestamp, offset), both -1 if no record matches."""
+) -> _FoundOffset:
     if ctx.version < _SINCE_VERSION.get(timestamp, 0):
         raise UnsupportedVersion(f"timestamp {timestamp} needs a newer version of ListOffsets")
     if timestamp == _LATEST:
-        return -1, partition.last_stable_offset if isolation_level else partition.high_watermark
+        end = partition.last_stable_offset if isolation_level else partition.high_watermark
+        return _FoundOffset(-1, end, partition.leader_epoch)
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
-        return -1, partition.log_start_offset
+        start = partition.log_start_offset
+        return _FoundOffset(-1, start, partition.epochs.at(start))
     if timestamp in (_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD):
-        return UNKNOWN
+        return _NOT_FOUND
     if timestamp == _MAX_TIMESTAMP:
-        return await ask(ctx, partition, "largest_timestamp", best=_latest)
-    found = await ask(
-        ctx, partition, "offset_of_timestamp", best=_lowest_offset, timestamp=timestamp
-    )
-    is_unstable = isolation_level and found[1] >= partition.last_stable_offset
-    return UNKNOWN if is_unstable else found
+        found = await _ask(ctx, partition, "largest_timestamp", best=_latest)
+    else:
+        found = await _ask(
+            ctx, partition, "offset_of_timestamp", best=_lowest_offset, timestamp=timestamp
+        )
+    is_unstable = isolation_level and found.offset >= partition.last_stable_offset
+    return _NOT_FOUND if is_unstable else found
 
 
-def _lowest_offset(found: list[tuple[int, int]]) -> tuple[int, int]:
-    return min(found, key=lambda one: one[1])
+async def _ask(
+    ctx: RequestContext,
+    partition: PartitionLog,
+    name: str,
+    *,
+    best: Callable[[list[_FoundOffset]], _FoundOffset],
+    **more: int,
+) -> _FoundOffset:
+    """The row of the query sql/queries/`name`.sql, or `_NOT_FOUND`.
+
+    Every engine that may have rows of the partition is asked, and `best` chooses among their rows.
+    `more` are parameters of the query. Raises `KafkaStorageError`.
+    """
+    text = query(name, is_in_range=IS_IN_RANGE)
+    params = readable_range(partition) | more
+    found: list[_FoundOffset] = []
+    try:
+        for engine in ctx.broker.row_sources.engines(partition):
+            found += [_FoundOffset(*row) for row in await engine.rows(text, params)]
+    except EngineError as error:
+        raise KafkaStorageError(f"{partition} cannot be read: {error}") from error
+    return best(found) if found else _NOT_FOUND
 
 
-def _latest(found: list[tuple[int, int]]) -> tuple[int, int]:
+def _lowest_offset(found: list[_FoundOffset]) -> _FoundOffset:
+    return min(found, key=lambda one: one.offset)
+
+
+def _latest(found: list[_FoundOffset]) -> _FoundOffset:
     """The lowest offset of the largest timestamp."""
-    return max(found, key=lambda one: (one[0], -one[1]))
+    return max(found, key=lambda one: (one.timestamp, -one.offset))
 
 
 API = Api(ListOffsetsRequest, ListOffsetsResponse, versions=(1, 11), handler=list_offsets)

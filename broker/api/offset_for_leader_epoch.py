@@ -2,11 +2,13 @@
 
     v3 asks as a replica or as a consumer; v4 flexible
 
-The answer is the largest epoch, up to the requested one, that has records, and the offset after
-its last record. Both are -1 if there is none.
+The answer is the largest known epoch up to the requested one, and the offset at which the next one
+began, whether any of its records is left or not (broker/log/leader_epochs.py). The current epoch
+ends at the high watermark. An epoch before all known ones ended where the first of these began.
+Epoch and offset are -1 for an epoch that has not begun.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH,
-UNKNOWN_LEADER_EPOCH, KAFKA_STORAGE_ERROR (ClickHouse cannot be read).
+UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.offset_queries import UNKNOWN, ask
 from broker.api.topic_lookup import find_partition
 from protocol.errors import KafkaError
 
@@ -23,20 +24,20 @@ async def offset_for_leader_epoch(
     ctx: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(
-        throttle_time_ms=0, topics=[await _epoch_ends(ctx, topic) for topic in request.topics]
+        throttle_time_ms=0, topics=[_epoch_ends(ctx, topic) for topic in request.topics]
     )
 
 
-async def _epoch_ends(
+def _epoch_ends(
     ctx: RequestContext, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 ) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult:
     return OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(
         topic=asked.topic,
-        partitions=[await _epoch_end(ctx, asked.topic, one) for one in asked.partitions],
+        partitions=[_epoch_end(ctx, asked.topic, one) for one in asked.partitions],
     )
 
 
-async def _epoch_end(
+def _epoch_end(
     ctx: RequestContext,
     name: str,
     asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition,
@@ -44,14 +45,7 @@ async def _epoch_end(
     end = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
     try:
         partition = find_partition(ctx, name, asked.partition, asked.current_leader_epoch)
-        if asked.leader_epoch == partition.leader_epoch:
-            epoch, offset = partition.leader_epoch, partition.high_watermark
-        elif 0 <= asked.leader_epoch < partition.leader_epoch:
-            epoch, offset = await ask(
-                ctx, partition, "leader_epoch_end", best=max, epoch=asked.leader_epoch
-            )
-        else:
-            epoch, offset = UNKNOWN
+        epoch, offset = partition.epochs.end_of(asked.leader_epoch, partition.high_watermark)
     except KafkaError as error:
         return end(error_code=error.code, partition=asked.partition, leader_epoch=-1, end_offset=-1)
     return end(error_code=0, partition=asked.partition, leader_epoch=epoch, end_offset=offset)

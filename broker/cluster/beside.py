@@ -322,8 +322,8 @@ class BesideFeedHost:
     async def _offsets(
         self, broker: BrokerEndpoint, partitions: Sequence[_LedPartition], which: int = _EARLIEST
     ) -> Mapping[_LedPartition, int]:
-        """What the leader tells of those that it leads under the known epoch. Another epoch may
-        have the rows on another shard. Raises `RequestTimedOut`.
+        """What the leader tells of those that it leads under the known epoch. Under another one it
+        refuses: that may have the rows on another shard. Raises `RequestTimedOut`.
         """
         if not partitions:
             return {}
@@ -354,7 +354,7 @@ class BesideFeedHost:
         for answered in response.topics:
             for told in answered.partitions:
                 one = by_name[answered.name][told.partition_index]
-                if told.error_code == 0 and told.leader_epoch == one.slot.epoch:
+                if told.error_code == 0:
                     found[one] = told.offset
         return found
 

@@ -6,6 +6,7 @@ What must hold:
 * Where a log ends is read after the fence and the claim, from every shard that the slot has been
   on. A slot that has been moved begins on its new shard where it ended: the floor is stored there
   before the first record is.
+* Where the leader epoch of a log begins is stored before the log is open.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
+from broker.log.epoch_table import begin_epochs, first_epochs
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, source_of_offset
 from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
+from broker.log.write_lease import AWAY_AFTER_MS
 from broker.producer_ids import ProducerIds
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
@@ -61,12 +64,18 @@ class SlotLogs(OpenLogs):
     def leads(self, topic: Topic, partition: int) -> bool:
         return self._slots.of_partition(topic.topic_id, partition) in self._slots.serving
 
-    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
-        self.add(
-            self._opened(topic, number, 0, 0, 0)
-            for number in partitions
-            if self.leads(topic, number)
-        )
+    async def open_new(self, created: Collection[Partition]) -> bool:
+        try:
+            opened = [self._opened(*one, 0, 0, 0) for one in created if self.leads(*one)]
+            by_hosts = self._by_hosts(opened)
+            await asyncio.gather(
+                *(_store(hosts[-1], first_epochs(some)) for hosts, some in by_hosts)
+            )
+        except EngineError as error:
+            log.warning("%d new logs cannot be opened yet: %s", len(created), error)
+            return False
+        self._add_led(opened)
+        return True
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:
         """A shard that does not answer delays only its own logs."""
@@ -77,9 +86,12 @@ class SlotLogs(OpenLogs):
             except EngineError as error:
                 log.warning("%d logs cannot be opened yet: %s", len(partitions), error)
             else:
-                # A slot may have been given up meanwhile.
-                self.add(one for one in opened if self.leads(one.topic, one.partition))
+                self._add_led(opened)
         return not any(self.leads(*one) for one in self.missing(topics))
+
+    def _add_led(self, opened: Iterable[PartitionLog]) -> None:
+        """A slot may have been given up meanwhile."""
+        self.add(one for one in opened if self.leads(one.topic, one.partition))
 
     def add(self, logs: Iterable[PartitionLog]) -> None:
         logs = list(logs)
@@ -119,26 +131,23 @@ class SlotLogs(OpenLogs):
             for topic, number in partitions
             for key in ((topic.topic_id, number),)
         ]
-        await self._recover_transactions(opened)
+        for there, logs in self._by_hosts(opened):
+            await _store(there[-1], await begin_epochs([host.engine for host in there], logs))
+            await _recover_transactions(there, logs)
         return opened
 
-    async def _recover_transactions(self, logs: Iterable[PartitionLog]) -> None:
-        by_hosts: defaultdict[tuple[ShardHost, ...], list[PartitionLog]] = defaultdict(list)
+    def _by_hosts(
+        self, logs: Iterable[PartitionLog]
+    ) -> Collection[tuple[Sequence[ShardHost], Sequence[PartitionLog]]]:
+        """The logs by the shards that may have rows of them; the one they are on comes last.
+
+        Raises `EngineError`.
+        """
+        found: defaultdict[tuple[ShardHost, ...], list[PartitionLog]] = defaultdict(list)
         for one in logs:
             hosts = self._hosts_on(self._slot(one.topic, one.partition))
-            by_hosts[tuple(dict.fromkeys(hosts))].append(one)
-        for hosts, some in by_hosts.items():
-            repairs = await recover_transactions([host.engine for host in hosts], some)
-            await asyncio.gather(
-                *(host.rows.store(*repair) for host in hosts for repair in repairs)
-            )
-            if len(hosts) > 1:  # what is open holds up those who read the new shard, too
-                begun = [
-                    (one, producer_id, open_there)
-                    for one in some
-                    for producer_id, open_there in one.transactions.open.items()
-                ]
-                await asyncio.gather(*(host.rows.store(begun_rows(begun)) for host in hosts))
+            found[tuple(reversed(dict.fromkeys(reversed(hosts))))].append(one)
+        return found.items()
 
     async def release(self, logs: Collection[PartitionLog]) -> None:
         """Accept no more appends for these closed logs; returns when none is in flight.
@@ -246,3 +255,25 @@ class SlotLogs(OpenLogs):
         if hosts is None:
             raise EngineError(f"this broker does not lead {partition}")
         return list(dict.fromkeys(hosts))
+
+
+async def _store(host: ShardHost, rows: TableRows) -> None:
+    """Raises `EngineError`, also if it takes long: the catalog is locked. Then it goes on."""
+    try:
+        async with asyncio.timeout(AWAY_AFTER_MS / 1000):
+            await host.rows.store(rows)
+    except TimeoutError:
+        raise EngineError(f"shard {host.name} does not answer") from None
+
+
+async def _recover_transactions(hosts: Sequence[ShardHost], logs: Sequence[PartitionLog]) -> None:
+    """Of logs on these shards, which are being opened. Raises `EngineError`."""
+    repairs = await recover_transactions([host.engine for host in hosts], logs)
+    await asyncio.gather(*(host.rows.store(*repair) for host in hosts for repair in repairs))
+    if len(hosts) > 1:  # what is open holds up those who read the new shard, too
+        begun = [
+            (one, producer_id, open_there)
+            for one in logs
+            for producer_id, open_there in one.transactions.open.items()
+        ]
+        await asyncio.gather(*(host.rows.store(begun_rows(begun)) for host in hosts))

@@ -64,7 +64,6 @@ class SharedCatalog(TopicCatalog):
         self.gone: set[str] = set()
         """Ids of topics that are deleted, and whose rows are going."""
         self._absent_since_s: dict[UUID, float] = {}
-        self._unopened = False
         self._looked_s = 0.0
         self._looked_at = 0
         self._forgotten: list[tuple[str, UUID]] = []

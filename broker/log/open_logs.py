@@ -34,8 +34,11 @@ class OpenLogs(ABC):
         """Whether this broker may lead partitions, by the clock: the machine may have slept."""
 
     @abstractmethod
-    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
-        """Open the logs of partitions that were just created, if this broker leads them."""
+    async def open_new(self, created: Collection[Partition]) -> bool:
+        """Open the logs of partitions that were just created, if this broker leads them.
+
+        False: some could not be opened yet.
+        """
 
     @abstractmethod
     async def open_missing(self, topics: Collection[Topic]) -> bool:
@@ -96,8 +99,9 @@ class LocalLogs(OpenLogs):
     def may_serve(self) -> bool:
         return True
 
-    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
-        self.add(self._opened(topic, number, 0, 0) for number in partitions)
+    async def open_new(self, created: Collection[Partition]) -> bool:
+        self.add(self._opened(topic, number, 0, 0) for topic, number in created)
+        return True
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:
         checkpoints = await read_checkpoints(self._engine)

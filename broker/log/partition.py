@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
+from broker.log.leader_epochs import EpochStart, LeaderEpochs
 from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
 from broker.log.tail_cache import PartitionTail
 from broker.log.topic import Topic
@@ -34,6 +35,7 @@ class PartitionLog:
     __slots__ = (
         "closed",
         "earlier",
+        "epochs",
         "first_fresh_producer_id",
         "has_forgotten",
         "high_watermark",
@@ -70,6 +72,7 @@ class PartitionLog:
         # Producers whose first batch of a transaction waits for the coordinator's word.
         self.verifying: dict[int, object] = {}
         self.leader_epoch = leader_epoch
+        self.epochs = LeaderEpochs((EpochStart(leader_epoch, log_start_offset),))
         self.earlier: Sequence[Engine] = ()  # engines with older rows, if its slot was moved
         self.closed: KafkaError | None = None  # why appends are refused
         self.producers: dict[int, ProducerEntry] = {}  # the one silent for longest comes first
@@ -111,6 +114,7 @@ class PartitionLog:
         """Serve nothing below `offset` any more. A checkpoint with it has been stored."""
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
         self.log_start_offset = max(self.log_start_offset, offset)
+        self.epochs = self.epochs.since(self.log_start_offset)
         self.transactions.forget_below(self.log_start_offset)
         # Not `find_stable_offset`: a block may be on its way that has changed what is open.
         self.last_stable_offset = max(self.last_stable_offset, self.log_start_offset)

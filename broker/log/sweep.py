@@ -10,7 +10,8 @@ start, so what a crash left behind is found again. What it does, the cheapest fi
 * Masked rows leave the disk when the engine merges. It no longer merges old days and large parts,
   so a day of which half is masked is rewritten without them: each row written removes one.
 * The minutes that were counted of such rows are deleted, too (broker/log/rollup.py), so that sizes
-  and first times stay right, and so are the checkpoints of deleted topics.
+  and first times stay right. So are leader epochs that ended below a log start
+  (broker/log/epoch_table.py), and the checkpoints and epochs of deleted topics.
 
 A day is dropped only under two conditions. First, no row can be added to it any more. The roll-up
 has made sure of that when it has counted a day to its end: no broker writes a row of that time,
@@ -53,7 +54,8 @@ _PARTITIONS_IN_A_QUESTION = 50
 
 _UNFINISHED = (
     "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
-    " AND table IN ('messages', 'partition_minutes', 'partition_checkpoints') AND NOT is_done"
+    " AND table IN ('messages', 'partition_minutes', 'partition_checkpoints', 'leader_epochs')"
+    " AND NOT is_done"
 )
 _TOPICS = "SELECT topic_id, name, state FROM topic_versions FINAL"
 _DEAD_BY_DAY = (
@@ -71,8 +73,9 @@ _MINUTES = (
     "SELECT sum(rows) FROM system.parts"
     " WHERE database = currentDatabase() AND table = 'partition_minutes' AND active"
 )
-_DEAD_CHECKPOINTS = (
-    "SELECT DISTINCT topic_id FROM partition_checkpoints WHERE topic_id IN"
+_EPOCHS = "SELECT count() FROM leader_epochs"
+_OF_DELETED_TOPICS = (
+    "SELECT DISTINCT topic_id FROM {} WHERE topic_id IN"
     " (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')"
 )
 
@@ -165,7 +168,9 @@ class Sweep:
                 await self._rewrite(day)
         if is_idle:
             await self._forget_minutes(starts, now_ms)
-            await self._forget_checkpoints()
+            await self._forget_epochs(now_ms)
+            for table in ("partition_checkpoints", "leader_epochs"):
+                await self._forget_deleted_topics(table)
 
     def _merges_alone(self, day: Day, now_ms: int) -> bool:
         """Whether merges remove the masked rows soon: small parts are merged all day."""
@@ -283,11 +288,27 @@ class Sweep:
                     " SETTINGS mutations_sync = 0"
                 )
 
-    async def _forget_checkpoints(self) -> None:
-        gone = [topic_id for (topic_id,) in await self._engine.rows(_DEAD_CHECKPOINTS)]
+    async def _forget_epochs(self, now_ms: int) -> None:
+        ((rows,),) = await self._engine.rows(_EPOCHS)
+        if rows == 0:
+            return
+        needed: dict[Key, int] = {}
+        count = 0
+        for topic_id, partition, offset, before in await self._engine.rows(query("dead_epochs")):
+            needed[UUID(topic_id), partition] = offset
+            count += before
+        if self._is_due("epochs", count, rows, now_ms):
+            for which, _ in _below(needed, None, "start_offset"):
+                await self._engine.execute(
+                    f"DELETE FROM leader_epochs WHERE {which} SETTINGS lightweight_deletes_sync = 0"
+                )
+
+    async def _forget_deleted_topics(self, table: str) -> None:
+        asked = _OF_DELETED_TOPICS.format(table)
+        gone = [topic_id for (topic_id,) in await self._engine.rows(asked)]
         if gone:
             await self._engine.execute(
-                "DELETE FROM partition_checkpoints WHERE has({gone:Array(UUID)}, topic_id)"
+                f"DELETE FROM {table} WHERE has({{gone:Array(UUID)}}, topic_id)"
                 " SETTINGS lightweight_deletes_sync = 0",
                 {"gone": gone},
             )

@@ -460,7 +460,7 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
         finally:
             engine.kill()
     assert {row["name"] for row in rows} == {
-        "messages", "topic_versions", "partition_checkpoints", "cluster_state",
+        "messages", "topic_versions", "partition_checkpoints", "leader_epochs", "cluster_state",
         "consumer_group_versions", "group_member_versions", "group_heartbeats",
         "consumer_offsets", "partition_minutes", "partition_seconds", "lag_history", "lag_alerts",
             "compaction_removals", "compaction_applied",

@@ -332,7 +332,8 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
 ) -> None:
     shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
     tables = {
-        "partition_checkpoints", "consumer_group_versions", "group_member_versions",
+        "partition_checkpoints", "leader_epochs", "consumer_group_versions",
+        "group_member_versions",
         "group_heartbeats", "consumer_offsets", "partition_minutes", "partition_seconds",
         "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
         "transaction_versions", "transaction_offsets", "aborted_transactions",

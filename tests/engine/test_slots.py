@@ -7,79 +7,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.cluster.coordinator_hosts import CoordinatorHosts
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import SessionOver
-from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.slot_logs import SlotLogs
-from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
-from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
-from broker.log.tail_cache import TailCache
-from broker.producer_ids import ProducerIds
-from broker.wiring import decompressions
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
-from storage.registry import Versioned
-from storage.slot_map import Slot, SlotMap
-from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
-from tests.support.log_parts import LANES, log_of
+from tests.support.cluster_parts import DeletedTopics
+from tests.support.log_parts import log_of
 from tests.support.one_topic import create_topic
-from tests.support.shared_catalog import MemoryRegistry
+from tests.support.slot_broker import SLOT, OneBroker
 from tests.support.waiting import LIMIT_S
-
-SHARD = "one"
-SLOT = 0
-
-
-class SlowRegistry(MemoryRegistry):
-    """A registry whose reads wait while they are told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-
-    async def get(self, key: str) -> Versioned | None:
-        self.asked.set()
-        await self.go_on.wait()
-        return await super().get(key)
-
-
-class OneBroker:
-    """The slots of a broker in front of one shard; all partitions and groups are in one slot."""
-
-    def __init__(self, engine: EmbeddedEngine) -> None:
-        self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
-        settings = Settings(lanes=LANES)
-        self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
-        self.tenure = begin_session(self.session, 1)
-        shard = embedded_shard(SHARD, engine)
-        self.host = ShardHost(
-            shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
-        )
-        hosts = ShardHosts([self.host])
-        served = ServedSlots(1)
-        self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
-        registry = TopicRegistry(self.topics, self.state, settings)
-        self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
-        owners = CoordinatorHosts(served, self.session, hosts)
-        transactions = ShardedTransactions(served, owners, {})
-        self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
-
-    async def serve(self) -> None:
-        slot = Slot(self.tenure.session_id, 1, (SHARD,))
-        await self.slots.serve_slots(self.tenure, {SLOT: slot})
-
-    def lose(self) -> None:
-        self.session.end()
-        self.slots.abandon_slots()
-        self.tenure = begin_session(self.session, self.tenure.session_id + 1)
 
 
 @pytest.fixture
@@ -108,8 +48,8 @@ class Nothing(OpenLogs):
     def may_serve(self) -> bool:
         return True
 
-    def open_new(self, *_: object) -> None:
-        """Nothing is led here."""
+    async def open_new(self, *_: object) -> bool:
+        return True
 
     async def open_missing(self, *_: object) -> bool:
         return True

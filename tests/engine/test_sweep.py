@@ -66,6 +66,22 @@ class SweptLog:
             {"id": str(topic_id), "partition": partition, "offset": offset},
         )
 
+    async def epochs(self, topic_id: UUID, partition: int, *starts: tuple[int, int]) -> None:
+        """Leader epochs, and the offsets at which they began."""
+        values = ", ".join(f"('{topic_id}', {partition}, {one[0]}, {one[1]})" for one in starts)
+        await self.engine.execute(f"INSERT INTO leader_epochs VALUES {values}")
+
+    async def epochs_left(self, topic_id: UUID) -> dict[int, list[tuple[int, int]]]:
+        """By partition."""
+        left: dict[int, list[tuple[int, int]]] = {}
+        for partition, epoch, start in await self.engine.rows(
+            "SELECT partition, leader_epoch, start_offset FROM leader_epochs"
+            " WHERE topic_id = {id:UUID} ORDER BY partition, leader_epoch",
+            {"id": str(topic_id)},
+        ):
+            left.setdefault(partition, []).append((epoch, start))
+        return left
+
     async def counted(self, until_ms: int = NOON) -> None:
         """The log is counted up to there: no row of an earlier time can come."""
         await store_minute(self.engine, "", UUID(int=0), until_ms - 60_000, partition=-1)
@@ -295,6 +311,56 @@ async def test_days_of_deleted_topics_go(house: SweptLog) -> None:
     assert await house.left() == []
     assert list(await house.days()) == ["2096-11-20"]
     assert await house.engine.rows("SELECT count() FROM partition_checkpoints") == [[0]]
+
+
+# --- leader epochs ---
+
+
+async def test_of_epochs_that_began_up_to_the_log_start_the_last_one_stays(
+    house: SweptLog,
+) -> None:
+    events, others = await house.topic("events"), await house.topic("others")
+    for topic_id in (events, others):
+        for partition in range(2):
+            await house.epochs(topic_id, partition, (1, 0), (2, 10), (3, 20), (4, 30))
+    await house.start_at(events, 20)
+    await house.start_at(others, 19, partition=1)
+    await house.swept()
+    assert await house.epochs_left(events) == {
+        0: [(3, 20), (4, 30)],
+        1: [(1, 0), (2, 10), (3, 20), (4, 30)],
+    }
+    assert await house.epochs_left(others) == {
+        0: [(1, 0), (2, 10), (3, 20), (4, 30)],
+        1: [(2, 10), (3, 20), (4, 30)],
+    }
+
+
+async def test_epochs_of_a_log_without_records_are_kept_up_to_the_last_one(house: SweptLog) -> None:
+    events = await house.topic("events")
+    await house.epochs(events, 0, (1, 0), (2, 10))
+    await house.start_at(events, 15)
+    await house.swept()
+    assert await house.epochs_left(events) == {0: [(2, 10)]}
+
+
+async def test_epochs_of_deleted_topics_are_deleted_and_of_one_made_again_kept(
+    house: SweptLog,
+) -> None:
+    gone, made_again = await house.topic("events", "deleted"), await house.topic("events")
+    for topic_id in (gone, made_again):
+        await house.epochs(topic_id, 0, (1, 0), (2, 10))
+    await house.swept()
+    assert await house.epochs_left(gone) == {}
+    assert await house.epochs_left(made_again) == {0: [(1, 0), (2, 10)]}
+
+
+async def test_an_epoch_without_records_is_merged_away(house: SweptLog) -> None:
+    events = await house.topic("events")
+    for start in ((1, 0), (2, 10), (3, 10), (5, 10)):
+        await house.epochs(events, 0, start)
+    await house.engine.execute("OPTIMIZE TABLE leader_epochs FINAL")
+    assert await house.epochs_left(events) == {0: [(1, 0), (5, 10)]}
 
 
 # --- disk ---

@@ -10,7 +10,8 @@ from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
 from broker.cluster.shard_host import ShardEngine
-from storage.embedded import EmbeddedEngine
+from common.clock import wall_ms
+from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import SlotMap
 from tests.support.shared_catalog import MemoryRegistry
@@ -21,7 +22,7 @@ TTL_MS = 9_000_000
 class EmbeddedShard:
     """A shard whose only replica is an embedded engine."""
 
-    def __init__(self, name: str, engine: EmbeddedEngine) -> None:
+    def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
         self.away = False
         self._engine = engine
@@ -33,7 +34,7 @@ class EmbeddedShard:
         return getattr(self._engine, name)
 
 
-def embedded_shard(name: str, engine: EmbeddedEngine) -> ShardEngine:
+def embedded_shard(name: str, engine: Engine) -> ShardEngine:
     return cast(ShardEngine, EmbeddedShard(name, engine))
 
 
@@ -44,10 +45,11 @@ def own_session(slot_map: SlotMap) -> OwnSession:
     return OwnSession(view, BrokerSession(0, 1, "host", 9092, None, TTL_MS), 1)
 
 
-def begin_session(session: OwnSession, session_id: int) -> Tenure:
-    """Begin a session without the registry."""
+def begin_session(session: OwnSession, session_id: int, *shards: str) -> Tenure:
+    """Begin a session without the registry. It may write to these shards today."""
     view = session._view
-    row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS)
+    floors = dict.fromkeys(shards, wall_ms())
+    row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS, append_floors=floors)
     at = Versioned(row.to_text(), 1)
     session.tenure = Tenure(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
     session.has_begun.set()

@@ -108,6 +108,7 @@ def fetch(
     session_id: int = 0,
     session_epoch: int = -1,
     isolation_level: int = 0,
+    last_fetched_epoch: int = -1,
 ) -> FetchRequest:
     topic = FetchRequest.FetchTopic
     return FetchRequest(
@@ -127,7 +128,7 @@ def fetch(
                         partition=partition,
                         current_leader_epoch=leader_epoch,
                         fetch_offset=offset,
-                        last_fetched_epoch=-1,
+                        last_fetched_epoch=last_fetched_epoch,
                         log_start_offset=-1,
                         partition_max_bytes=partition_max_bytes,
                     )

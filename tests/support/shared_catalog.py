@@ -83,10 +83,9 @@ class HalfLeader(OpenLogs):
     def leads(self, partition: int) -> bool:
         return partition % 2 == self.remainder
 
-    def open_new(self, topic: Topic, partitions: Iterable[int]) -> None:
-        self.add(
-            PartitionLog(topic, number, 0, 0, 0, 7) for number in partitions if self.leads(number)
-        )
+    async def open_new(self, created: Collection[Partition]) -> bool:
+        self.add(PartitionLog(*one, 0, 0, 0, 7) for one in created if self.leads(one[1]))
+        return True
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:
         missing = [one for one in self.missing(topics) if self.leads(one[1])]

@@ -16,6 +16,7 @@ from protocol.fetch_frame import fetch_frame
 
 Topic: TypeAlias = FetchResponse.FetchableTopicResponse
 Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData
+Diverging: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData.EpochEndOffset
 Aborted: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -33,12 +34,18 @@ def partitions(draw: st.DrawFn) -> Partition:
         ),
         max_size=2,
     )
+    diverging = st.none() | st.builds(
+        lambda pair: Diverging(epoch=pair[0], end_offset=pair[1]),
+        # kafka-python writes no tag for the values that stand for none
+        st.tuples(INT32, INT64).filter(lambda pair: pair != (-1, -1)),
+    )
     return Partition(
         partition_index=draw(INT32),
         error_code=draw(st.integers(-1, 130)),
         high_watermark=draw(INT64),
         last_stable_offset=draw(INT64),
         log_start_offset=draw(INT64),
+        diverging_epoch=draw(diverging),
         aborted_transactions=draw(aborted),
         preferred_read_replica=draw(INT32),
         records=draw(st.none() | BATCHES),

@@ -1,0 +1,73 @@
+"""A broker in front of one shard, on an embedded engine, whose slots a test gives and takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.cluster.coordinator_hosts import CoordinatorHosts
+from broker.cluster.served_slots import ServedSlots
+from broker.cluster.shard_host import ShardHost, ShardHosts
+from broker.cluster.slot_logs import SlotLogs
+from broker.cluster.slots import Slots
+from broker.cluster.topic_registry import TopicRegistry
+from broker.cluster.topics import SharedCatalog
+from broker.cluster.transactions import ShardedTransactions
+from broker.config import Settings
+from broker.log.tail_cache import TailCache
+from broker.producer_ids import ProducerIds
+from broker.wiring import decompressions
+from storage.engine import Engine
+from storage.registry import Versioned
+from storage.slot_map import Slot, SlotMap
+from tests.support.cluster_parts import begin_session, embedded_shard, own_session
+from tests.support.log_parts import LANES
+from tests.support.shared_catalog import MemoryRegistry
+
+SHARD = "one"
+SLOT = 0
+
+
+class SlowRegistry(MemoryRegistry):
+    """A registry whose reads wait while they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def get(self, key: str) -> Versioned | None:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().get(key)
+
+
+class OneBroker:
+    """The slots of a broker in front of one shard; all partitions and groups are in one slot."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
+        settings = Settings(lanes=LANES - 1)  # the last one is for small rows
+        self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
+        self.tenure = begin_session(self.session, 1, SHARD)
+        shard = embedded_shard(SHARD, engine)
+        self.host = ShardHost(
+            shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
+        )
+        hosts = ShardHosts([self.host])
+        served = ServedSlots(1)
+        self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
+        registry = TopicRegistry(self.topics, self.state, settings)
+        self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
+        owners = CoordinatorHosts(served, self.session, hosts)
+        transactions = ShardedTransactions(served, owners, {})
+        self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
+
+    async def serve(self, epoch: int = 1) -> None:
+        slot = Slot(self.tenure.session_id, epoch, (SHARD,))
+        await self.slots.serve_slots(self.tenure, {SLOT: slot})
+
+    def lose(self) -> None:
+        self.session.end()
+        self.slots.abandon_slots()
+        self.tenure = begin_session(self.session, self.tenure.session_id + 1, SHARD)

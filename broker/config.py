@@ -159,11 +159,10 @@ class Settings(BaseSettings):
     )
     decompressed_max_bytes: int = _bytes(
         32 * _MIB,
-        "Largest compressed batch when it is decompressed, with 71 bytes more for each record",
+        "Largest batch after decompression, with 71 bytes more for each record; for every topic",
         ge=1024,
         le=_INT32_MAX,
     )
-    decompression_ratio_max: int = _count(1000, "bytes", "Most that a byte may become above 8 MiB")
     decompression_memory_bytes: int = _bytes(
         0, "Memory for large batches that are decompressed; 0 for 1/16 of the machine's", ge=0
     )

@@ -68,6 +68,10 @@ class Leadership(Protocol):
     def controller_id(self) -> int:
         """The broker to which admin clients send their requests; any broker would do."""
 
+    @property
+    def controller_epoch(self) -> int:
+        """At least 1, the same at every broker, and higher once slots have moved."""
+
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         """The current leader of this partition."""
 
@@ -94,6 +98,10 @@ class SingleBroker:
     @property
     def controller_id(self) -> int:
         return self._own.node_id
+
+    @property
+    def controller_epoch(self) -> int:
+        return self._leader.epoch + 1
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         return self._leader

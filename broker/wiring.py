@@ -39,7 +39,6 @@ def append_limits(settings: Settings) -> AppendLimits:
         settings.decompressed_max_bytes,
         settings.linger_ms,
         settings.producer_id_expiration_ms,
-        settings.decompression_ratio_max,
     )
 
 

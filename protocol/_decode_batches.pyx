@@ -263,7 +263,7 @@ cdef class RecordLengths:
         if fault == TOO_LONG:
             raise MessageTooLarge(
                 f"record {self._index} has {size} bytes when it is decompressed; at most "
-                f"{self._max_bytes} are accepted (max.message.bytes)"
+                f"{self._max_bytes} are accepted"
             )
 
 

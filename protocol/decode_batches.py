@@ -73,7 +73,7 @@ class RecordLengths:
             if size > self._max_bytes:
                 raise MessageTooLarge(
                     f"record {self._index} has {size} bytes when it is decompressed; at most "
-                    f"{self._max_bytes} are accepted (max.message.bytes)"
+                    f"{self._max_bytes} are accepted"
                 )
             self._at += len(start) - reader.left + size
             self._index += 1

@@ -132,6 +132,10 @@ class InvalidTimestamp(KafkaError):
     code = 32  # INVALID_TIMESTAMP
 
 
+class UnsupportedSaslMechanism(KafkaError):
+    code = 33  # UNSUPPORTED_SASL_MECHANISM
+
+
 class UnsupportedVersion(KafkaError):
     code = 35  # UNSUPPORTED_VERSION
 
@@ -200,6 +204,12 @@ class TransactionCoordinatorFenced(KafkaError):
     """The marker of a coordinator that has a successor."""
 
     code = 52  # TRANSACTION_COORDINATOR_FENCED
+
+
+class SecurityDisabled(KafkaError):
+    """No authorizer is configured."""
+
+    code = 54  # SECURITY_DISABLED
 
 
 class OperationNotAttempted(KafkaError):
@@ -314,6 +324,14 @@ class UnstableOffsetCommit(KafkaError):
 
 class ProducerFenced(KafkaError):
     code = 90  # PRODUCER_FENCED
+
+
+class ResourceNotFound(KafkaError):
+    code = 91  # RESOURCE_NOT_FOUND
+
+
+class DuplicateResource(KafkaError):
+    code = 92  # DUPLICATE_RESOURCE
 
 
 class InvalidUpdateVersion(KafkaError):

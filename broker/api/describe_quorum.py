@@ -3,8 +3,11 @@
     v1 when replicas fetched last (KIP-836); v2 nodes, directories, error messages (KIP-853)
 
 Brokers keep their metadata in the engine, and those of a cluster in ClickHouse Keeper: there is no
-log of it. So the answer describes an empty log that the broker with the lowest node id leads; the
-other brokers observe it and are never behind. Kafka's tools show from it which brokers are alive.
+log of it. So the answer describes one that the broker with the lowest node id leads; the other
+brokers observe it and are never behind. Kafka's tools show from it which brokers are alive. Its end
+grows with time: Kafka's controller adds a record every 500 ms if there is nothing else to add
+(metadata.max.idle.interval.ms), and monitors take an end that stands still for a failure. Its epoch
+grows when slots move.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION (anything but partition 0 of __cluster_metadata).
 """
@@ -23,6 +26,7 @@ from protocol.errors import UnknownTopicOrPartition
 
 _METADATA = "__cluster_metadata"
 _NO_DIRECTORY = UUID(int=0)
+_IDLE_INTERVAL_MS = 500
 _Topic: TypeAlias = DescribeQuorumResponse.TopicData
 _Partition: TypeAlias = DescribeQuorumResponse.TopicData.PartitionData
 _Replica: TypeAlias = DescribeQuorumResponse.TopicData.PartitionData.ReplicaState
@@ -69,24 +73,25 @@ def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
             observers=[],
         )
     leader, now_ms = ctx.broker.leadership.controller_id, wall_ms()
+    end = now_ms // _IDLE_INTERVAL_MS
     ids = [one.node_id for one in ctx.broker.leadership.brokers()]
     return _Partition(
         partition_index=index,
         error_code=0,
         error_message=None,
         leader_id=leader,
-        leader_epoch=0,
-        high_watermark=0,
-        current_voters=[_replica(leader, now_ms)],
-        observers=[_replica(node_id, now_ms) for node_id in ids if node_id != leader],
+        leader_epoch=ctx.broker.leadership.controller_epoch,
+        high_watermark=end,
+        current_voters=[_replica(leader, end, now_ms)],
+        observers=[_replica(node_id, end, now_ms) for node_id in ids if node_id != leader],
     )
 
 
-def _replica(node_id: int, now_ms: int) -> _Replica:
+def _replica(node_id: int, end: int, now_ms: int) -> _Replica:
     return _Replica(
         replica_id=node_id,
         replica_directory_id=_NO_DIRECTORY,
-        log_end_offset=0,
+        log_end_offset=end,
         last_fetch_timestamp=now_ms,
         last_caught_up_timestamp=now_ms,
     )

@@ -69,6 +69,11 @@ class SlotLeadership:
     def controller_id(self) -> int:
         return self.brokers()[0].node_id
 
+    @property
+    def controller_epoch(self) -> int:
+        slot_map = self._ownership.slot_map
+        return 1 + max((slot.epoch for slot in slot_map.slots), default=0) if slot_map else 1
+
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         slot_map = self._ownership.slot_map
         if slot_map is None:

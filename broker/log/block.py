@@ -52,7 +52,6 @@ class AppendLimits:
     decompressed_max_bytes: int
     linger_ms: int
     producer_id_expiration_ms: int
-    decompression_ratio_max: int
 
 
 class Sender(Protocol):
@@ -354,13 +353,7 @@ class _IsLarge(Exception):
 
 def compressed_records(append: PendingAppend, limits: AppendLimits) -> BatchRecords:
     """To decompress the batch. Raises `KafkaError` if its header alone breaks a limit."""
-    return BatchRecords(
-        append.records,
-        append.header,
-        limits.decompressed_max_bytes,
-        limits.decompression_ratio_max,
-        append.partition.topic.config.max_message_bytes,
-    )
+    return BatchRecords(append.records, append.header, limits.decompressed_max_bytes)
 
 
 def _decompressed(append: PendingAppend, limits: AppendLimits) -> bytes:

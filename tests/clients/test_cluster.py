@@ -483,6 +483,7 @@ def test_every_broker_describes_the_same_quorum(cluster: Cluster) -> None:
     request = DescribeQuorumRequest(
         topics=[row(topic_name="__cluster_metadata", partitions=[partition])]
     )
+    epochs, ends = set(), []
     for broker in cluster.brokers:
         with Wire(broker) as wire:
             answer = wire.ask(request, 2)
@@ -490,4 +491,9 @@ def test_every_broker_describes_the_same_quorum(cluster: Cluster) -> None:
         voters = [one.replica_id for one in found.current_voters]
         observers = [one.replica_id for one in found.observers]
         assert (found.leader_id, voters, observers) == (1, [1], [2, 3])
+        epochs.add(found.leader_epoch)
+        ends.append(found.high_watermark)
         assert {one.node_id for one in answer.nodes} == NODES
+    assert len(epochs) == 1
+    assert min(epochs) >= 1
+    assert 0 < ends[0] <= ends[1] <= ends[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -132,11 +131,10 @@ async def test_the_budget_is_never_exceeded_and_connections_take_turns(
 
 
 async def test_what_cannot_be_accepted_is_refused_early(lanes: Lanes) -> None:
-    small_records = make_log(make_topic(configs={"max.message.bytes": "10000"}))
     cases = [
         (make_log(), Batch(compress(4, bytes(3 * MIB)), 5, attributes=4).data, InvalidRecord),
-        (make_log(), large(2, 3 * MIB // 2), MessageTooLarge),
-        (small_records, compressed(plain(bytes(20_000))), MessageTooLarge),
+        (make_log(), large(2, 2 * ROOM), MessageTooLarge),
+        (make_log(), compressed(plain(b"a" * (2 * ROOM))), MessageTooLarge),
         (make_log(), large(10), MessageTooLarge),
         (make_log(), Batch(compress(4, bytes(100)), 100_000, attributes=4).data, MessageTooLarge),
         (make_log(), Batch(large()[61:], 2, attributes=4).data, InvalidRecord),
@@ -149,18 +147,18 @@ async def test_what_cannot_be_accepted_is_refused_early(lanes: Lanes) -> None:
         assert await append(lanes.appender, log, plain(b"x").data) == Appended(0, -1)
 
 
-async def test_a_ratio_counts_only_above_some_output(scripted: ScriptedEngine) -> None:
-    limits = replace(LIMITS, decompression_ratio_max=100)
-    decompressions = Decompressions(0, limits)
-    appender = Appender(scripted, TailCache(0), 1, limits, EndlessLease(NO_ID), decompressions)
-    appender.start()
-    assert await append(appender, make_log(), large(7)) == Appended(0, -1)
-    with pytest.raises(MessageTooLarge):
-        await append(appender, make_log(), large(10))
-    noise = compressed(batch_of(*[Record(value=os.urandom(MIB // 2)) for _ in range(20)]))
-    assert await append(appender, make_log(), noise) == Appended(0, -1)
-    await appender.close()
-    decompressions.close()
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+async def test_records_are_as_large_as_the_setting_allows_whatever_their_topic_accepts(
+    lanes: Lanes, codec: int
+) -> None:
+    def of_letters(size: int) -> bytes:
+        return compressed(plain(b"a" * size), codec)
+
+    small = make_topic(configs={"max.message.bytes": str(len(of_letters(ROOM)))})
+    # A batch of one record takes 71 bytes for its row, and its lengths and flags up to 20.
+    assert await append(lanes.appender, make_log(small), of_letters(ROOM - 91)) == Appended(0, -1)
+    with pytest.raises(MessageTooLarge, match=r"decompressed_max_bytes allows no more"):
+        await append(lanes.appender, make_log(small), of_letters(ROOM - 70))
 
 
 async def test_a_batch_whose_client_has_left_is_not_decompressed(

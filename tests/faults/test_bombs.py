@@ -37,10 +37,7 @@ VERSION: Final = 9
 
 
 def bomb(codec: Codec, records: int) -> bytes:
-    """A batch that a broker accepts: a record of noise, and others of almost a megabyte of zeros.
-
-    Zeros alone would have a higher ratio than `decompression_ratio_max`.
-    """
+    """A batch that a broker accepts: a record of noise, others of almost a megabyte of zeros."""
     zeros = [Record(value=bytes(1_000_000))] * (records - 1)
     batch = batch_of(Record(value=os.urandom(64_000)), *zeros, max_timestamp=TIME_MS)
     return replace(batch, payload=compress(codec, batch.payload), attributes=int(codec)).data
@@ -156,18 +153,24 @@ def test_zeros_are_refused_before_they_are_decompressed(
         produce_one(polite, target, 1)
 
 
-def test_a_record_larger_than_max_message_bytes_is_refused(broker: BrokerProcess) -> None:
-    with Wire(broker) as wire:
-        target = messages.create_topic(wire, "records", configs={"max.message.bytes": "100000"})
-        for size, error in (
-            (99_000, 0),
-            (100_001, MESSAGE_TOO_LARGE),
-            (3_000_000, MESSAGE_TOO_LARGE),
-        ):
-            batch = batch_of(Record(), Record(value=bytes(size)), max_timestamp=TIME_MS)
-            packed = replace(batch, payload=compress(Codec.ZSTD, batch.payload), attributes=4)
-            answer = wire.ask(messages.produce(target, packed.data), VERSION)
-            assert answer.responses[0].partition_responses[0].error_code == error, size
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_letters_are_refused_at_the_limit_by_an_error_that_names_the_setting(
+    quiet_broker: BrokerProcess, codec: Codec
+) -> None:
+    records = batch_of(Record(value=b"a" * (100 * MIB)), max_timestamp=TIME_MS)
+    data = replace(records, payload=compress(codec, records.payload), attributes=int(codec)).data
+    with Wire(quiet_broker, limit_s=60) as wire:
+        target = messages.create_topic(wire, f"letters-{codec.name}")
+        produce_one(wire, target, 0)
+        before = quiet_broker.rss_bytes()
+        forget_peak(quiet_broker)
+        for _ in range(ROUNDS):
+            answer = wire.ask(messages.produce(target, data), VERSION)
+            partition = answer.responses[0].partition_responses[0]
+            assert partition.error_code == MESSAGE_TOO_LARGE
+            assert "decompressed_max_bytes allows no more" in partition.error_message
+        assert peak_bytes(quiet_broker) - before < 60 * MIB
+        produce_one(wire, target, 1)
 
 
 def forget_peak(broker: BrokerProcess) -> None:

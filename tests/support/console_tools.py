@@ -9,6 +9,7 @@ from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess
 
+ACLS = "org.apache.kafka.tools.AclCommand"
 CLUSTER = "org.apache.kafka.tools.ClusterTool"
 CONFIGS = "kafka.admin.ConfigCommand"
 FEATURES = "org.apache.kafka.tools.FeatureCommand"

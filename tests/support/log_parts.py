@@ -47,7 +47,6 @@ LIMITS = AppendLimits(
     decompressed_max_bytes=128 << 20,
     linger_ms=0,
     producer_id_expiration_ms=86_400_000,
-    decompression_ratio_max=1000,
 )
 NOTHING_FRESH = 2**62
 """As `first_fresh_producer_id`: any producer may have rows from before."""

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.console_tools import (
+    ACLS,
     CLUSTER,
     CONFIGS,
     FEATURES,
@@ -43,7 +44,38 @@ def test_kafka_metadata_quorum_shows_the_broker(run: Tools, broker: BrokerProces
     status = run(METADATA_QUORUM, "describe", "--status")
     assert "LeaderId:               1\n" in status
     assert broker.kafka in status
-    assert "Leader" in run(METADATA_QUORUM, "describe", "--replication").splitlines()[1]
+    shown = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    assert int(shown["LeaderEpoch"]) >= 1
+    before = int(shown["HighWatermark"])
+    replicas = run(METADATA_QUORUM, "describe", "--replication").splitlines()
+    _, _, end, lag, *_, role = replicas[1].split()
+    assert int(end) >= before > 0
+    assert (lag, role) == ("0", "Leader")
+
+
+def test_kafka_configs_describes_users_of_a_broker_without_passwords(run: Tools) -> None:
+    users = ("--entity-type", "users")
+    run(CONFIGS, "--describe", *users)
+    assert run(CONFIGS, "--describe", *users, "--entity-name", "nobody-with-a-password") == ""
+    password = ("--add-config", "SCRAM-SHA-256=[password=secret]")
+    refused = run.refused(CONFIGS, "--alter", *users, "--entity-name", "eve", *password)
+    assert "UnsupportedSaslMechanismException: This broker does not authenticate" in refused
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--list",),
+        ("--add", "--allow-principal", "User:eve", "--operation", "Read", "--topic", "t"),
+        ("--remove", "--force", "--topic", "t"),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_kafka_acls_says_that_no_authorizer_is_configured(
+    run: Tools, arguments: tuple[str, ...]
+) -> None:
+    told = run.refused(ACLS, *arguments)
+    assert "SecurityDisabledException: No Authorizer is configured" in told
 
 
 def test_kafka_reassign_partitions_moves_a_partition_to_where_it_is(

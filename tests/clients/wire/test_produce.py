@@ -78,10 +78,22 @@ class TestProduce:
         assert partition.error_code == errors.MessageTooLarge.code
         compressed = Batch(compress(4, encode_records([Record(value=bytes(100))] * 20)), 20)
         assert write(wire, small, replace(compressed, attributes=4).data) == 1
-        # Unlike Kafka, which accepts a record of any size if its batch is small enough.
-        payload = encode_records([Record(value=bytes(200))])
-        large = Batch(compress(4, payload), 1, attributes=4).data
-        assert produced(wire, small, large).error_code == errors.MessageTooLarge.code
+        # What comes out of it may be larger: also one record, as in Kafka.
+        one = Batch(compress(4, encode_records([Record(value=bytes(3000))])), 1, attributes=4).data
+        assert write(wire, small, one) == 21
+
+    @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+    def test_the_limit_of_a_topic_is_exact(self, wire: Wire, topic: str, codec: int) -> None:
+        payload = encode_records([Record(value=b"a" * 300)])
+        if codec:
+            payload = compress(codec, payload)
+        data = Batch(payload, 1, attributes=codec).data
+        found = []
+        for limit in (len(data) - 1, len(data), len(data) + 1):
+            name = f"{topic}-{limit - len(data) + 1}"
+            target = messages.create_topic(wire, name, configs={"max.message.bytes": str(limit)})
+            found.append(produced(wire, target, data).error_code)
+        assert found == [errors.MessageTooLarge.code, 0, 0]
 
     def test_zstd_needs_version_7(self, wire: Wire, target: Target) -> None:
         payload = encode_records([Record()])

@@ -128,7 +128,6 @@ class TestRecordBatches:
         broker = own_broker(lanes="1", decompression_memory_bytes=str(64 * MIB))
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
-            # Zeros alone would have a higher ratio than `decompression_ratio_max`.
             records = [Record(value=os.urandom(32 * 1024)), *[Record(value=bytes(MIB))] * 29]
             batch = Batch(compress(4, encode_records(records)), 30, attributes=4).data
             assert len(batch) < 64 * 1024

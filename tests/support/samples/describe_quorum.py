@@ -26,6 +26,8 @@ def check(asked: Asked, answer: Any) -> None:
     assert (metadata.topic_name, other.topic_name) == (METADATA, asked.target.name)
     (partition,) = metadata.partitions
     assert (partition.error_code, partition.leader_id) == (0, 1)
+    assert partition.leader_epoch >= 1
+    assert partition.high_watermark > 0
     (voter,) = partition.current_voters
     assert (voter.replica_id, voter.log_end_offset) == (1, partition.high_watermark)
     if asked.version >= 1:

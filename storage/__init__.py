@@ -4,7 +4,8 @@
   block_file.py (what it reads inserts from) and _result_bytes.pyx. definition_guard.py and
   definition_files.py: a full disk damages no definition of a table. clickhouse.py: one server over
   HTTP. shards.py: the replicas of a shard as one engine.
-* journal.py: the embedded engine behind a journal. journal_files.py: its files. journal_queue.py:
+* journal.py: the embedded engine behind a journal. journal_files.py: its files;
+  journal_reading.py reads them, journal_register.py says which exist. journal_queue.py:
   changes of the files, one at a time. journal_spares.py: files that were emptied. journal_drain.py
   and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a
   statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of

@@ -49,10 +49,9 @@ from storage.journal_files import (
     JournalError,
     JournalTokens,
     JournalWriter,
-    keep_copies,
-    read_journal,
 )
 from storage.journal_queue import JournalQueue
+from storage.journal_reading import keep_copies, read_journal, settle_names
 from storage.journal_recovery import put_back
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 from storage.merge_pace import MergePace
@@ -508,6 +507,7 @@ async def open_journal(
         contents = read_journal(directory, skip_damage=skip_damage)
         if skip_damage:
             keep_copies(directory)
+        settle_names(directory, contents)
         return contents, JournalWriter(directory, segment_bytes, contents, durable=fsync)
 
     try:

@@ -5,7 +5,8 @@ the engine. All have the same size, but for those that were made for a larger bl
 were such a one before (journal_spares.py). A segment begins with a head of 512 bytes:
 
     magic, version, journal id, number of the segment, sequence number of its first entry,
-    for each stream: drained up to, round from, round up to; CRC32C of all that
+    for each stream: drained up to, round from, round up to; CRC32C of all that;
+    from version 4 on: size of the file, CRC32C of all that
 
 Entries follow, each at a multiple of 8 bytes:
 
@@ -27,14 +28,14 @@ written one after the other; only after a power failure the disk may have kept a
 an earlier one. So every entry says up to which entry clients had been told when it was written.
 Damage up to there is `DamagedJournal`; after it, the journal ends at the damage. Without `fsync`
 clients are told as soon as an entry is written, so a power failure may look like damage.
+
+storage/journal_reading.py reads these files, journal_register.py says which of them exist.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import shutil
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
@@ -44,12 +45,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol._batches import crc32c
+from storage.journal_register import KnownSegments, SegmentRegister
 from storage.journal_spares import SpareFiles
 from storage.token_memory import TokenMemory
 
-VERSION = 3
-_OLDER_VERSIONS = (2,)
-"""These are read, too. 3: a block may be a packed one (protocol/packed_blocks.py)."""
+VERSION = 4
+UNREGISTERED_VERSIONS = (2, 3)
+"""These are read, too. 3: a block may be a packed one (protocol/packed_blocks.py). 4: the head has
+the size of the file, and the segment is in the register."""
 STREAMS = 2
 HEAD_BYTES = 512
 ENTRY_BYTES = 40
@@ -57,15 +60,14 @@ ENTRY_BYTES = 40
 _MAGIC = b"BHJOURNL"
 _HEAD = struct.Struct(f"<8sI16sQQ{3 * STREAMS}Q")
 _CRC = struct.Struct("<I")
+_FILE_SIZE = struct.Struct("<Q")
 _LENGTH_AND_CRC = struct.Struct("<II")
 _ENTRY = struct.Struct("<IIQQIIII")
 _CHECKED = struct.Struct("<QQIIII")  # the last six of these
 _NAMES = struct.Struct("<IHHH")
-_ROUND = struct.Struct("<IIQQ")
+ROUND = struct.Struct("<IIQQ")
 _SIZE = struct.Struct("<I")
 _MAX_BODY = (1 << 32) - 1
-
-log = logging.getLogger(__name__)
 
 Data = bytes | memoryview
 
@@ -156,10 +158,16 @@ class JournalContents:
     streams: list[StreamState] = field(default_factory=_streams)
     blocks: list[JournalBlock] = field(default_factory=list)
     tokens: JournalTokens = field(default_factory=JournalTokens)
+    files: list[SegmentFile] = field(default_factory=list)
+    """The segments that were read, in order."""
+    misplaced: dict[int, Path] = field(default_factory=dict)
+    """Those that have the name of another one, by number."""
+    recycled: list[Path] = field(default_factory=list)
+    """Nothing in these files is needed."""
 
 
 @dataclass(slots=True)
-class _SegmentFile:
+class SegmentFile:
     number: int
     path: Path
     size: int
@@ -167,42 +175,59 @@ class _SegmentFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class SegmentHead:
+    """`size`: of the file; 0 if the head does not say it."""
+
+    version: int
     journal_id: uuid.UUID
     number: int
     first_sequence: int
     streams: list[StreamState]
+    size: int = 0
 
 
 # --- what the bytes are
 
 
 def _head_bytes(
-    journal_id: uuid.UUID, number: int, first_sequence: int, streams: Sequence[StreamState]
+    journal_id: uuid.UUID,
+    number: int,
+    first_sequence: int,
+    streams: Sequence[StreamState],
+    size: int,
 ) -> bytes:
     numbers = [n for one in streams for n in (one.drained, one.round_from, one.round_to)]
     packed = _HEAD.pack(_MAGIC, VERSION, journal_id.bytes, number, first_sequence, *numbers)
-    return (packed + _CRC.pack(crc32c(packed))).ljust(HEAD_BYTES, b"\0")
+    for more in (b"", _FILE_SIZE.pack(size)):
+        packed += more
+        packed += _CRC.pack(crc32c(packed))
+    return packed.ljust(HEAD_BYTES, b"\0")
 
 
-def _read_head(data: memoryview, path: Path) -> _Head | None:
+def read_head(data: memoryview, path: Path) -> SegmentHead | None:
     """None if the head is damaged, or was never written. Raises `JournalError`."""
     if len(data) < HEAD_BYTES:
         return None
     magic, version, journal_id, number, first, *numbers = _HEAD.unpack_from(data)
     if magic != _MAGIC:
         return None
-    if version not in (VERSION, *_OLDER_VERSIONS):
+    if version not in (VERSION, *UNREGISTERED_VERSIONS):
         raise JournalError(
             f"{path} has version {version} of the journal's format, and this brokerhouse knows"
             f" version {VERSION}: start the brokerhouse that wrote it, stop it, and if it ended"
-            f" without an error, remove {path.parent}"
+            f" without an error, remove {path.parent} and {path.parent}.segments"
         )
     (crc,) = _CRC.unpack_from(data, _HEAD.size)
     if crc != crc32c(data[: _HEAD.size]):
         return None
+    size = 0
+    if version not in UNREGISTERED_VERSIONS:
+        at = _HEAD.size + _CRC.size
+        (size,), end = _FILE_SIZE.unpack_from(data, at), at + _FILE_SIZE.size
+        if _CRC.unpack_from(data, end) != (crc32c(data[:end]),):
+            return None
     streams = [StreamState(*numbers[3 * n : 3 * n + 3]) for n in range(STREAMS)]
-    return _Head(uuid.UUID(bytes=journal_id), number, first, streams)
+    return SegmentHead(version, uuid.UUID(bytes=journal_id), number, first, streams, size)
 
 
 def _entry_head(
@@ -224,7 +249,7 @@ def block_body(stream: int, table: str, columns: str, token: str) -> bytes:
     return _NAMES.pack(stream, len(name), len(listed), len(key)) + name + listed + key
 
 
-def _read_block(sequence: int, body: memoryview) -> JournalBlock:
+def read_block(sequence: int, body: memoryview) -> JournalBlock:
     stream, *sizes = _NAMES.unpack_from(body)
     at = _NAMES.size
     names = []
@@ -236,7 +261,7 @@ def _read_block(sequence: int, body: memoryview) -> JournalBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     sequence: int
     acknowledged: int
     kind: int
@@ -244,7 +269,7 @@ class _Entry:
     end: int
 
 
-def _read_entry(salt: bytes, data: memoryview, at: int) -> _Entry | None:
+def read_entry(salt: bytes, data: memoryview, at: int) -> Entry | None:
     """The entry at this place; None if there is none, or if it is damaged or cut off."""
     if at + ENTRY_BYTES > len(data):
         return None
@@ -256,158 +281,37 @@ def _read_entry(salt: bytes, data: memoryview, at: int) -> _Entry | None:
     numbers = (sequence, acknowledged)
     if data[at:start] != _entry_head(salt, numbers, kind, data[start:rest], data[rest:end]):
         return None
-    return _Entry(sequence, acknowledged, kind, data[start:end], end + _padding(end))
+    return Entry(sequence, acknowledged, kind, data[start:end], end + _padding(end))
 
 
-def _later_entries(salt: bytes, data: memoryview, at: int, after: int) -> Iterator[_Entry]:
+def may_have_begun(data: memoryview, at: int, sequence: int) -> bool:
+    """Whether this entry may have been at this place, although the file ends in the middle of it.
+
+    Not if its first bytes are there, and are zeros or of another entry.
+    """
+    begin = bytes(data[at : at + ENTRY_BYTES])
+    if len(begin) == ENTRY_BYTES:
+        return bool(_ENTRY.unpack(begin)[2] == sequence)
+    return len(begin) < _SIZE.size or begin[: _SIZE.size] != bytes(_SIZE.size)
+
+
+def later_entries(salt: bytes, data: memoryview, at: int, after: int) -> Iterator[Entry]:
     """Whole entries, from `at` on, with a sequence number above `after`."""
-    if _is_zeros(data[at:]):
+    if is_zeros(data[at:]):
         return
     numbers = data[at : len(data) - len(data) % 8].cast("Q")
     highest = after + len(data) // ENTRY_BYTES + 1
     begin = at
     for index, sequence in enumerate(numbers):
         if after < sequence <= highest and at + 8 * index - 8 >= begin:
-            entry = _read_entry(salt, data, at + 8 * index - 8)
+            entry = read_entry(salt, data, at + 8 * index - 8)
             if entry is not None:
                 yield entry
                 begin = entry.end
 
 
-# --- reading all of it
-
-
-def read_journal(directory: Path, *, skip_damage: bool = False) -> JournalContents:
-    """What the segments in `directory` hold; nothing is changed.
-
-    `skip_damage`: leave out what is damaged, and keep every entry that is whole. Raises
-    `DamagedJournal` and `JournalError`.
-    """
-    found: JournalContents | None = None
-    segments = _segments(directory)
-    for position, segment in enumerate(segments):
-        data = memoryview(_content(segment.path))
-        head = _read_head(data, segment.path)
-        is_last = position == len(segments) - 1
-        foreign = found is not None and head is not None and head.journal_id != found.journal_id
-        if head is None or head.number != segment.number or foreign:
-            if is_last and (head is not None or _is_zeros(data)):
-                break  # it was being put into use
-            if not skip_damage:
-                raise _damaged(segment.path, 0, "its head is damaged", found, data)
-            log.warning("%s: its head is damaged", segment.path)
-            if found is None:
-                found = JournalContents(_journal_id(directory, segments))
-            found.last_segment = segment.number
-            _read_entries(segment.path, data, found, skip_damage=True)
-            continue
-        if found is None:
-            found = JournalContents(head.journal_id, head.first_sequence - 1, 0, head.streams)
-        elif head.first_sequence != found.last_sequence + 1:
-            if not skip_damage:
-                lost = f"{found.last_sequence + 1} to {head.first_sequence - 1}"
-                why = f"entries {lost} before it are missing"
-                raise _damaged(segment.path, 0, why, found, data)
-            log.warning("%s: entries before it are lost", segment.path)
-            found.last_sequence = max(found.last_sequence, head.first_sequence - 1)
-        found.last_segment = segment.number
-        _read_entries(segment.path, data, found, skip_damage=skip_damage)
-    if found is None:
-        return JournalContents(uuid.uuid4())
-    return found
-
-
-def _journal_id(directory: Path, segments: Sequence[_SegmentFile]) -> uuid.UUID:
-    """The id that the segments have in common, where the head of the first one is damaged."""
-    heads = (_read_head(memoryview(_content(one.path)), one.path) for one in segments)
-    with suppress(OSError, ValueError):
-        return uuid.UUID((directory / ID_FILE).read_text())
-    return next((head.journal_id for head in heads if head is not None), uuid.uuid4())
-
-
-def _read_entries(
-    path: Path, data: memoryview, found: JournalContents, *, skip_damage: bool
-) -> None:
-    at = HEAD_BYTES
-    while True:
-        entry = _read_entry(found.journal_id.bytes, data, at)
-        if entry is None or entry.sequence != found.last_sequence + 1:
-            missing = found.last_sequence + 1
-            after = list(_entries_after(found, data, at))
-            if not any(one.acknowledged >= missing for one in after):
-                return
-            if not skip_damage:
-                raise _damaged(path, at, f"entry {missing} is damaged", found, data)
-            entry = after[0]
-            log.warning("%s: entries %d to %d are lost", path, missing, entry.sequence - 1)
-        found.last_sequence, at = entry.sequence, entry.end
-        if entry.kind == BLOCK:
-            block = _read_block(entry.sequence, entry.body)
-            found.tokens.journaled.add(block.table, block.token)
-            if block.sequence > found.streams[block.stream].drained:
-                found.blocks.append(block)
-        elif entry.kind in (ROUND_BEGUN, ROUND_ENDED):
-            stream, _, first, last = _ROUND.unpack(entry.body)
-            state = found.streams[stream]
-            state.begin(first, last)
-            if entry.kind == ROUND_ENDED:
-                state.end()
-                found.blocks = [
-                    one for one in found.blocks if one.stream != stream or one.sequence > last
-                ]
-        elif entry.kind == TOKENS:
-            found.tokens = JournalTokens.from_bytes(entry.body)
-        elif entry.kind == DIRECT:
-            direct = _read_block(entry.sequence, entry.body)
-            found.tokens.direct.add(direct.table, direct.token)
-        else:
-            raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
-
-
-def _entries_after(found: JournalContents, data: memoryview, at: int) -> Iterator[_Entry]:
-    return _later_entries(found.journal_id.bytes, data, at, found.last_sequence)
-
-
-def _is_zeros(data: memoryview) -> bool:
+def is_zeros(data: memoryview) -> bool:
     return bytes(data).count(0) == len(data)
-
-
-def _damaged(
-    path: Path, at: int, why: str, found: JournalContents | None, data: memoryview
-) -> DamagedJournal:
-    whole = 0
-    if found is not None:
-        after = _entries_after(found, data, max(at, HEAD_BYTES))
-        whole = sum(entry.kind == BLOCK for entry in after)
-    return DamagedJournal(
-        f"the journal is damaged: {path} at byte {at}: {why}, and {whole} blocks of records after"
-        " it in this file are whole. Restore the file, or start once with --journal-skip-damage:"
-        " what is damaged is lost then, everything else is kept, and the files are kept in"
-        f" {path.parent / 'damaged'}"
-    )
-
-
-def _segments(directory: Path) -> list[_SegmentFile]:
-    found = []
-    for path in directory.glob("*.journal"):
-        with suppress(ValueError):
-            found.append(_SegmentFile(int(path.stem), path, path.stat().st_size))
-    return sorted(found, key=lambda segment: segment.number)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise JournalError(f"the journal {path} cannot be read: {error.strerror}") from error
-
-
-def keep_copies(directory: Path) -> None:
-    """Copy all segments to `damaged/`, before a start that leaves out what is damaged."""
-    kept = directory / "damaged"
-    kept.mkdir(exist_ok=True)
-    for segment in _segments(directory):
-        shutil.copyfile(segment.path, kept / segment.path.name)
 
 
 # --- writing
@@ -433,10 +337,13 @@ class JournalWriter:
         self.last_sequence = contents.last_sequence
         self._durable = durable
         self._segments = [
-            _SegmentFile(segment.number, segment.path, segment.size, contents.last_sequence)
-            for segment in _segments(directory)
-            if segment.number <= contents.last_segment
+            SegmentFile(one.number, one.path, one.size, contents.last_sequence)
+            for one in contents.files
         ]
+        self._register: SegmentRegister | None = None
+        self._last_blocks = [0 for _ in self.streams]
+        for block in contents.blocks:
+            self._last_blocks[block.stream] = block.sequence
         self.file_bytes = sum(segment.size for segment in self._segments)
         self._synced = contents.last_sequence
         self._closed = False
@@ -448,6 +355,7 @@ class JournalWriter:
     def append_block(self, stream: int, table: str, columns: str, token: str, data: bytes) -> int:
         """The sequence number of the entry."""
         sequence = self._append(BLOCK, block_body(stream, table, columns, token), data)
+        self._last_blocks[stream] = sequence
         self._tokens.journaled.add(table, token)
         return sequence
 
@@ -458,13 +366,13 @@ class JournalWriter:
 
     def begin_round(self, stream: int, first: int, last: int) -> None:
         """The blocks first <= sequence <= last of a stream go into the engine from now on."""
-        self._append(ROUND_BEGUN, _ROUND.pack(stream, 0, first, last))
+        self._append(ROUND_BEGUN, ROUND.pack(stream, 0, first, last))
         self.streams[stream].begin(first, last)
 
     def end_round(self, stream: int) -> None:
         """The blocks of the round are in the engine."""
         state = self.streams[stream]
-        self._append(ROUND_ENDED, _ROUND.pack(stream, 0, state.round_from, state.round_to))
+        self._append(ROUND_ENDED, ROUND.pack(stream, 0, state.round_from, state.round_to))
         state.end()
 
     def sync(self) -> None:
@@ -487,8 +395,12 @@ class JournalWriter:
 
         If the journal is durable, `sync` first: the disk has to know why they are not needed.
         """
+        emptied = []
         while self.may_recycle(needed_from):
-            segment = self._segments.pop(0)
+            emptied.append(self._segments.pop(0))
+        if emptied:
+            self._registered().note(self._segments[0].number, self._segments[-1].number)
+        for segment in emptied:
             self.file_bytes -= segment.size
             self._spares.keep(segment.path, segment.size)
         self._spares.remove_surplus()
@@ -496,6 +408,10 @@ class JournalWriter:
     def close(self) -> None:
         """Entries can no longer be appended."""
         if self._fd >= 0:
+            lacking = zip(self._last_blocks, self.streams, strict=True)
+            has_blocks = any(last > stream.drained for last, stream in lacking)
+            with suppress(OSError):  # then a start finds less of what may be missing
+                self._registered().note_closed(self.last_sequence, has_blocks=has_blocks)
             os.close(self._fd)
         self._fd, self._size = -1, 0
         self._closed = True
@@ -521,6 +437,7 @@ class JournalWriter:
     def _begin_segment(self, entry_bytes: int) -> None:
         """Begin a segment in which there is room for an entry after that of the tokens."""
         number, sequence = self._next_number, self.last_sequence + 1
+        register = self._registered()
         tokens = self._tokens.to_bytes()
         begin = HEAD_BYTES + ENTRY_BYTES + len(tokens) + _padding(len(tokens))
         path = self._directory / f"{number:012}.journal"
@@ -533,7 +450,7 @@ class JournalWriter:
             os.ftruncate(fd, size)
             if self._durable:
                 self.sync()  # a segment exists only if all before it are whole
-            head = _head_bytes(self.journal_id, number, sequence, self.streams)
+            head = _head_bytes(self.journal_id, number, sequence, self.streams, size)
             _write(fd, (head,), len(head), 0)
             numbers = (sequence, self._synced if self._durable else self.last_sequence)
             entry = _entry_head(self.journal_id.bytes, numbers, TOKENS, b"", tokens)
@@ -541,6 +458,7 @@ class JournalWriter:
             if self._durable:
                 _flush(fd)
                 _flush_directory(self._directory)
+            register.note(self._segments[0].number if self._segments else number, number)
         except BaseException:
             os.close(fd)
             path.unlink()
@@ -551,7 +469,16 @@ class JournalWriter:
         self._next_number += 1
         self.file_bytes += size
         self.last_sequence = sequence
-        self._segments.append(_SegmentFile(number, path, size, sequence))
+        self._segments.append(SegmentFile(number, path, size, sequence))
+
+    def _registered(self) -> SegmentRegister:
+        """The register of this run: it exists before the first segment that it names."""
+        if self._register is None:
+            first = self._segments[0].number if self._segments else self._next_number
+            last = self._next_number - 1
+            known = KnownSegments(self.journal_id, first, last)
+            self._register = SegmentRegister(self._directory, known, durable=self._durable)
+        return self._register
 
 
 def _flush(fd: int) -> None:

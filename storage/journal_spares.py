@@ -17,6 +17,14 @@ _SHARE = 8
 """With less space on the disk than for so many times these files, one segment's bytes are kept."""
 
 
+def spare_files(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.glob("spare*")) if path.is_file()]
+
+
+def spare_name(segment: Path) -> str:
+    return f"spare-{segment.stem}"
+
+
 class _Spare(NamedTuple):
     path: Path
     size: int
@@ -28,13 +36,11 @@ class SpareFiles:
     def __init__(self, directory: Path, segment_bytes: int) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._spares = [
-            _Spare(path, path.stat().st_size) for path in sorted(directory.glob("spare*"))
-        ]
+        self._spares = [_Spare(path, path.stat().st_size) for path in spare_files(directory)]
 
     def keep(self, segment: Path, size: int) -> None:
         """Nothing in this file is needed any more."""
-        spare = self._directory / f"spare-{segment.stem}"
+        spare = self._directory / spare_name(segment)
         segment.rename(spare)
         self._spares.append(_Spare(spare, size))
 

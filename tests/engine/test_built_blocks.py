@@ -21,7 +21,8 @@ from storage.blocks import block
 from storage.engine import NotSent
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits
-from storage.journal_files import JournalWriter, read_journal
+from storage.journal_files import JournalWriter
+from storage.journal_reading import read_journal
 from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.log_parts import (

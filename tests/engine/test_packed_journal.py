@@ -16,7 +16,8 @@ from storage.blocks import block
 from storage.engine import InsertRejected, Row
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
-from storage.journal_files import JournalBlock, read_journal
+from storage.journal_files import JournalBlock
+from storage.journal_reading import read_journal
 from storage.journal_statements import LOG, ROWS
 from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import (

@@ -11,13 +11,15 @@ import pytest
 
 from storage import journal_spares
 from storage.journal_files import (
+    ENTRY_BYTES,
     HEAD_BYTES,
     DamagedJournal,
     JournalContents,
     JournalError,
     JournalWriter,
-    read_journal,
 )
+from storage.journal_reading import read_journal, settle_names
+from storage.journal_register import register_path
 
 SEGMENT_BYTES = 4096
 
@@ -25,11 +27,21 @@ SEGMENT_BYTES = 4096
 @contextmanager
 def writer(directory: Path, contents: JournalContents | None = None) -> Iterator[JournalWriter]:
     found = read_journal(directory) if contents is None else contents
+    settle_names(directory, found)
     opened = JournalWriter(directory, SEGMENT_BYTES, found, durable=False)
     try:
         yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def killed_writer(directory: Path) -> Iterator[JournalWriter]:
+    """The files are as a `kill -9` leaves them: nothing was noted at the end."""
+    with writer(directory) as opened:
+        yield opened
+        register = register_path(directory).read_bytes()
+    register_path(directory).write_bytes(register)
 
 
 def append(journal: JournalWriter, *texts: str, stream: int = 0) -> list[int]:
@@ -219,7 +231,7 @@ WRITTEN = [f"block {n}" for n in range(6)]
 @pytest.fixture
 def journal_bytes(tmp_path: Path) -> bytes:
     """A small journal of one segment, with a round that has ended and one that has begun."""
-    with writer(tmp_path) as journal:
+    with killed_writer(tmp_path) as journal:
         first, second, third = append(journal, *WRITTEN[:3])
         journal.begin_round(0, first, second)
         journal.end_round(0)
@@ -237,19 +249,46 @@ EXPECTED = [*WRITTEN[2:], "the last"]
 def test_a_tail_that_was_cut_off_anywhere_is_left_out(tmp_path: Path, journal_bytes: bytes) -> None:
     (path,) = segments(tmp_path)
     seen = set()
-    for end in range(HEAD_BYTES, len(journal_bytes)):
+    for end in range(end_of_tokens(journal_bytes), len(journal_bytes)):
         path.write_bytes(journal_bytes[:end].ljust(SEGMENT_BYTES, b"\0"))
         found = texts(tmp_path)
         seen.add(tuple(found))
-        # Blocks 0 and 1 are needed until the entry is read that says that they are in the engine.
-        assert found == WRITTEN[: len(found)] or found == EXPECTED[: len(found)]
+        assert is_beginning(found)
     assert {(), (*EXPECTED,), (*EXPECTED[:-1],)} <= seen
 
 
-def test_a_cut_file_is_read_as_one_with_zeros(tmp_path: Path, journal_bytes: bytes) -> None:
+def end_of_tokens(data: bytes) -> int:
+    """Where the first entry of a segment ends: it is written before the segment is in use."""
+    length: int = struct.unpack_from("<I", data, HEAD_BYTES)[0]
+    end = HEAD_BYTES + ENTRY_BYTES + length
+    return end + -end % 8
+
+
+def test_a_file_that_is_cut_behind_its_last_entry_has_lost_nothing(
+    tmp_path: Path, journal_bytes: bytes
+) -> None:
     (path,) = segments(tmp_path)
-    path.write_bytes(journal_bytes[:-30])
-    assert texts(tmp_path) == EXPECTED[:-1]
+    end = len(journal_bytes.rstrip(b"\0"))
+    for size in range(end + -end % 8 + 4, len(journal_bytes) + 100):
+        path.write_bytes(journal_bytes.ljust(SEGMENT_BYTES, b"\0")[:size])
+        assert texts(tmp_path) == EXPECTED
+
+
+def test_a_file_that_is_cut_where_an_entry_was_is_damaged(
+    tmp_path: Path, journal_bytes: bytes
+) -> None:
+    """Unlike an entry that was cut off by a crash: then the file is as long as before."""
+    (path,) = segments(tmp_path)
+    for size in range(0, len(journal_bytes.rstrip(b"\0")), 5):
+        path.write_bytes(journal_bytes[:size])
+        with pytest.raises(DamagedJournal):
+            texts(tmp_path)
+        assert is_beginning(texts(tmp_path, skip_damage=True))
+
+
+def is_beginning(found: list[str]) -> bool:
+    """Until the entry is read that says so, blocks 0 and 1 are not known to be in the engine."""
+    return found == WRITTEN[: len(found)] or found == EXPECTED[: len(found)]
 
 
 def test_damage_to_any_byte_is_found(tmp_path: Path, journal_bytes: bytes) -> None:
@@ -291,7 +330,7 @@ def test_a_missing_segment_is_found(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         append(journal, *(f"{n} " + "x" * 1500 for n in range(8)))
     segments(tmp_path)[1].unlink()
-    with pytest.raises(DamagedJournal, match="are missing"):
+    with pytest.raises(DamagedJournal, match="missing, and the entries from 3 to 4 were in it"):
         read_journal(tmp_path)
     assert [one[0] for one in texts(tmp_path, skip_damage=True)] == list("0234567")
 
@@ -341,6 +380,7 @@ def test_entries_of_an_earlier_journal_in_a_reused_file_are_not_read(tmp_path: P
         append(journal, "one", "two", "three")
     (path,) = segments(tmp_path)
     path.rename(tmp_path / "spare")
+    register_path(tmp_path).unlink()
     with writer(tmp_path) as journal:
         append(journal, "ONE")
     assert texts(tmp_path) == ["ONE"]
@@ -362,10 +402,11 @@ def test_the_format_without_packed_blocks_is_read_and_left(
         patch.setattr("storage.journal_files.VERSION", 2)
         with writer(tmp_path) as journal:
             append(journal, "old")
+    register_path(tmp_path).unlink()  # it had none
     with writer(tmp_path) as journal:
         append(journal, "new")
     versions = [struct.unpack_from("<I", one.read_bytes(), 8)[0] for one in segments(tmp_path)]
-    assert versions == [2, 3]
+    assert versions == [2, 4]
     assert texts(tmp_path) == ["old", "new"]
 
 
@@ -424,7 +465,9 @@ def test_a_start_that_appends_nothing_keeps_the_segment_that_knows_the_tokens(
 def test_a_crash_while_a_segment_is_begun_forgets_no_token(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         append(journal, "one")
+        register = register_path(tmp_path).read_bytes()
         append(journal, "x" * SEGMENT_BYTES)
+    register_path(tmp_path).write_bytes(register)
     path = segments(tmp_path)[1]
     path.write_bytes(path.read_bytes()[:HEAD_BYTES].ljust(SEGMENT_BYTES, b"\0"))
     with writer(tmp_path) as journal:

@@ -10,7 +10,8 @@ Three layers, each of which stops most attempts by itself:
 3. What grants do not cover is looked for in the statement as the engine writes it back
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
    escapes are gone: the function `file`, table functions that reach outside, views that run with
-   the rights of another user. Engines and dictionaries: definitions.py. One table function may be
+   the rights of another user. Engines and dictionaries: definitions.py. What readers do not see:
+   private.py, and resolved.py for names as the engine resolves them. One table function may be
    allowed, `icebergLocal`: then the roles have the right to read files below one directory.
 
 In the broker's own database a writer may only add rows to JOB_TABLES, and only by INSERT. The right
@@ -31,6 +32,7 @@ from sql.http.definitions import refuse_definitions
 from sql.http.engine import WHOLE, Handle, run
 from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, access_denied, sql_error
 from sql.http.private import lines_of, refuse_private
+from sql.http.resolved import refuse_resolved
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
 
 TREE_MAX_BYTES = 64 * 1024 * 1024
@@ -51,12 +53,14 @@ class Action(Enum):
 
 
 def judge(
-    handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, *, iceberg: bool = False
-) -> Action:
+    handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, *, mark: bytes = b"",
+    iceberg: bool = False,
+) -> Action:  # fmt: skip
     """How to run this statement. SqlError if it does not parse or this role may not run it.
 
-    `handle` is already narrowed to the role. Nothing of `sql` is executed. `iceberg`: it may read
-    local Iceberg tables, of which the role's rights say where they are.
+    `handle` is already narrowed to the role. Nothing of `sql` is executed, but for what resolved.py
+    says; `mark` begins that. `iceberg`: it may read local Iceberg tables, of which the role's
+    rights say where they are.
     """
     query_class = only_statement(handle, sql)
     database, canonical = _canonical(handle, sql)
@@ -71,8 +75,8 @@ def judge(
         definitions = _refuse_outside(tree, _WITH_ICEBERG if iceberg else _TABLE_FUNCTIONS)
         if definitions:
             refuse_definitions(_parsed(handle, sql), definitions)
-        if role is Role.READER:
-            refuse_private(words, tree, database, params)
+        if role is Role.READER and refuse_private(words, tree, database, params):
+            refuse_resolved(lambda text: _lines(handle, mark + text, params), sql)
     return action
 
 
@@ -287,7 +291,12 @@ def _parsed(handle: Handle, sql: bytes) -> bytes:
 
 
 def _syntax_tree(handle: Handle, sql: bytes, params: Mapping[str, str]) -> str:
-    tree = _told(handle, b"EXPLAIN AST " + sql, params)
+    return _lines(handle, b"EXPLAIN AST " + sql, params)
+
+
+def _lines(handle: Handle, statement: bytes, params: Mapping[str, str]) -> str:
+    """What an EXPLAIN says about a client's statement."""
+    tree = _told(handle, statement, params)
     if len(tree) > TREE_MAX_BYTES:
         raise sql_error(
             SYNTAX_ERROR, "SYNTAX_ERROR",

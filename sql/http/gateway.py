@@ -121,10 +121,10 @@ class SqlGateway:
         handle = prepare(self._handles, context)
         try:
             try:
-                action = self._handles.judge(handle, sql, params, context.role)
+                action = self._handles.judge(handle, sql, params, context.role, context.mark)
             except AllColumnsWanted as wanted:
                 sql = without_private(sql, wanted.private)
-                action = self._handles.judge(handle, sql, params, context.role)
+                action = self._handles.judge(handle, sql, params, context.role, context.mark)
             if action is Action.SESSION and context.session is not None:
                 context.session.will_hold(sql)
             if (

@@ -89,8 +89,13 @@ class Handles(Protocol):
     def ready(self, context: StatementContext) -> Handle:
         """A handle with the database and the settings of this statement."""
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
-        """How to run this statement. SqlError if it does not parse or this role may not run it."""
+    def judge(
+        self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, mark: bytes = b""
+    ) -> Action:
+        """How to run this statement. SqlError if it does not parse or this role may not run it.
+
+        `mark` begins what the engine runs of it for that.
+        """
 
 
 class FencedHandles:
@@ -152,9 +157,11 @@ class FencedHandles:
     def ready(self, context: StatementContext) -> Handle:
         return prepared(self.new(context.role, context.tables, context.mark), context)
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
+    def judge(
+        self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, mark: bytes = b""
+    ) -> Action:
         iceberg = self._limits.bounds.iceberg_warehouse is not None
-        return judge(handle, sql, params, role, iceberg=iceberg)
+        return judge(handle, sql, params, role, mark=mark, iceberg=iceberg)
 
 
 def prepare(handles: Handles, context: StatementContext) -> Handle:

@@ -4,10 +4,12 @@ inside of the process, and the statements of other people.
 The engine lets every role read its database `system`, whatever is revoked. So the statement is
 looked at, as the engine writes it back and in its syntax tree (see access.py):
 
-* of the tables of `system` only those in `_SHOWN` may be named;
-* of `_PRIVATE_COLUMNS` the columns may not be named. `*` over such a table gets `EXCEPT` with their
+* of the tables of `system` only those in `SHOWN_TABLES` may be named;
+* of `PRIVATE_COLUMNS` the columns may not be named. `*` over such a table gets `EXCEPT` with their
   names (`without_private`), and is then checked in the tree; COLUMNS() is refused;
 * some functions may not be called.
+
+What a name stands for is then looked up where the engine has resolved it (resolved.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from sql.http.text import Token, TokenKind, tokens, unquote
 DISPLAY_NAME = "brokerhouse"
 """Of the server, in place of its host's name."""
 
-_SHOWN = frozenset(
+SHOWN_TABLES = frozenset(
     {
         "aggregate_function_combinators", "codecs", "collations", "columns", "completions",
         "constraints", "contributors", "current_roles", "data_skipping_index_types",
@@ -41,7 +43,7 @@ _SHOWN = frozenset(
         "time_zones", "tokenizers", "unicode", "users", "zeros", "zeros_mt",
     }
 )  # fmt: skip
-_PRIVATE_COLUMNS = {
+PRIVATE_COLUMNS = {
     "clusters": {"host_name", "host_address"},
     "databases": {"data_path", "metadata_path"},
     "detached_parts": {"path"},
@@ -70,6 +72,7 @@ _CALLS = frozenset(
 _NAMES = frozenset({"getserversetting", "getserverport", "getmacro"})
 
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
+_WORD = re.compile(r"\w+")
 _NAME_LINE = re.compile(r" *(TableIdentifier|Identifier) (\S+)")
 _CTE_LINE = re.compile(r" *WithElement")
 _MATCHER = re.compile(r"(?:Qualified)?(?:Asterisk|Columns(?:Regexp|List)Matcher)")
@@ -89,10 +92,11 @@ class AllColumnsWanted(SqlError):
 
 def refuse_private(
     words: Sequence[Token], tree: str, database: str, params: Mapping[str, str]
-) -> None:
+) -> bool:
     """Raises ACCESS_DENIED for a statement that would show what is private.
 
     `tree`: the lines of its syntax tree. `database`: where tables are that it names without one.
+    Returns whether it may name what is private in a way that is only seen in resolved.py.
     """
     _refuse_functions(words, params)
     if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
@@ -104,17 +108,18 @@ def refuse_private(
             )
     tables = _system_tables(tree, database)
     for table in tables:
-        if table not in _SHOWN and table not in _PRIVATE_COLUMNS:
+        if table not in SHOWN_TABLES and table not in PRIVATE_COLUMNS:
             raise access_denied(f"system.{table} is not available without credentials.")
-    private = frozenset(column for table in tables for column in _PRIVATE_COLUMNS.get(table, ()))
+    private = frozenset(column for table in tables for column in PRIVATE_COLUMNS.get(table, ()))
     if not private:
-        return
+        return database == "system"
     _refuse_line_breaks(words, params)
     names = set(_names_used(words)) | set(_columns_in(tree))
     if hidden := sorted(private & names):
         raise access_denied(f"The column {hidden[0]} is not available without credentials.")
     if _wants_all_columns(tree, private):
-        raise AllColumnsWanted(min(tables & _PRIVATE_COLUMNS.keys()), private)
+        raise AllColumnsWanted(min(tables & PRIVATE_COLUMNS.keys()), private)
+    return True
 
 
 def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None:
@@ -202,21 +207,20 @@ def _length_of_list(words: Sequence[Token], start: int) -> int:
 
 
 def _columns_in(tree: str) -> Iterator[str]:
-    """The columns that the tree names, also by parameters; not those that EXCEPT leaves out."""
+    """The columns that the tree names, also by parameters; not those that EXCEPT leaves out.
+
+    A name may have blanks and points in it: every word of the line counts.
+    """
     parents: list[str] = []
-    for depth, node, name in _nodes(tree):
-        del parents[depth:]
-        if node == "Identifier" and not (parents and parents[-1] == "ColumnsExceptTransformer"):
-            yield from name.split(".")
-        parents.append(node)
-
-
-def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
-    """Depth, kind and name of every node."""
     for line in lines_of(tree):
         match = _TREE_LINE.match(line)
-        if match is not None:
-            yield len(match[1]), match[2], match[3] or ""
+        if match is None:
+            continue
+        depth, node = len(match[1]), match[2]
+        del parents[depth:]
+        if node == "Identifier" and not (parents and parents[-1] == "ColumnsExceptTransformer"):
+            yield from _WORD.findall(line, match.end(2))
+        parents.append(node)
 
 
 def _wants_all_columns(tree: str, private: frozenset[str]) -> bool:
@@ -275,7 +279,7 @@ def _asks_for_columns(found: Sequence[Token], index: int) -> bool:
     return before.is_sign(b",", b".") or before.is_word(b"SELECT", b"DISTINCT")
 
 
-_KNOWN = _SHOWN | _PRIVATE_COLUMNS.keys()
+_KNOWN = SHOWN_TABLES | PRIVATE_COLUMNS.keys()
 # Every other table of `system` (chdb-core 26.9); tests/clients/test_http_private.py holds them
 # against the engine.
 _HIDDEN = frozenset(
@@ -288,7 +292,7 @@ _HIDDEN = frozenset(
         "iceberg_history", "jemalloc_arena_bins", "jemalloc_bins", "jemalloc_profile_text",
         "jemalloc_sampled_allocations", "jemalloc_stats", "kafka_consumers", "macros",
         "masking_policies", "named_collections", "part_moves_between_shards", "processes",
-        "query_cache", "query_condition_cache", "remote_data_paths", "replicas",
+        "query_cache", "query_condition_cache", "query_views_log", "remote_data_paths", "replicas",
         "replicated_fetches", "replication_queue", "resources", "rocksdb", "s3_queue_metadata",
         "s3_queue_settings", "s3queue_metadata_cache", "scheduler", "schema_inference_cache",
         "server_settings", "session_query_ids", "stack_trace", "symbols",

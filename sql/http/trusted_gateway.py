@@ -187,7 +187,9 @@ class TrustedHandles:
             raise
         return handle
 
-    def judge(self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role) -> Action:
+    def judge(
+        self, handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, mark: bytes = b""
+    ) -> Action:
         """Only how to run the statement; SqlError if it does not parse."""
         query_class = only_statement(handle, sql)
         is_read = query_class == "READ_ONLY"

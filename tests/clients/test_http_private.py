@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sql.http.private import _HIDDEN, _KNOWN, _PRIVATE_COLUMNS, _SHOWN
+from sql.http.private import _HIDDEN, _KNOWN, PRIVATE_COLUMNS, SHOWN_TABLES
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import WRITER, ask, read, write
 
@@ -64,9 +64,9 @@ def columns(server: BrokerProcess) -> dict[str, list[str]]:
 
 def test_it_is_decided_for_every_table_of_the_engine(server: BrokerProcess) -> None:
     tables = columns(server)
-    assert set(tables) - _SHOWN - _PRIVATE_COLUMNS.keys() == _HIDDEN & tables.keys()
+    assert set(tables) - SHOWN_TABLES - PRIVATE_COLUMNS.keys() == _HIDDEN & tables.keys()
     assert not _HIDDEN & _KNOWN
-    for table, private in _PRIVATE_COLUMNS.items():
+    for table, private in PRIVATE_COLUMNS.items():
         assert private <= set(tables[table])
 
 
@@ -75,7 +75,7 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
 ) -> None:
     seen = 0
     for table, names in sorted(columns(server).items()):
-        public = [name for name in names if name not in _PRIVATE_COLUMNS.get(table, ())]
+        public = [name for name in names if name not in PRIVATE_COLUMNS.get(table, ())]
         quoted = ", ".join(f"`{name}`" for name in public)
         limit = " LIMIT 10" if table in ENDLESS or table == "unicode" else ""
         answer = ask(server, f"SELECT {quoted} FROM system.`{table}`{limit} FORMAT TSVRaw")
@@ -84,9 +84,9 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
         seen += answer.status == 200
         text = answer.body.decode("utf-8", "replace")
         assert [secret for secret in secrets if secret in text] == [], table
-        if table not in _SHOWN:
+        if table not in SHOWN_TABLES:
             everything = ask(server, f"SELECT * FROM system.`{table}`{limit} FORMAT TSVRaw")
-            assert everything.code == (0 if table in _PRIVATE_COLUMNS else 497), table
+            assert everything.code == (0 if table in PRIVATE_COLUMNS else 497), table
             text = everything.body.decode("utf-8", "replace")
             assert [secret for secret in secrets if secret in text] == [], table
     assert seen > 60
@@ -111,6 +111,23 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
         "SELECT DISTINCT ON (name) * FROM system.disks",
         "SELECT COLUMNS('p') EXCEPT (path, cache_path) APPLY(toString) FROM system.disks",
         f"SELECT `{LIKE_THE_TREE}`.* FROM system.disks AS `{LIKE_THE_TREE}`",
+        "SELECT `a b`.{column:Identifier} FROM system.disks AS `a b`",
+        "SELECT {alias:Identifier}.{column:Identifier} FROM system.parts AS {alias:Identifier}",
+        "SELECT * EXCEPT (path, cache_path), `a b`.{column:Identifier} FROM system.disks AS `a b`",
+        "SELECT * FROM view(SELECT `a b`.{column:Identifier} AS p FROM system.disks AS `a b`)",
+        "EXPLAIN SELECT (SELECT any(`a b`.{column:Identifier}) FROM system.disks AS `a b`)",
+        "SELECT `a b`.{column:Identifier} FROM system.disks AS `a b` FORMAT JSON",
+        "SELECT `a b`.{column:Identifier} FROM system.disks AS `a b` FORMAT Null",
+        "SELECT {column:Identifier}.size FROM system.disks",
+        "SELECT `a b`.{column:Identifier}.size FROM system.disks AS `a b`",
+        "SELECT d.name FROM system.disks AS d NATURAL JOIN system.disks AS e",
+        "SELECT count() FROM system.disks AS d JOIN system.disks AS e USING ({column:Identifier})",
+        "SELECT ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') IN system.disks",
+        "SELECT 1 WHERE ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') NOT IN"
+        " (system.disks)",
+        "WITH c AS (SELECT 1) SELECT * FROM system.settings_changes, system.query_views_log",
+        "WITH t AS (SELECT {column:Identifier} AS x FROM system.disks) SELECT x FROM t",
+        "SELECT {column:Identifier} FROM {table:Identifier}.{column:Identifier}",
         "SELECT path FROM {table:Identifier}",
         "SELECT data_paths FROM system.tables",
         "SELECT metadata_path FROM system.databases",
@@ -141,7 +158,12 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
     ],
 )
 def test_no_spelling_shows_it(server: BrokerProcess, sql: str) -> None:
-    values = {"column": "path", "table": "system.disks", "function": "getServerSetting"}
+    values = {
+        "column": "path",
+        "alias": "a b",
+        "table": "system.disks",
+        "function": "getServerSetting",
+    }
     parameters: dict[str, Any] = {
         f"param_{name}": value for name, value in values.items() if f"{{{name}:" in sql
     }
@@ -181,7 +203,7 @@ def test_a_star_leaves_out_what_is_private(
     assert answer.status == 200, answer.text
     assert [secret for secret in secrets if secret in answer.text] == []
     found = {column["name"] for column in json.loads(answer.text)["meta"]}
-    assert not _PRIVATE_COLUMNS["disks"] & {name.split(".")[-1] for name in found}
+    assert not PRIVATE_COLUMNS["disks"] & {name.split(".")[-1] for name in found}
 
 
 def test_dbeaver_sees_the_tables_of_a_database(server: BrokerProcess) -> None:

@@ -1,0 +1,85 @@
+"""What a reader's statement names once the engine has resolved it: parameters, aliases, `*`,
+COLUMNS('...'), USING and NATURAL JOIN become tables and columns (EXPLAIN QUERY TREE).
+
+private.py looks at the text and at the syntax tree, where a name can be written in many ways. Here
+a line for a table or a column of the database `system` always looks the same, whatever names a
+client makes up: those can only add lines, and so refusals.
+
+What is not resolved here: subqueries that are arguments of table functions (`view`), and what
+EXPLAIN explains. private.py alone looks at these.
+
+Cost (chdb-core 26.9, 2 cores): 1 to 2 ms, for statements that read a table with private columns
+or use the database `system`, and only for readers. Subqueries that stand for one value run, because
+the engine needs their types; then they run a second time with the statement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Set
+
+from sql.http.errors import access_denied
+from sql.http.private import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
+from sql.http.text import output_clauses, tokens
+
+_FIRST_LINE = re.compile(r"(?:QUERY|UNION) id: 0\b")
+_LINE = re.compile(r"( *)(.*)")
+_TABLE = re.compile(r"\btable_name: system\.(\w+)")
+_COLUMN = re.compile(r"\bcolumn_name: (\w+)")
+
+
+def refuse_resolved(explain: Callable[[bytes], str], sql: bytes) -> None:
+    """Raises ACCESS_DENIED if `sql` reads what readers do not see, as private.py says.
+
+    `explain`: runs one statement of the server's own, and returns its lines. A statement that is
+    not a SELECT reads no rows of tables.
+    """
+    first = next(tokens(sql), None)
+    if first is None or not (first.is_word(b"SELECT", b"WITH", b"FROM") or first.is_sign(b"(")):
+        return
+    tree = explain(b"EXPLAIN QUERY TREE passes = 1 " + _without_format(sql))
+    if _FIRST_LINE.match(tree) is None:
+        raise access_denied("With these settings the server cannot check the statement.")
+    tables = set(_tables(tree))
+    for table in sorted(tables - SHOWN_TABLES - PRIVATE_COLUMNS.keys()):
+        raise access_denied(f"system.{table} is not available without credentials.")
+    private = {column for table in tables for column in PRIVATE_COLUMNS.get(table, ())}
+    for column in sorted(private & set(_COLUMN.findall(tree))):
+        raise access_denied(f"The column {column} is not available without credentials.")
+    for table in sorted(_compared(tree) & PRIVATE_COLUMNS.keys()):
+        raise access_denied(
+            f"IN system.{table} would compare all of its columns: without credentials use"
+            " IN (SELECT ...) with the columns that you want."
+        )
+
+
+def _without_format(sql: bytes) -> bytes:
+    """The statement without its FORMAT clause, which would be that of the EXPLAIN."""
+    clause = output_clauses(sql)[0]
+    if clause.format is None:
+        return sql[: clause.position]
+    found = tokens(sql, clause.position)
+    next(found)  # FORMAT
+    return sql[: clause.position] + b" " + sql[next(found).end :]
+
+
+def _tables(tree: str) -> Iterator[str]:
+    for line in lines_of(tree):
+        yield from _TABLE.findall(line)
+
+
+def _compared(tree: str) -> Set[str]:
+    """The tables that stand in a list of arguments: on the right of IN."""
+    found: set[str] = set()
+    parents: list[tuple[int, str]] = []
+    for line in lines_of(tree):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        depth, text = len(match[1]), match[2]
+        while parents and parents[-1][0] >= depth:
+            parents.pop()
+        if parents and parents[-1][1].startswith("LIST "):
+            found.update(_TABLE.findall(text))
+        parents.append((depth, text))
+    return found

@@ -28,6 +28,7 @@ from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
 from broker.producer_ids import ProducerIds
+from common.counted_lines import counted
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
@@ -75,7 +76,9 @@ class SlotLogs(OpenLogs):
             try:
                 opened = await self.read(partitions)
             except EngineError as error:
-                log.warning("%d logs cannot be opened yet: %s", len(partitions), error)
+                log.warning(
+                    "%d logs cannot be opened yet: %s", len(partitions), error, extra=counted()
+                )
             else:
                 # A slot may have been given up meanwhile.
                 self.add(one for one in opened if self.leads(one.topic, one.partition))

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
+from common.counted_lines import counted
 from common.tasks import cancel
 from protocol.errors import KafkaError
 from storage.engine import EngineError
@@ -80,5 +81,11 @@ class AutoCreation:
         for name, outcome in outcomes.items():
             if isinstance(outcome, EngineError):
                 count = sum(isinstance(one, EngineError) for one in outcomes.values())
-                log.error("%d topics are not created, among them %s: %s", count, name, outcome)
+                log.error(
+                    "%d topics are not created, among them %s: %s",
+                    count,
+                    name,
+                    outcome,
+                    extra=counted(),
+                )
                 break

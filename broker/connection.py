@@ -36,6 +36,7 @@ from broker.response_memory import is_tiny
 from broker.shared_buffer import SharedBufferProtocol, shared_buffer
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
+from common.counted_lines import counted
 from protocol._frames import FrameError
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
@@ -107,7 +108,7 @@ class Connection(SharedBufferProtocol):
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         if not self._connections.admit(self):
-            log.warning("%s refused: max_connections is reached", self.peer)
+            log.warning("%s refused: max_connections is reached", self.peer, extra=counted())
             self._transport.abort()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -115,7 +116,7 @@ class Connection(SharedBufferProtocol):
         try:
             frames = self._read(nbytes)
         except FrameError as error:
-            self.abort(str(error))
+            self.abort(str(error), FrameError.__name__)
             return
         partial = self._frames.buffered
         self._hold(partial - self._partial + sum(map(len, frames)))
@@ -157,7 +158,7 @@ class Connection(SharedBufferProtocol):
                 request = decode_request(self._waiting[0], APIS)
             except MalformedRequest as error:
                 if not self._running:  # otherwise what was asked before is answered first
-                    self.abort(str(error))
+                    self.abort(str(error), MalformedRequest.__name__)
                 break
             size = len(self._waiting.popleft())
             began_s = time.perf_counter()
@@ -219,7 +220,12 @@ class Connection(SharedBufferProtocol):
         try:
             pieces = encode_response(request, response)
         except Exception as error:
-            log.exception("%s: the response to %s cannot be encoded", self.peer, key.name)
+            log.exception(
+                "%s: the response to %s cannot be encoded",
+                self.peer,
+                key.name,
+                extra=counted(key.name),
+            )
             raise CloseConnection("its response cannot be encoded") from error
         size = sum(map(len, pieces))
         memory.note_size(key, size)
@@ -253,8 +259,14 @@ class Connection(SharedBufferProtocol):
             counts.note_error(error)
             name = request.api.key.name
             if self._transport is None:
-                log.error("%s: %s failed after its client had left: %s", self.peer, name, error)
-            self.abort(f"{name} cannot be answered: {error}")
+                log.error(
+                    "%s: %s failed after its client had left: %s",
+                    self.peer,
+                    name,
+                    error,
+                    extra=counted(name),
+                )
+            self.abort(f"{name} cannot be answered: {error}", name)
             return
         if response is None or self._transport is None or self._closing:
             return
@@ -271,7 +283,9 @@ class Connection(SharedBufferProtocol):
             pieces = encode_response(request, response)
         except Exception:
             name = request.api.key.name
-            log.exception("%s: the response to %s cannot be encoded", self.peer, name)
+            log.exception(
+                "%s: the response to %s cannot be encoded", self.peer, name, extra=counted(name)
+            )
             self.abort(f"{name} cannot be answered")
             return
         self._outgoing.add(pieces)
@@ -369,11 +383,12 @@ class Connection(SharedBufferProtocol):
             self._transport.writelines(self._outgoing.take_all())
             self._transport.close()
 
-    def abort(self, reason: str) -> None:
-        """Close it now, and log why."""
+    def abort(self, reason: str, kind: str = "") -> None:
+        """Close it now, and log why. `kind`: of the reason, if that says what the client sent."""
         self._write()  # what was finished before it
         if self._transport is not None:
-            log.info("%s closed: %s", self.peer, reason)
+            host, _, _ = self.peer.rpartition(":")
+            log.info("%s closed: %s", self.peer, reason, extra=counted((host, kind or reason)))
             self._counts.aborted += 1
             self._transport.abort()
 
@@ -460,6 +475,7 @@ def _response(request: Request[Api], finished: asyncio.Future[Finished], peer: s
         log.exception(
             "%s: %s version %d failed",
             peer, request.api.key.name, request.header.api_version,
+            extra=counted(request.api.key.name),
         )  # fmt: skip
         return _error_response(request, UnknownServerError("see the broker's log"))
 

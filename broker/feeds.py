@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from broker.feed_groups import FeedGroups, FeedMember, delete_group
 from broker.log.partition_sql import LogName
+from common.counted_lines import counted
 from common.tasks import Backoff, Outage, Periodic, cancel
 from coordinator.feeds.blocks import Counted
 from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
@@ -146,12 +147,17 @@ class _RunningFeed:
     def _has_failed(self, error: EngineError) -> None:
         """A line for each reason, not for each attempt."""
         if str(error) != self._failure:
-            log.warning("feed %s failed, and is retried: %s", self.feed.name, error)
+            log.warning(
+                "feed %s failed, and is retried: %s",
+                self.feed.name,
+                error,
+                extra=counted(self.feed.name),
+            )
         self._failure = str(error)
 
     def _goes_on(self) -> None:
         if self._failure:
-            log.info("feed %s goes on", self.feed.name)
+            log.info("feed %s goes on", self.feed.name, extra=counted(self.feed.name))
         self._failure = ""
 
     def _partitions(self) -> Sequence[FeedPartition]:
@@ -189,6 +195,7 @@ class _RunningFeed:
             log.warning(
                 "feed %s: %d records of %s are dead letters",
                 self.feed.name, dead_letters, partition,
+                extra=counted(self.feed.name),
             )  # fmt: skip
             if self.feed.stop_on_error:
                 await self._host.pause(self.feed)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.response_memory import ResponseMemory
+from common.counted_lines import counted
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 _PATIENCE_WHEN_TIGHT_S = 1.0
 _PROGRESS_BYTES = 64 << 10
-_LINES_PER_LOOK = 5
 
 
 class Receiver(Protocol):
@@ -86,11 +86,8 @@ class SlowClients:
                 if not self._memory.is_tight:
                     break
                 closed.append(_drop(receiver, now - self._watched[receiver].since))
-        for line in closed[:_LINES_PER_LOOK]:
-            log.info("%s", line)
-        if len(closed) > _LINES_PER_LOOK:
-            rest = len(closed) - _LINES_PER_LOOK
-            log.info("%d more connections were closed: their clients read nothing", rest)
+        for line in closed:
+            log.info("%s", line, extra=counted())
         self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._watched else None
 
 

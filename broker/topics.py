@@ -22,6 +22,7 @@ from broker.config import Settings
 from broker.effective_configs import effective
 from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
+from common.counted_lines import counted
 from protocol.errors import (
     InvalidPartitions,
     InvalidTopic,
@@ -328,7 +329,7 @@ class TopicCatalog(ABC):
             try:
                 return await change()
             except ChangedElsewhere as error:
-                log.info("a topic is changed by two brokers at once: %s", error)
+                log.info("a topic is changed by two brokers at once: %s", error, extra=counted())
         raise KafkaStorageError("the topic is being changed by other brokers")
 
     def _drop(self, topic: Topic) -> None:
@@ -525,7 +526,12 @@ class LocalCatalog(TopicCatalog):
             if error.code != NOT_ENOUGH_SPACE:
                 raise
             # The next start deletes them: nobody has a topic with this id.
-            log.warning("offsets of deleted topic %s stay in the table: %s", topic.name, error)
+            log.warning(
+                "offsets of deleted topic %s stay in the table: %s",
+                topic.name,
+                error,
+                extra=counted(),
+            )
 
     def _clean_up(self, topic: Topic) -> None:
         task = asyncio.create_task(self._remove_rows(topic), name=f"delete-{topic.name}")
@@ -538,12 +544,13 @@ class LocalCatalog(TopicCatalog):
             await remove_rows(self._engine, topic)
             deleted = replace(topic, version=topic.version + 1)
             await self._store_together([deleted], "deleted")
-            log.info("the rows of deleted topic %s are being deleted", topic.name)
+            log.info("the rows of deleted topic %s are being deleted", topic.name, extra=counted())
         except EngineError as error:
             log.error(
                 "deleting the rows of deleted topic %s failed; retrying later: %s",
                 topic.name,
                 error,
+                extra=counted(),
             )
             self._left_over[topic.topic_id] = topic
 

@@ -1,6 +1,7 @@
 """Where log lines go: stderr, one line each, for a person or as JSON for a machine.
 
-A line may contain what a client sent. Line ends and control codes in it are escaped.
+A line may contain what a client sent. Line ends and control codes in it are escaped. What clients
+cause again and again is counted instead of written: counted_lines.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Literal
 
 import structlog
 from aiohttp.http_exceptions import HttpProcessingError
+
+from common.counted_lines import CountingHandler, mark
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x0A: "\\n"}
 
@@ -29,7 +32,7 @@ def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
         if fmt == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = CountingHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -37,7 +40,8 @@ def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("aiohttp.server").addFilter(_client_fault)
+    logging.getLogger("aiohttp.server").addFilter(_of_http_client)
+    logging.getLogger("asyncio").addFilter(_of_event_loop)
 
 
 def set_level(level: str) -> None:
@@ -52,12 +56,13 @@ def _escape(
     return event
 
 
-def _client_fault(record: logging.LogRecord) -> bool:
+def _of_http_client(record: logging.LogRecord) -> bool:
     """Whether a record is logged. An error about bytes that are not HTTP becomes one INFO line.
 
     aiohttp logs them as an error of the server, with a traceback.
     """
     error = record.exc_info[1] if record.exc_info else None
+    mark(record, type(error).__name__)
     if not isinstance(error, HttpProcessingError):
         return True
     record.msg = f"{record.getMessage()}: {' '.join(error.message.split())}"
@@ -65,3 +70,9 @@ def _client_fault(record: logging.LogRecord) -> bool:
     record.exc_info = None
     record.levelno, record.levelname = logging.INFO, "INFO"
     return logging.getLogger().isEnabledFor(logging.INFO)
+
+
+def _of_event_loop(record: logging.LogRecord) -> bool:
+    """Every error that nobody handles comes from the same line of asyncio: its text tells which."""
+    mark(record, str(record.msg).partition("\n")[0][:80])
+    return True

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from common.counted_lines import counted
+
 
 async def event_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait until the event is set, for `seconds` at most. Returns whether it was set."""
@@ -90,7 +92,9 @@ class Backoff:
 
     def after(self, error: Exception, log: logging.Logger, failing: str) -> float:
         """`advance`, and log a warning: what is `failing`, and when it is retried."""
-        log.warning("%s; retrying in %.2f s: %s", failing, self._next_s, error)
+        log.warning(
+            "%s; retrying in %.2f s: %s", failing, self._next_s, error, extra=counted(log.name)
+        )
         return self.advance()
 
     def advance(self) -> float:
@@ -115,10 +119,10 @@ class Outage:
 
     def failed(self, error: Exception) -> None:
         if not self._lasts:
-            self._log.warning("%s: %s", self._failing, error)
+            self._log.warning("%s: %s", self._failing, error, extra=counted(self._failing))
         self._lasts = True
 
     def worked(self) -> None:
         if self._lasts:
-            self._log.info("%s", self._recovered)
+            self._log.info("%s", self._recovered, extra=counted(self._recovered))
         self._lasts = False

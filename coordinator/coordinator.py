@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from common.clock import Clock
+from common.counted_lines import counted
 from coordinator.admission import GroupLimits
 from coordinator.cache_worker import CacheWorker
 from coordinator.commit_rules import CommitKind, check_commit_without_group
@@ -291,7 +292,12 @@ class GroupCoordinator:
         try:
             await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
         except EngineError as error:
-            log.error("offsets of deleted topic %s stay until the next start: %s", topic, error)
+            log.error(
+                "offsets of deleted topic %s stay until the next start: %s",
+                topic,
+                error,
+                extra=counted(),
+            )
 
     # Groups in memory
 

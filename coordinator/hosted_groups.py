@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from common.clock import Clock, Moment
+from common.counted_lines import counted
 from common.tasks import event_within
 from coordinator.duties import Duties
 from coordinator.group_states import GroupState
@@ -130,7 +131,13 @@ class HostedGroup:
         """
         if not self.is_mine:
             return self.not_coordinator()
-        log.error("%s of group %s could not be stored: %s", what, self.group.group_id, error)
+        log.error(
+            "%s of group %s could not be stored: %s",
+            what,
+            self.group.group_id,
+            error,
+            extra=counted(what),
+        )
         return CoordinatorNotAvailable(f"{what} could not be stored")
 
     def refuse_when_being_deleted(self) -> None:
@@ -255,10 +262,16 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
     """The error for requests that wait for a record that could not be stored."""
     if isinstance(error, EngineError):
         log.error(
-            "group %s could not be stored; retrying in %g s: %s", group_id, _STORE_AGAIN_S, error
+            "group %s could not be stored; retrying in %g s: %s",
+            group_id,
+            _STORE_AGAIN_S,
+            error,
+            extra=counted(),
         )
         return CoordinatorNotAvailable("the group could not be stored")
-    log.error("group %s cannot be stored because of a bug", group_id, exc_info=error)
+    log.error(
+        "group %s cannot be stored because of a bug", group_id, exc_info=error, extra=counted()
+    )
     return UnknownServerError("the group cannot be stored; see the broker's log")
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.clock import Clock
+from common.counted_lines import counted
 from common.tasks import Backoff
 from coordinator.transaction_rows import matching_ids, read_transactions, transaction_row
 from coordinator.transaction_states import PREPARED, Transaction
@@ -226,4 +227,6 @@ class HostedTransactions:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error("a transaction cannot be ended: a bug", exc_info=task.exception())
+        log.error(
+            "a transaction cannot be ended: a bug", exc_info=task.exception(), extra=counted()
+        )

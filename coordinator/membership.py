@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from common.clock import MINUTE_MS, SECOND_MS, Clock
+from common.counted_lines import counted
 from coordinator.duties import Duties
 from coordinator.followers import Follower
 from coordinator.group_rows import (
@@ -188,7 +189,9 @@ class SharedCache:
         """Complete the changes that were cut short. `orphans`: members that have no group."""
         for record in torn:
             log.warning(
-                "the broker died while it stored group %s; the group rebalances", record.group_id
+                "the broker died while it stored group %s; the group rebalances",
+                record.group_id,
+                extra=counted(),
             )
         version = self.next_version(self._clock.wall_ms())
         gone = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from common.counted_lines import counted
 from common.tasks import Periodic
 from coordinator.group_states import GroupState
 from coordinator.hosted_groups import HostedGroup, HostedGroups
@@ -67,7 +68,12 @@ class OffsetExpiry:
             self._retention_ms,
         )
         if expired:
-            log.info("deleting %d expired offsets of group %s", len(expired), group.group_id)
+            log.info(
+                "deleting %d expired offsets of group %s",
+                len(expired),
+                group.group_id,
+                extra=counted(),
+            )
             await self._offsets.delete(group.group_id, expired)
         self._end_if_unused(hosted)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from common.clock import Clock
+from common.counted_lines import counted
 from common.tasks import Outage, Periodic
 from coordinator.hosted_transactions import HostedTransaction, HostedTransactions
 from coordinator.transaction_states import (
@@ -264,12 +265,18 @@ class TransactionCoordinator:
                 ):
                     await self.hosted.forget(hosted)
             except (EngineError, KafkaError) as error:
-                log.warning("%r: %s; retrying", transaction.transactional_id, error)
+                log.warning(
+                    "%r: %s; retrying", transaction.transactional_id, error, extra=counted()
+                )
 
     async def _abort_timed_out(self, hosted: HostedTransaction) -> None:
         async with hosted.lock:
             now_ms = self._clock.wall_ms()
             if hosted.transaction.has_timed_out(now_ms):
-                log.info("%r: its time is up: aborting", hosted.transaction.transactional_id)
+                log.info(
+                    "%r: its time is up: aborting",
+                    hosted.transaction.transactional_id,
+                    extra=counted(),
+                )
                 await self.hosted.store(hosted, hosted.transaction.fenced(now_ms))
                 self.hosted.begin_to_end(hosted)

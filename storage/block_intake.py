@@ -17,6 +17,7 @@ import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
+from common.counted_lines import counted
 from storage._merge_blocks import merge_blocks
 from storage.engine import EngineError
 from storage.journal import JournaledEngine
@@ -99,7 +100,11 @@ class BlockIntake:
                 try:
                     await self._journal.drained([stream])
                 except EngineError as error:
-                    log.warning("tables are changed while rows wait in the journal: %s", error)
+                    log.warning(
+                        "tables are changed while rows wait in the journal: %s",
+                        error,
+                        extra=counted(),
+                    )
             yield
         finally:
             self._changing -= 1

@@ -24,6 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from common.counted_lines import counted
 from storage.definition_files import DefinitionFiles, is_whole, may_be_cut
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.free_space import FAILED_WRITES
@@ -185,12 +186,15 @@ class DefinitionGuard:
             log.warning(
                 "the disk was full when the definition of %s was written:"
                 " it is the one before that change again", self._files.readable(path),
+                extra=counted(),
             )  # fmt: skip
             return
         name = ".".join(quoted(name) for name in self._files.names(path))
         self._run(f"DROP {kind} IF EXISTS {name} SYNC")
         log.warning(
-            "the disk was full when %s was created: it is dropped", self._files.readable(path)
+            "the disk was full when %s was created: it is dropped",
+            self._files.readable(path),
+            extra=counted(),
         )
 
     def _in_engine(self, path: Path) -> tuple[str, str]:
@@ -213,7 +217,9 @@ class DefinitionGuard:
         )
         self._lost_mutations[path] += 1
         log.warning(
-            "the disk was full: a change of rows of %s is not made", self._files.readable(path)
+            "the disk was full: a change of rows of %s is not made",
+            self._files.readable(path),
+            extra=counted(),
         )
 
     def _failed_writes(self) -> bool:

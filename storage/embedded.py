@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
+from common.counted_lines import counted
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile, Join
@@ -217,8 +218,9 @@ class EmbeddedEngine:
                 if error.code not in _TRANSIENT_CODES or attempt == _INSERT_ATTEMPTS:
                     raise InsertRejected(str(error), error.code) from error
                 log.warning(
-                    "insert %s was refused (attempt %d), retrying: %s", token, attempt, error
-                )
+                    "insert %s was refused (attempt %d), retrying: %s",
+                    token, attempt, error, extra=counted(),
+                )  # fmt: skip
 
     def _insert(
         self, lane: _Lane, statement: str, fill: Callable[[], None], guard: ViewGuard | None
@@ -320,7 +322,7 @@ class _Worker:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
             if not future.cancelled() and (error := future.exception()) is not None:
-                log.info("a statement failed after its caller was cancelled: %s", error)
+                log.info("a statement that was cancelled failed: %s", error, extra=counted())
             raise
 
     def _work(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
+from common.counted_lines import counted
 from common.tasks import Backoff, event_within
 from storage.blocks import Table, block
 from storage.engine import Engine, EngineError, InsertOutcomeUnknown, StorageFault, TokenUsed
@@ -196,11 +197,11 @@ class RowLane:
                 raise EngineError(str(self._refusal))
             await self._insert(table, [row for _, write in here for row in write.rows])
         except EngineError as error:
-            log.error("rows of %s refused: %s", table.name, error)
+            log.error("rows of %s refused: %s", table.name, error, extra=counted(table.name))
             _fail(here, str(error), error.code)
         except Exception as error:
             # A bug in the caller that made the rows, or a disk that may have lost a write.
-            log.exception("rows of %s cannot be stored", table.name)
+            log.exception("rows of %s cannot be stored", table.name, extra=counted(table.name))
             if isinstance(error, StorageFault):
                 self._damaged, self._refusal = True, str(error)
             _fail(here, f"rows of {table.name} cannot be stored; see the broker's log", 0)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from common.counted_lines import counted
 from storage.log_views import (
     PARTITION_KEY,
     Handle,
@@ -126,7 +127,7 @@ class ViewGuard:
         for name, error in rows:
             view = by_name.get(name.replace("`", ""))
             if view is None:
-                log.error("view %s was not filled: %s", name, error)
+                log.error("view %s was not filled: %s", name, error, extra=counted(name))
             else:
                 self._stop(handle, view, error)
 
@@ -134,7 +135,12 @@ class ViewGuard:
         """The view has failed: `_note_missed` detaches it when it is known what it misses."""
         known = self._known_failed(handle)
         if self._failed is None:
-            log.error("view %s was not filled, and there is no table to note it: %s", view, error)
+            log.error(
+                "view %s was not filled, and there is no table to note it: %s",
+                view,
+                error,
+                extra=counted(view),
+            )
             return
         self._store(handle, view, _STOPPING, error)
         known[view] = _STOPPING
@@ -192,6 +198,7 @@ class ViewGuard:
                 "view %s could not be filled, and is stopped: `brokerhouse views repair %s` fills"
                 " it again: %s",
                 view, view, error,
+                extra=counted(view),
             )  # fmt: skip
 
     # Repairing

@@ -95,7 +95,8 @@ def run_broker(
 @pytest.fixture(scope="session")
 def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
     """One broker for all tests that only use it as a client would, each with topics of its own."""
-    with run_broker("shared") as process:
+    # With this level every line is written, also those that clients cause again and again.
+    with run_broker("shared", log_level="debug") as process:
         yield process
 
 

@@ -21,6 +21,7 @@ from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.log_dirs import leads, log_dir_name
+from common.counted_lines import counted
 from protocol.errors import KafkaStorageError
 from storage.engine import EngineError
 
@@ -43,7 +44,7 @@ async def describe_log_dirs(
             total, usable = disk.total, disk.free
         sizes = await ctx.broker.topics.size_bytes()
     except (OSError, EngineError) as error:
-        log.warning("DescribeLogDirs: %s cannot be described: %s", name, error)
+        log.warning("DescribeLogDirs: %s cannot be described: %s", name, error, extra=counted())
         offline = result(error_code=KafkaStorageError.code, log_dir=name, topics=[])
         return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[offline])
     described = result(

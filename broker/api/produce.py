@@ -36,6 +36,7 @@ from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from common.clock import wall_ms
+from common.counted_lines import counted
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol._produce_request import (
     ProduceMessage,
@@ -246,7 +247,7 @@ class _PartitionAppend:
         elif isinstance(error, KafkaError):
             append.answer(error)
         else:
-            log.error("a transaction cannot be checked: a bug", exc_info=error)
+            log.error("a transaction cannot be checked: a bug", exc_info=error, extra=counted())
             append.answer(UnknownServerError("see the broker's log"))
 
     def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from common.counted_lines import counted
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import EngineError
@@ -45,7 +46,11 @@ def as_kafka_error(error: Refusal) -> KafkaError:
     """The error to answer with."""
     if isinstance(error, KafkaError):
         return error
-    log.error("a change of topics or configs is not stored, or not known to be: %s", error)
+    log.error(
+        "a change of topics or configs is not stored, or not known to be: %s",
+        error,
+        extra=counted(),
+    )
     if error.code in _NO_ANSWER:
         return RequestTimedOut(str(error))
     if error.code == NOT_ENOUGH_SPACE:

@@ -31,6 +31,7 @@ from broker.feed_groups import CLIENT
 from broker.feeds import FeedPartition, source_of
 from broker.leadership import BrokerEndpoint
 from broker.log.row_sources import source_of_offset
+from common.counted_lines import counted
 from common.tasks import Outage, Periodic
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import FeedDefinition
@@ -310,7 +311,7 @@ class BesideFeedHost:
             starts = await self._offsets(broker, [one for one in partitions if not one.has_end])
             ends = await self._offsets(broker, partitions, _LATEST)
         except KafkaError as error:
-            log.info("%s", error)
+            log.info("%s", error, extra=counted())
             return
         for one in partitions:
             if not one.has_end and (start := starts.get(one)) is not None:

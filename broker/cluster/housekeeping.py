@@ -29,6 +29,7 @@ from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
 from broker.topics import remove_rows, store_version, store_versions
 from common.clock import wall_ms
+from common.counted_lines import counted
 from common.tasks import Periodic
 from sql.queries import query
 from storage.engine import EngineError
@@ -212,4 +213,6 @@ class Housekeeping:
             await remove_rows(host.engine, gone)
             await store_version(host.engine, gone, "deleted")
         await self._registry.forget(deleted)
-        log.info("the records of deleted topic %s are deleted on every shard", gone.name)
+        log.info(
+            "the records of deleted topic %s are deleted on every shard", gone.name, extra=counted()
+        )

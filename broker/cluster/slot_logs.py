@@ -31,6 +31,7 @@ from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import AWAY_AFTER_MS
 from broker.producer_ids import ProducerIds
+from common.counted_lines import counted
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
@@ -84,7 +85,9 @@ class SlotLogs(OpenLogs):
             try:
                 opened = await self.read(partitions)
             except EngineError as error:
-                log.warning("%d logs cannot be opened yet: %s", len(partitions), error)
+                log.warning(
+                    "%d logs cannot be opened yet: %s", len(partitions), error, extra=counted()
+                )
             else:
                 self._add_led(opened)
         return not any(self.leads(*one) for one in self.missing(topics))

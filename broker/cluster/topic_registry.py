@@ -19,6 +19,7 @@ from uuid import UUID
 from broker.config import Settings
 from broker.effective_configs import effective
 from broker.log.topic import Topic
+from common.counted_lines import counted
 from protocol.errors import KafkaError
 from storage.engine import EngineError
 from storage.registry import Registry, Versioned
@@ -115,7 +116,7 @@ class TopicRegistry:
         try:
             await self._topics.delete(_TOPIC + name, stored)
         except EngineError as error:
-            log.info("the name of deleted topic %s stays for now: %s", name, error)
+            log.info("the name of deleted topic %s stays for now: %s", name, error, extra=counted())
 
     async def deleted(self) -> list[DeletedTopic]:
         """Topics whose rows are to be removed."""
@@ -139,7 +140,12 @@ class TopicRegistry:
         try:
             return self._parsed(json.loads(stored.value))
         except (ValueError, KeyError, TypeError, KafkaError) as error:
-            log.error("%s in the registry cannot be read and is left as it is: %s", key, error)
+            log.error(
+                "%s in the registry cannot be read and is left as it is: %s",
+                key,
+                error,
+                extra=counted(),
+            )
             return None
 
     def _parsed(self, value: Mapping[str, Any]) -> Topic:

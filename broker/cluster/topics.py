@@ -21,6 +21,7 @@ from broker.config import Settings
 from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
 from broker.topics import ChangedElsewhere, TopicCatalog, TopicData, store_versions
+from common.counted_lines import counted
 from common.tasks import Outage, Periodic
 from protocol.errors import KafkaError, KafkaStorageError, TopicAlreadyExists
 from storage.engine import Engine, EngineError
@@ -300,7 +301,13 @@ async def _mirror(shards: Sequence[TopicShard], topics: Sequence[Topic], state: 
             await store_versions(shard.engine, topics, state)
         except EngineError as error:
             names = ", ".join(topic.name for topic in topics[:3])
-            log.warning("%d topics (%s) are not on every shard yet: %s", len(topics), names, error)
+            log.warning(
+                "%d topics (%s) are not on every shard yet: %s",
+                len(topics),
+                names,
+                error,
+                extra=counted(),
+            )
 
 
 def portions(topics: Sequence[Topic]) -> Iterator[Sequence[Topic]]:

@@ -16,6 +16,7 @@ from broker.log.batch_records import BatchRecords
 from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
 from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
 from broker.log.transactions import OpenTransaction
+from common.counted_lines import counted
 from protocol._batches import BatchHeader, parse_headers, stamp_batch
 from protocol._decode_batches import BlockBuilder
 from protocol.batches import BATCH_OVERHEAD
@@ -105,7 +106,7 @@ class PendingAppend:
         try:
             self.told(outcome)
         except Exception:
-            log.exception("a producer cannot be told what became of its batch")
+            log.exception("a producer cannot be told what became of its batch", extra=counted())
 
     def refuse(self, error: KafkaError) -> None:
         """Answer with an error, and note that the client must resend this batch first."""

@@ -21,6 +21,7 @@ from broker.log.fence import block_token
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import SentBlock, WriteLease
 from common.clock import DAY_MS
+from common.counted_lines import counted
 from common.tasks import Backoff, event_within
 from protocol.columns import COLUMN_LIST
 from storage.blocks import block as encoded_block
@@ -160,20 +161,29 @@ class BlockStore:
                 return
             except NotSent:
                 if self._lease.is_fenced and await self._is_stored(block):
-                    log.warning("block %s was not sent this time, but it is stored", token)
+                    log.warning(
+                        "block %s was not sent this time, but it is stored", token, extra=counted()
+                    )
                     return
                 raise
             except InsertRejected:
                 if not await self._is_stored(block):
                     raise
-                log.warning("block %s was reported as refused, but it is stored", token)
+                log.warning(
+                    "block %s was reported as refused, but it is stored", token, extra=counted()
+                )
                 return
             except TokenUsed:
                 if await self._is_stored(block):
                     return
                 self.resolved = self._block_number
                 self._block_number += 1
-                log.warning("a crash used up %s without its rows: now %s", token, self._token)
+                log.warning(
+                    "a crash used up %s without its rows: now %s",
+                    token,
+                    self._token,
+                    extra=counted(),
+                )
             except InsertOutcomeUnknown as error:
                 await self._pause(backoff.after(error, log, f"outcome of block {token} is unknown"))
 
@@ -190,6 +200,7 @@ class BlockStore:
                 log.error(
                     "cannot find out whether a block is stored; retrying in %.2f s: %s",
                     backoff.next_s, error,
+                    extra=counted(),
                 )  # fmt: skip
                 await self._pause(backoff.advance())
 

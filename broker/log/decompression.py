@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeAlias
 
 from broker.log.batch_records import BatchRecords
 from broker.log.block import AppendLimits, PendingAppend, compressed_records
+from common.counted_lines import counted
 from protocol.errors import KafkaError, RequestTimedOut, UnknownServerError
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class Decompressions:
                 # A copy: the traceback of the error holds what was decompressed.
                 batch.append.decompressed = type(error)(*error.args)
             else:
-                log.error("a record batch cannot be decompressed", exc_info=error)
+                log.error("a record batch cannot be decompressed", exc_info=error, extra=counted())
                 batch.append.decompressed = UnknownServerError("see the broker's log")
         if not isinstance(batch.append.decompressed, bytes):
             self._set_room(batch, 0)

@@ -29,6 +29,7 @@ from broker.log.producer_recovery import may_have_rows, recover_producer
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import WriteLease
 from common.clock import DAY_MS, wall_ms
+from common.counted_lines import counted
 from common.tasks import Outage, event_within
 from protocol.errors import (
     KafkaStorageError,
@@ -200,7 +201,11 @@ class Lane:
             except Exception:
                 # A bug, not an engine error. The partitions must not continue: their next offsets
                 # may or may not be used.
-                log.exception("lane %d failed; its appends are refused", self.number)
+                log.exception(
+                    "lane %d failed; its appends are refused",
+                    self.number,
+                    extra=counted(self.number),
+                )
                 _fail_after_bug(self._in_block)
                 if self._lease.is_fenced:  # nor may the lane reuse a number
                     self.end("the lane failed")
@@ -249,6 +254,7 @@ class Lane:
                 "lane %d: the clock is ahead of the days of which the session may write rows;"
                 " its appends are refused",
                 self.number,
+                extra=counted(self.number),
             )
             for append in appends:
                 append.refuse(NotLeaderOrFollower("the clock is ahead of the session"))
@@ -322,7 +328,11 @@ class Lane:
 
     def _lose_patience(self) -> None:
         """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
-        log.warning("lane %d: its shard does not answer; its clients are refused", self.number)
+        log.warning(
+            "lane %d: its shard does not answer; its clients are refused",
+            self.number,
+            extra=counted(self.number),
+        )
         self._away = True
         for append in self._take_queued():
             append.refuse(NotLeaderOrFollower("the shard does not answer"))

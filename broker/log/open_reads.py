@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from broker.log.partition import PartitionLog
+from common.counted_lines import counted
 from storage.engine import EngineError, NativeBlock
 
 log = logging.getLogger(__name__)
@@ -85,4 +86,6 @@ async def _close(read: OpenRead) -> None:
     try:
         await read.chunks.aclose()
     except EngineError as error:
-        log.info("a cold read of %s could not be closed: %s", read.partition, error)
+        log.info(
+            "a cold read of %s could not be closed: %s", read.partition, error, extra=counted()
+        )

@@ -23,6 +23,7 @@ from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
 from broker.log.transaction_tables import aborted_between
 from broker.log.transactions import AbortedTransaction
+from common.counted_lines import counted
 from common.timings import Timings
 from protocol._encode_batches import EncodedBatch, encode_batches
 from protocol.columns import READ_COLUMNS
@@ -273,7 +274,7 @@ class ColdReader:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            log.warning("read-ahead failed; the next fetch reads again: %s", error)
+            log.warning("read-ahead failed; the next fetch reads again: %s", error, extra=counted())
             return
         segment = task.result().segment
         if segment.batches:
@@ -298,7 +299,13 @@ class ColdReader:
             try:
                 return await self._read_on(read, offset)
             except EngineError as error:
-                log.info("a cold read of %s begins again at %d: %s", partition, offset, error)
+                log.info(
+                    "a cold read of %s begins again at %d: %s",
+                    partition,
+                    offset,
+                    error,
+                    extra=counted(),
+                )
         return await self._read_on(await self._open(partition, offset), offset)
 
     async def _open(self, partition: PartitionLog, offset: int) -> OpenRead:

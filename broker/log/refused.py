@@ -24,6 +24,7 @@ from uuid import UUID
 
 from broker.log.partition import PartitionLog
 from broker.log.producers import comes_after
+from common.counted_lines import counted
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
 
@@ -62,7 +63,6 @@ class RefusedBatches:
 
     def __init__(self) -> None:
         self._first: OrderedDict[_Key, _RefusedBatch] = OrderedDict()
-        self._logged_s = 0.0
 
     def note(self, topic_id: UUID, partition: int, header: BatchHeader, error: KafkaError) -> None:
         """Note that this batch was refused."""
@@ -89,19 +89,14 @@ class RefusedBatches:
         )
 
     def log_gap(self, partition: PartitionLog, header: BatchHeader, error: KafkaError) -> None:
-        """A producer is told that its batch is out of order, which ends many: say why.
-
-        At most one line a second.
-        """
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= 1.0:
-            self._logged_s = now_s
-            known = partition.producers.get(header.producer_id)
-            log.info(
-                "%s, epoch %d: %s; known: %s, refused: %s",
-                partition, partition.leader_epoch, error, known,
-                partition.refused.get(header.producer_id),
-            )  # fmt: skip
+        """A producer is told that its batch is out of order, which ends many: say why."""
+        log.info(
+            "%s, epoch %d: %s; known: %s, refused: %s",
+            partition, partition.leader_epoch, error,
+            partition.producers.get(header.producer_id),
+            partition.refused.get(header.producer_id),
+            extra=counted(),
+        )  # fmt: skip
 
     def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
         """Tell a newly opened log which batch of this producer was refused before."""

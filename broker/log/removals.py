@@ -34,6 +34,7 @@ from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
 from broker.log.row_sources import RowSources
 from broker.topics import TopicCatalog
+from common.counted_lines import counted
 from common.tasks import Backoff, Periodic
 from protocol.errors import KafkaError, NotLeaderOrFollower
 from sql.queries import query
@@ -356,7 +357,12 @@ class Removals(Periodic):
                 partition.has_forgotten = True
                 self._reader.forget(partition)
         for batch, partition in batches:
-            log.info("compaction removed %d rows of %s", removed[batch], partition)
+            log.info(
+                "compaction removed %d rows of %s",
+                removed[batch],
+                partition,
+                extra=counted(partition),
+            )
             await self._note(engine, batch, removed[batch], "")
 
     async def _store_floor(self, partition: PartitionLog) -> None:
@@ -372,7 +378,9 @@ class Removals(Periodic):
 
     async def _note(self, engine: Engine, batch: _RemovalBatch, removed: int, refused: str) -> None:
         if refused:
-            log.warning("compaction batch %s is refused: %s", batch.batch_id, refused)
+            log.warning(
+                "compaction batch %s is refused: %s", batch.batch_id, refused, extra=counted()
+            )
         await engine.execute(
             _NOTE,
             {

@@ -29,6 +29,7 @@ from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import readable_range
 from broker.log.row_sources import RowSources
+from common.counted_lines import counted
 from common.tasks import Periodic
 from protocol.errors import KafkaError
 from sql.queries import query
@@ -211,7 +212,9 @@ async def _few_at_once(
             try:
                 await look(partition)
             except (EngineError, KafkaError) as error:
-                log.warning("retention of %s failed; retrying: %s", partition, error)
+                log.warning(
+                    "retention of %s failed; retrying: %s", partition, error, extra=counted()
+                )
 
     await asyncio.gather(*(work() for _ in range(_PARTITIONS_AT_ONCE)))
 

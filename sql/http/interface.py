@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, n
 
 from aiohttp import web
 
+from common.counted_lines import counted
 from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import STALL_S, Body, CodingThreads, StalledError
@@ -226,7 +227,11 @@ class HttpInterface:
         except TimeoutError:
             return self._too_late(request, wanted)
         except StalledError:
-            log.info("closed an SQL connection: no bytes sent or received for %d s", STALL_S)
+            log.info(
+                "closed an SQL connection: no bytes sent or received for %d s",
+                STALL_S,
+                extra=counted(),
+            )
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=408)

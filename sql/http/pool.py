@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from common.counted_lines import counted
 from sql.http.access import Role
 from sql.http.engine import Handle, SqlEngine, run
 from sql.http.errors import SqlError, sql_error
@@ -162,7 +163,7 @@ class StatementPool:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("stopping a query failed", exc_info=error)
+            log.error("stopping a query failed", exc_info=error, extra=counted())
 
     async def stop(self) -> None:
         """Give no permits any more, and wait for what is being stopped."""

@@ -12,6 +12,7 @@ import logging
 import os
 from pathlib import Path
 
+from common.counted_lines import counted
 from common.tasks import Periodic
 from sql.http.engine import MARK, Handle, run
 from sql.http.errors import sql_error
@@ -48,7 +49,11 @@ class TemporaryFiles:
             return
         mark = await self._pool.call_control(_largest)
         if mark:
-            log.warning("a query is ended: temporary files of all queries have %d bytes", size)
+            log.warning(
+                "a query is ended: temporary files of all queries have %d bytes",
+                size,
+                extra=counted(),
+            )
             reason = sql_error(
                 396,
                 "TOO_MANY_ROWS_OR_BYTES",

@@ -86,7 +86,8 @@ class GroupCoordinator:
         self._limits = limits.groups
         self._clock = clock
         self.hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
-        self.expiry = OffsetExpiry(self.hosted_groups, offsets, limits.offsets_retention_ms)
+        retention_ms = limits.offsets_retention_ms
+        self.expiry = OffsetExpiry(self.hosted_groups, offsets, pending, retention_ms)
         self._cache_worker = CacheWorker(cache, offsets, alone=duties.is_alone)
 
     # Which groups are coordinated here
@@ -227,7 +228,6 @@ class GroupCoordinator:
             check_commit_without_group(kind, committer)
             self.hosted_groups.refuse_when_full(0)
             hosted = self._host_new(group_id)
-            hosted.group.mark_changed()
             hosted.after_event()
         hosted.refuse_when_being_deleted()
         now = self._clock.now()
@@ -256,6 +256,7 @@ class GroupCoordinator:
         hosted.refuse_when_being_deleted()
         hosted.is_being_deleted = True
         try:
+            await self.pending.delete(group_id, None)
             await self.offsets.delete(group_id, None)
             hosted.group.delete(self._clock.now())
         except EngineError as error:
@@ -269,7 +270,8 @@ class GroupCoordinator:
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> list[KafkaError | None]:
-        """Delete offsets. Per partition: None, or the error that kept its offset."""
+        """Delete offsets, also those that open transactions have sent. Per partition: None, or the
+        error that kept its offset."""
         _check_group_id(group_id)
         hosted = self._existing(group_id)
         subscribed = hosted.group.subscribed_topics()
@@ -277,6 +279,7 @@ class GroupCoordinator:
             raise NonEmptyGroup(f"it is unknown what the members of group {group_id!r} read")
         allowed = [partition for partition in partitions if partition[0] not in subscribed]
         try:
+            await self.pending.delete(group_id, allowed)
             await self.offsets.delete(group_id, allowed)
         except EngineError as error:
             raise hosted.not_stored("the deletion of offsets", error) from error
@@ -290,6 +293,7 @@ class GroupCoordinator:
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         """A topic has been deleted: delete its offsets in every group."""
         try:
+            await self.pending.forget_topic(topic, topic_id)
             await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
         except EngineError as error:
             log.error(
@@ -307,16 +311,20 @@ class GroupCoordinator:
             if chosen(record.group_id) and record.group_id not in self.hosted_groups:
                 group = Group.restored(record, self._limits, self._clock.now())
                 loaded.append(self.hosted_groups.add(group))
-        for group_id in self.offsets.groups():
-            if chosen(group_id) and group_id not in self.hosted_groups:
-                # The broker died after it stored the offsets, and before it stored the group.
-                loaded.append(self._host_new(group_id))
-                loaded[-1].group.mark_changed()
+        # The broker died after it stored the offsets, and before it stored the group.
+        loaded += [
+            self._host_new(group_id)
+            for group_id in self.offsets.groups()
+            if chosen(group_id) and group_id not in self.hosted_groups
+        ]
         for hosted in loaded:
             hosted.after_event()
 
     def _host_new(self, group_id: str) -> HostedGroup:
-        return self.hosted_groups.add(Group(group_id, self._limits, self._clock.now()))
+        """A new group is stored as it is, as in Kafka: also if nobody ever joins or commits."""
+        group = Group(group_id, self._limits, self._clock.now())
+        group.mark_changed()
+        return self.hosted_groups.add(group)
 
     def _hosting(self, group_id: str) -> HostedGroup:
         hosted = self.hosted_groups.get(group_id)

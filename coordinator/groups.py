@@ -116,9 +116,11 @@ class Group:
         return self._rebalance.generation
 
     @property
-    def empty_since_ms(self) -> int | None:
-        """Since when it has no members, by the wall clock; None while it has some."""
-        return self._rebalance.state_time_ms if self.state is GroupState.EMPTY else None
+    def emptied_ms(self) -> int | None:
+        """When its last member left, by the wall clock; None: it has members, or never had any."""
+        has_had_members = self._rebalance.protocol_type != ""
+        is_empty = self.state is GroupState.EMPTY
+        return self._rebalance.state_time_ms if is_empty and has_had_members else None
 
     @property
     def changed(self) -> bool:
@@ -126,7 +128,7 @@ class Group:
         return self._rebalance.changed
 
     def mark_changed(self) -> None:
-        """The group must be stored: it is new and has only offsets, or storing it failed."""
+        """The group must be stored: it is new, or storing it failed."""
         self._rebalance.changed = True
 
     @property

@@ -171,8 +171,6 @@ class HostedGroup:
                 self.saver = asyncio.create_task(self._save(), name=name)
             return
         _deliver(answers)
-        if self.group.is_unused and self._host.cache.get(self.group.group_id) is None:
-            self._drop()  # a member was given an id and never came back
 
     async def stored(self) -> None:
         """Returns when all changes up to now are stored. Raises `CoordinatorNotAvailable`."""

@@ -1,8 +1,12 @@
 """Old offsets: those past their retention are deleted, and then groups that have none left.
 
-Runs every five minutes for the groups that this broker coordinates. One broker of each shard, its
-housekeeper, also writes old rows of offsets that are still current again, before the table's TTL
-deletes them."""
+Runs every ten minutes for the groups that this broker coordinates, as often as in Kafka
+(`offsets.retention.check.interval.ms`). A group without members and offsets is deleted by the next
+run. What an open transaction has sent to a group keeps the group, and the offsets of the partitions
+that it may change (`OffsetMetadataManager.cleanupExpiredOffsets` of Kafka).
+
+One broker of each shard, its housekeeper, also writes old rows of offsets that are still current
+again, before the table's TTL deletes them."""
 
 from __future__ import annotations
 
@@ -14,21 +18,27 @@ from common.tasks import Periodic
 from coordinator.group_states import GroupState
 from coordinator.hosted_groups import HostedGroup, HostedGroups
 from coordinator.offsets import CommittedOffsets
+from coordinator.pending_offsets import PendingOffsets
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
-_INTERVAL_S = 300.0
+_INTERVAL_S = 600.0
 
 
 class OffsetExpiry:
     """Deletes old offsets of groups, and groups without members and offsets."""
 
     def __init__(
-        self, hosted_groups: HostedGroups, offsets: CommittedOffsets, retention_ms: int
+        self,
+        hosted_groups: HostedGroups,
+        offsets: CommittedOffsets,
+        pending: PendingOffsets,
+        retention_ms: int,
     ) -> None:
         self._hosted_groups = hosted_groups
         self._offsets = offsets
+        self._pending = pending
         self._clock = hosted_groups.clock
         self._retention_ms = retention_ms
         self.periodic = Periodic("offset-expiry", _INTERVAL_S, self._run)
@@ -60,13 +70,15 @@ class OffsetExpiry:
         subscribed = group.subscribed_topics()
         if subscribed is None:
             return
-        expired = self._offsets.expired(
+        found = self._offsets.expired(
             group.group_id,
             self._clock.wall_ms(),
-            group.empty_since_ms,
+            group.emptied_ms,
             subscribed,
             self._retention_ms,
         )
+        unstable = self._pending.unstable(group.group_id)
+        expired = [partition for partition in found if partition not in unstable]
         if expired:
             log.info(
                 "deleting %d expired offsets of group %s",
@@ -84,6 +96,7 @@ class OffsetExpiry:
             and group.is_unused
             and not hosted.is_being_deleted
             and not self._offsets.is_used(group.group_id)
+            and not self._pending.is_used(group.group_id)
         ):
             group.delete(self._clock.now())
             hosted.after_event()

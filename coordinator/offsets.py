@@ -198,18 +198,18 @@ class CommittedOffsets:
         self,
         group_id: str,
         now_ms: int,
-        empty_since_ms: int | None,
+        emptied_ms: int | None,
         subscribed: Collection[str],
         retention_ms: int,
     ) -> list[TopicPartition]:
-        """Offsets that have expired. `empty_since_ms`: None while the group has members.
+        """Offsets that have expired. `emptied_ms`: when the last member left the group; None: it
+        has members, or never had any.
 
-        As in Kafka: an offset of a topic in `subscribed` never expires. One that the client gave an
-        expiry time expires then; any other, `retention_ms` after its commit or after the group's
-        last member left, whichever is later. An offset that is being committed again does not
-        expire.
+        As in Kafka (KIP-211): an offset of a topic in `subscribed` never expires. One that the
+        client gave an expiry time expires then; any other, `retention_ms` after the last member
+        left, whenever it was committed, or after its commit if nobody did. An offset that is being
+        committed again does not expire.
         """
-        base_ms = 0 if empty_since_ms is None else empty_since_ms
         group = self._groups.get(group_id)
         pending = set().union(*group.pending.values()) if group is not None else set()
         return [
@@ -219,7 +219,7 @@ class CommittedOffsets:
             and partition not in pending
             and now_ms
             >= (
-                max(offset.commit_time_ms, base_ms) + retention_ms
+                (offset.commit_time_ms if emptied_ms is None else emptied_ms) + retention_ms
                 if offset.expire_time_ms is None
                 else offset.expire_time_ms
             )

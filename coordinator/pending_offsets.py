@@ -39,9 +39,9 @@ ORDER BY version
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Sent:
-    """What one request sent."""
+    """What one request sent. `commits` get fewer when offsets are deleted."""
 
     epoch: int
     committer: Committer
@@ -135,7 +135,7 @@ class PendingOffsets:
         )
         # Known before it is stored, and also if the client leaves: it ends with its transaction.
         self._sent[group_id].setdefault(producer_id, []).append(sent)
-        stored = self._rows.put(self._row(group_id, producer_id, sent, ended=False))
+        stored = self._rows.put(self._row(group_id, producer_id, sent, sent.commits, ended=False))
         stored.add_done_callback(partial(self._stored, group_id, producer_id, sent))
         await asyncio.shield(stored)
 
@@ -160,8 +160,39 @@ class PendingOffsets:
                     group_id, one.committer, one.commits, version=one.version
                 )
         for one in sent:
-            await self._rows.store(self._row(group_id, producer_id, one, ended=True))
+            if one.commits:
+                await self._rows.store(
+                    self._row(group_id, producer_id, one, one.commits, ended=True)
+                )
             self._drop(group_id, producer_id, one)
+
+    async def delete(self, group_id: str, partitions: Collection[TopicPartition] | None) -> None:
+        """Delete what open transactions have sent, which they do not show then when they are
+        committed; None: all of the group. Raises `EngineError`."""
+        wanted = None if partitions is None else frozenset(partitions)
+        await self._delete(
+            group_id, lambda one: wanted is None or (one.topic, one.partition) in wanted
+        )
+
+    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+        """A topic was deleted: delete what was sent about it. Raises `EngineError`."""
+        for group_id in tuple(self._sent):
+            await self._delete(group_id, lambda one: (one.topic, one.topic_id) == (topic, topic_id))
+
+    async def _delete(self, group_id: str, chosen: Callable[[OffsetCommit], bool]) -> None:
+        for producer_id, all_sent in tuple(self._sent.get(group_id, {}).items()):
+            for sent in tuple(all_sent):
+                gone = tuple(filter(chosen, sent.commits))
+                if not gone:
+                    continue
+                await self._rows.store(self._row(group_id, producer_id, sent, gone, ended=True))
+                sent.commits = tuple(one for one in sent.commits if one not in gone)
+                if not sent.commits:
+                    self._drop(group_id, producer_id, sent)
+
+    def is_used(self, group_id: str) -> bool:
+        """Whether a transaction that has not ended has sent offsets to the group."""
+        return group_id in self._sent
 
     def unstable(self, group_id: str) -> Collection[TopicPartition]:
         """Partitions whose offset may change when a transaction ends."""
@@ -191,7 +222,15 @@ class PendingOffsets:
         if not by_producer:
             self._sent.pop(group_id, None)
 
-    def _row(self, group_id: str, producer_id: int, sent: _Sent, *, ended: bool) -> TableRows:
+    def _row(
+        self,
+        group_id: str,
+        producer_id: int,
+        sent: _Sent,
+        commits: Sequence[OffsetCommit],
+        *,
+        ended: bool,
+    ) -> TableRows:
         client = sent.committer.client
         rows = [
             (
@@ -200,6 +239,6 @@ class PendingOffsets:
                 client.host, sent.committer.generation, sent.time_ms,
                 sent.version + ended, ended, self._node_id,
             )
-            for c in sent.commits
+            for c in commits
         ]  # fmt: skip
         return TableRows(TRANSACTION_OFFSETS, rows)

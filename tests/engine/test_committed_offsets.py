@@ -355,27 +355,35 @@ async def test_a_start_drops_offsets_of_topics_that_are_gone_or_were_made_again(
 def ends(
     offsets: CommittedOffsets,
     now_ms: int,
-    empty_since_ms: int | None,
+    emptied_ms: int | None,
     subscribed: Sequence[str] = (),
 ) -> list[TopicPartition]:
-    return sorted(offsets.expired("g", now_ms, empty_since_ms, subscribed, RETENTION_MS))
+    return sorted(offsets.expired("g", now_ms, emptied_ms, subscribed, RETENTION_MS))
 
 
 async def test_offsets_of_an_empty_group_end_with_the_retention_after_the_last_member_left(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
+    """Whenever they were committed: `ClassicGroup.offsetExpirationCondition` of Kafka."""
     start = clock.now_ms
     await offsets.commit("g", MEMBER, [commit(1)])
     clock.now_ms += DAY_MS
     await offsets.commit("g", MEMBER, [commit(1, 1)])
-    empty = start + 100
-    assert ends(offsets, empty + RETENTION_MS - 1, empty) == []
-    assert ends(offsets, empty + RETENTION_MS, empty) == [("t", 0)]
-    # A commit by hand after that counts again.
-    assert ends(offsets, start + DAY_MS + RETENTION_MS, empty) == [("t", 0), ("t", 1)]
-    late = start + 30 * DAY_MS
-    assert ends(offsets, late + RETENTION_MS - 1, late) == []
-    assert ends(offsets, late + RETENTION_MS, late) == [("t", 0), ("t", 1)]
+    for emptied_ms in (start + 100, start + 30 * DAY_MS):
+        assert ends(offsets, emptied_ms + RETENTION_MS - 1, emptied_ms) == []
+        assert ends(offsets, emptied_ms + RETENTION_MS, emptied_ms) == [("t", 0), ("t", 1)]
+
+
+async def test_offsets_of_a_group_that_never_had_members_end_with_the_retention_after_each_commit(
+    clock: Clock, offsets: CommittedOffsets
+) -> None:
+    start = clock.now_ms
+    await offsets.commit("g", MEMBER, [commit(1), commit(1, 1)])
+    clock.now_ms += DAY_MS
+    await offsets.commit("g", MEMBER, [commit(2, 1)])
+    assert ends(offsets, start + RETENTION_MS - 1, None) == []
+    assert ends(offsets, start + RETENTION_MS, None) == [("t", 0)]
+    assert ends(offsets, start + DAY_MS + RETENTION_MS, None) == [("t", 0), ("t", 1)]
 
 
 async def test_offsets_of_a_topic_that_is_read_never_end(
@@ -395,10 +403,10 @@ async def test_an_end_that_the_client_gave_is_the_end(
     soon = commit(1)._replace(expire_time_ms=clock.now_ms + 5)
     late = commit(1, 1)._replace(expire_time_ms=clock.now_ms + 30 * DAY_MS)
     await offsets.commit("g", MEMBER, [soon, late])
-    for empty_since_ms in (None, clock.now_ms + DAY_MS):
-        assert ends(offsets, clock.now_ms + 4, empty_since_ms) == []
-        assert ends(offsets, clock.now_ms + 5, empty_since_ms) == [("t", 0)]
-        assert ends(offsets, clock.now_ms + 30 * DAY_MS - 1, empty_since_ms) == [("t", 0)]
+    for emptied_ms in (None, clock.now_ms + DAY_MS):
+        assert ends(offsets, clock.now_ms + 4, emptied_ms) == []
+        assert ends(offsets, clock.now_ms + 5, emptied_ms) == [("t", 0)]
+        assert ends(offsets, clock.now_ms + 30 * DAY_MS - 1, emptied_ms) == [("t", 0)]
     assert ends(offsets, clock.now_ms + 30 * DAY_MS, None) == [("t", 0), ("t", 1)]
 
 

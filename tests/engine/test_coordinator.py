@@ -25,6 +25,7 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
+from coordinator.transaction_states import Producer
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -45,6 +46,7 @@ CLIENT = Client("client", "/127.0.0.1")
 TOPIC, TOPIC_ID = "topic", UUID(int=1)
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\5topic\xff\xff\xff\xff"
 ADMIN = Committer("", None, -1, CLIENT)
+PRODUCER = Producer(7, 0)
 
 
 @asynccontextmanager
@@ -361,20 +363,23 @@ async def test_a_client_that_leaves_while_it_waits_disturbs_nobody(
         assert answer.generation == first.generation + 1
 
 
-async def test_ids_that_were_given_and_never_used_leave_nothing_behind(
-    scripted: ScriptedEngine,
+async def test_a_group_for_which_only_an_id_was_given_is_empty_until_groups_are_next_cleaned_up(
+    scripted: ScriptedEngine, clock: Clock
 ) -> None:
-    async with running(scripted, clocks.Clock()) as groups:
+    """As in Kafka: `GroupMetadataManager.classicGroupJoin` stores it at once."""
+    async with running(scripted, clock) as groups:
         request = joining(requires_known_member_id=True, session_timeout_ms=50)
-        with pytest.raises(MemberIdGiven):
-            await groups.join("knocked", request)
         with pytest.raises(MemberIdGiven) as given:
             await groups.join("knocked", request)
-        await until_async(lambda: "knocked" not in groups.hosted_groups)
+        await until_async(lambda: state_of(groups, "knocked") == "Empty")
+    async with running(scripted, clock) as groups:
+        assert state_of(groups, "knocked") == "Empty", "after a restart, too"
         with pytest.raises(UnknownMemberId):
             await groups.join("knocked", joining(given.value.member_id))
+        await groups.expiry.expire()
+        await until_async(lambda: "knocked" not in groups.hosted_groups)
+        assert state_of(groups, "knocked") is None
         assert groups.hosted_groups.size_bytes == 0
-        assert scripted.inserts == []
 
 
 class TestMemory:
@@ -479,6 +484,96 @@ class TestOffsets:
             await until_async(lambda: groups.cache.get("group") is None)
         async with running(scripted, clock) as groups:
             assert list(groups.cache.groups()) == []
+
+    async def test_a_group_whose_members_left_keeps_no_offset_longer_than_its_retention(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            joined = await one_member(groups)
+            await groups.leave("group", [LeavingMember(joined.member_id, None)])
+            clock.now_ms += HOUR_MS - 1
+            await commit(groups, ADMIN, 7)
+            await groups.expiry.expire()
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 7
+            clock.now_ms += 1
+            await groups.expiry.expire()
+            assert groups.offsets.get("group") == {}, "the commit is younger, its group is not"
+
+    async def test_a_group_that_never_had_members_keeps_an_offset_for_its_retention(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await commit(groups, ADMIN, 7)
+            clock.now_ms += HOUR_MS - 1
+            await commit(groups, ADMIN, 8)
+            clock.now_ms += HOUR_MS - 1
+            await groups.expiry.expire()
+            assert groups.offsets.get("group")[TOPIC, 0].offset == 8
+            clock.now_ms += 1
+            await groups.expiry.expire()
+            assert groups.offsets.get("group") == {}
+            await until_async(lambda: state_of(groups) is None)
+
+    async def test_an_empty_group_without_offsets_is_deleted_by_the_next_clean_up(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            joined = await one_member(groups)
+            await groups.expiry.expire()
+            assert state_of(groups) == "Stable"
+            await groups.leave("group", [LeavingMember(joined.member_id, None)])
+            assert state_of(groups) == "Empty"
+            await groups.expiry.expire()
+            await until_async(lambda: state_of(groups) is None)
+
+    @pytest.mark.parametrize("commits", [False, True])
+    async def test_offsets_of_an_open_transaction_keep_a_group_and_what_they_may_replace(
+        self, scripted: ScriptedEngine, clock: Clock, commits: bool
+    ) -> None:
+        """`OffsetMetadataManager.cleanupExpiredOffsets` of Kafka."""
+        async with running(scripted, clock) as groups:
+            await groups.commit("group", ADMIN, [commit_of(7), commit_of(8, partition=1)])
+            await groups.commit("group", ADMIN, [commit_of(9)], producer=PRODUCER)
+            await groups.commit("sent", ADMIN, [commit_of(9)], producer=PRODUCER)
+            clock.now_ms += 2 * HOUR_MS
+            await groups.expiry.expire()
+            assert set(groups.offsets.get("group")) == {(TOPIC, 0)}
+            assert (state_of(groups), state_of(groups, "sent")) == ("Empty", "Empty")
+            for group_id in ("group", "sent"):
+                await groups.pending.end(group_id, PRODUCER, commit=commits, raises_epoch=False)
+            await groups.expiry.expire()
+            left = "Empty" if commits else None
+            await until_async(lambda: (state_of(groups), state_of(groups, "sent")) == (left, left))
+
+    @pytest.mark.parametrize("of_the_group", [False, True])
+    async def test_deleting_offsets_deletes_those_of_an_open_transaction_too(
+        self, scripted: ScriptedEngine, clock: Clock, of_the_group: bool
+    ) -> None:
+        """`OffsetMetadataManager.deleteOffsets` and `deleteAllOffsets` of Kafka."""
+        async with running(scripted, clock) as groups:
+            sent = [commit_of(7), commit_of(8, partition=1)]
+            await groups.commit("group", ADMIN, sent, producer=PRODUCER)
+            if of_the_group:
+                await groups.delete_group("group")
+            else:
+                assert await groups.delete_offsets("group", [(TOPIC, 0)]) == [None]
+        left = set() if of_the_group else {(TOPIC, 1)}
+        async with running(scripted, clock) as groups:
+            assert set(groups.pending.unstable("group")) == left, "after a restart, too"
+            await groups.pending.end("group", PRODUCER, commit=True, raises_epoch=False)
+            assert set(groups.offsets.get("group")) == left
+
+    async def test_a_deleted_topic_takes_the_offsets_of_open_transactions_along(
+        self, scripted: ScriptedEngine, clock: Clock
+    ) -> None:
+        async with running(scripted, clock) as groups:
+            await groups.commit("group", ADMIN, [commit_of(7)], producer=PRODUCER)
+            await groups.forget_topic(TOPIC, UUID(int=9))
+            assert set(groups.pending.unstable("group")) == {(TOPIC, 0)}, "another of that name"
+            await groups.forget_topic(TOPIC, TOPIC_ID)
+            assert set(groups.pending.unstable("group")) == set()
+            await groups.pending.end("group", PRODUCER, commit=True, raises_epoch=False)
+            assert groups.offsets.get("group") == {}
 
     async def test_an_offset_that_is_just_committed_again_does_not_expire(
         self, scripted: ScriptedEngine, clock: Clock

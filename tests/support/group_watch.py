@@ -185,6 +185,7 @@ class HistoryBroker:
             if not create:
                 raise UnknownMemberId("no such group")
             self.group = WatchedGroup("group", LIMITS, self.now, self._ids).watch()
+            self.group.mark_changed()
         return self.group
 
     def join(self, request: JoinRequest, call: Call) -> None:
@@ -236,8 +237,6 @@ class HistoryBroker:
         self._check(group)
         self._held += answers
         self._save_what_changed(group)
-        if group.is_unused and self.stored is None and self._saving is None:
-            self.group = None
 
     def stall(self, for_ms: int) -> None:
         """Time in which the broker does not run; it does not count as waiting."""

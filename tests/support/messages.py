@@ -23,7 +23,12 @@ from kafka.protocol.consumer import (
     OffsetFetchRequest,
     SyncGroupRequest,
 )
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from kafka.protocol.producer import (
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
 
 from tests.support.record_batches import Record, batch_of
 from tests.support.wire import Wire
@@ -287,6 +292,46 @@ def commit(
                 ],
             )
             for target, offsets in topics
+        ],
+    )
+
+
+def transactional_commit(
+    transactional_id: str,
+    producer: tuple[int, int],
+    group_id: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    *,
+    member_id: str = "",
+    generation: int = -1,
+    instance_id: str | None = None,
+    metadata: str | None = "",
+) -> TxnOffsetCommitRequest:
+    """`producer`: its id and epoch. `offsets`: by partition."""
+    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    producer_id, epoch = producer
+    return TxnOffsetCommitRequest(
+        transactional_id=transactional_id,
+        group_id=group_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        generation_id=generation,
+        member_id=member_id,
+        group_instance_id=instance_id,
+        topics=[
+            topic_class(
+                name=topic,
+                partitions=[
+                    topic_class.TxnOffsetCommitRequestPartition(
+                        partition_index=partition,
+                        committed_offset=offset,
+                        committed_leader_epoch=-1,
+                        committed_metadata=metadata,
+                    )
+                    for partition, offset in offsets.items()
+                ],
+            )
         ],
     )
 

@@ -38,6 +38,7 @@ from coordinator.messages import (
     SyncRequest,
     TopicPartition,
 )
+from coordinator.transaction_states import Producer
 from protocol import errors
 from protocol._request_head import RequestHeader
 from protocol.codec import decode_request, encode_response
@@ -112,8 +113,10 @@ class Coordinator:
         group_id: str,
         committer: Committer,
         commits: Sequence[OffsetCommit],
+        *,
+        producer: Producer | None = None,
     ) -> None:
-        self._asked(group_id, committer, list(commits))
+        self._asked(group_id, committer, list(commits), *([] if producer is None else [producer]))
 
     async def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
@@ -142,6 +145,7 @@ class Asking:
                 look_again=AsyncMock(),
             ),
             response_memory=SimpleNamespace(room=room_bytes),
+            transaction_checks=SimpleNamespace(may_send_offsets=AsyncMock()),
         )
         self._broker = cast(Broker, known)
 
@@ -429,6 +433,92 @@ async def test_groups_past_the_size_of_an_answer_are_to_be_asked_for_again(
     ]
     answer = await Asking(coordinator, room_bytes=10)(messages.offset_fetch(9, groups), 9)
     assert [group.error_code for group in answer.groups] == [0] + [LOAD_IN_PROGRESS] * 3
+
+
+# --- offsets of transactions ---
+
+
+TRANSACTIONAL = versions(ApiKey.TxnOffsetCommit)
+
+
+def sent_to_transaction(group_id: str = "g", topic: str = "events", **changed: Any) -> Any:
+    return messages.transactional_commit("id", (7, 2), group_id, topic, {0: 10, 3: 11}, **changed)
+
+
+def partition_codes(answer: Any) -> list[int]:
+    return [partition.error_code for topic in answer.topics for partition in topic.partitions]
+
+
+@pytest.mark.parametrize("version", TRANSACTIONAL)
+async def test_what_a_transactional_commit_means_in_each_version(
+    ask: Asking, coordinator: Coordinator, version: int
+) -> None:
+    member: dict[str, Any] = {"member_id": "m", "generation": 4, "instance_id": "static"}
+    answer = await ask(sent_to_transaction(**member if version >= 3 else {}), version)
+    assert partition_codes(answer) == [0, 0]
+    client = Client("wire", "/192.0.2.7")
+    nobody, somebody = Committer("", None, -1, client), Committer("m", "static", 4, client)
+    assert coordinator.asked == [
+        (
+            "g",
+            somebody if version >= 3 else nobody,
+            [OffsetCommit("events", TOPIC_ID, p, p // 3 + 10, -1, "", None) for p in (0, 3)],
+            Producer(7, 2),
+        )
+    ]
+
+
+@pytest.mark.parametrize("version", TRANSACTIONAL)
+@pytest.mark.parametrize(
+    ("refusal", "before", "older"),
+    [
+        (errors.CoordinatorLoadInProgress, 2, errors.CoordinatorNotAvailable),
+        (errors.TransactionAbortable, 4, errors.InvalidTxnState),
+        (errors.GroupIdNotFound, 99, errors.IllegalGeneration),
+        (errors.ProducerFenced, 99, errors.InvalidProducerEpoch),
+        (errors.UnknownMemberId, 0, errors.UnknownMemberId),
+        (errors.FencedInstanceId, 0, errors.FencedInstanceId),
+    ],
+)
+async def test_an_error_of_a_transactional_commit_is_one_that_its_version_knows(
+    ask: Asking,
+    coordinator: Coordinator,
+    version: int,
+    refusal: type[KafkaError],
+    before: int,
+    older: type[KafkaError],
+) -> None:
+    """`KafkaApis.handleTxnOffsetCommitRequest`, `validateTransactionalOffsetCommit` of Kafka."""
+    coordinator.refusal = refusal()
+    answer = await ask(sent_to_transaction(), version)
+    assert partition_codes(answer) == [older.code if version < before else refusal.code] * 2
+
+
+async def test_a_transactional_commit_of_metadata_that_is_too_large_has_the_error_of_its_group(
+    ask: Asking, coordinator: Coordinator
+) -> None:
+    too_large = sent_to_transaction(metadata="x" * 5000)
+    assert partition_codes(await ask(too_large, 5)) == [errors.OffsetMetadataTooLarge.code] * 2
+    assert len(coordinator.asked) == 1
+    coordinator.refusal = errors.UnknownMemberId()
+    assert partition_codes(await ask(too_large, 5)) == [errors.UnknownMemberId.code] * 2
+
+
+async def test_a_group_is_not_asked_about_a_transactional_commit_for_a_topic_that_does_not_exist(
+    ask: Asking, coordinator: Coordinator
+) -> None:
+    answer = await ask(sent_to_transaction(topic="gone"), 5)
+    assert partition_codes(answer) == [errors.UnknownTopicOrPartition.code] * 2
+    assert coordinator.asked == []
+
+
+@pytest.mark.parametrize("version", TRANSACTIONAL)
+async def test_a_transactional_commit_needs_a_group_id(
+    ask: Asking, coordinator: Coordinator, version: int
+) -> None:
+    answer = await ask(sent_to_transaction(""), version)
+    assert partition_codes(answer) == [errors.InvalidGroupId.code] * 2
+    assert coordinator.asked == []
 
 
 async def test_a_group_is_asked_even_where_no_offset_can_be_deleted(

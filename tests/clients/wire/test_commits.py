@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from kafka.protocol.producer import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
+from kafka.protocol.producer import AddOffsetsToTxnRequest
 
 from broker.api import APIS
+from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.transaction_states import Producer
 from protocol import errors
 from protocol.versions import ApiKey
@@ -17,6 +18,7 @@ from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.commit_cases import ABSENT, CASES, DEAD, STATIC, CommitCase, identities
 from tests.support.member import Member
+from tests.support.messages import Target
 from tests.support.waiting import until
 from tests.support.wire import Listening, Wire
 
@@ -101,7 +103,7 @@ class Groups:
                 if case.request == "OffsetCommit":
                     if instance is not None and version < 7:
                         continue
-                    code = self._commit(self._group_id(case), version, asked)
+                    code = self.commit(self._group_id(case), version, asked)
                 else:
                     if version < 3 and (member_id or instance is not None or generation >= 0):
                         continue
@@ -114,7 +116,7 @@ class Groups:
         self._absent += 1
         return f"{self._name} absent {self._absent}"
 
-    def _commit(self, group_id: str, version: int, asked: Mapping[str, Any]) -> int:
+    def commit(self, group_id: str, version: int, asked: Mapping[str, Any]) -> int:
         request = messages.commit(group_id, (self.target, {0: 7}), **asked)
         return self._code(self.wire.ask(request, version))
 
@@ -127,28 +129,8 @@ class Groups:
                 group_id=group_id,
             )
             self._repeated(adding, 3, lambda answer: answer.error_code)
-        topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        request = TxnOffsetCommitRequest(
-            transactional_id=self._transactional_id,
-            group_id=group_id,
-            producer_id=self.producer.producer_id,
-            producer_epoch=self.producer.epoch,
-            generation_id=asked["generation"],
-            member_id=asked["member_id"],
-            group_instance_id=asked["instance_id"],
-            topics=[
-                topic(
-                    name=self.target.name,
-                    partitions=[
-                        topic.TxnOffsetCommitRequestPartition(
-                            partition_index=0,
-                            committed_offset=8,
-                            committed_leader_epoch=-1,
-                            committed_metadata="",
-                        )
-                    ],
-                )
-            ],
+        request = messages.transactional_commit(
+            self._transactional_id, self.producer, group_id, self.target.name, {0: 8}, **asked
         )
         return self._code(self.wire.ask(request, version))
 
@@ -192,3 +174,42 @@ def test_a_commit_is_answered_as_by_kafka(groups: Groups, case: CommitCase) -> N
         ):
             expected = errors.IllegalGeneration.code
         assert code == expected, sent
+
+
+@pytest.mark.parametrize("version", [9, 10])
+@pytest.mark.parametrize(
+    ("member_id", "epoch"), [(None, -1), ("", -1), ("stranger", -1), ("stranger", 99), (None, 99)]
+)
+def test_offsets_of_a_group_are_fetched_whichever_member_is_named(
+    groups: Groups, version: int, member_id: str | None, epoch: int
+) -> None:
+    """`ClassicGroup.validateOffsetFetch` does not look at the member."""
+    group_id = f"fetched {version} {member_id} {epoch}"
+    assert groups.commit(group_id, 9, {"generation": -1}) == 0
+    request = messages.offset_fetch(version, {group_id: [(groups.target, [0])]})
+    (asked,) = request.groups
+    asked.member_id, asked.member_epoch = member_id, epoch
+    (answer,) = groups.wire.ask(request, version).groups
+    (topic,) = answer.topics
+    (partition,) = topic.partitions
+    assert (answer.error_code, partition.error_code, partition.committed_offset) == (0, 0, 7)
+
+
+def test_offsets_of_the_offsets_topic_are_committed_and_deleted_like_others(
+    groups: Groups,
+) -> None:
+    target = Target(OFFSETS_TOPIC, OFFSETS_TOPIC_ID)
+    wire = groups.wire
+
+    def fetched() -> int:
+        answer = wire.ask(messages.offset_fetch(9, {"of offsets": [(target, [0])]}), 9)
+        (topic,) = answer.groups[0].topics
+        (partition,) = topic.partitions
+        return int(partition.committed_offset)
+
+    answer = wire.ask(messages.commit("of offsets", (target, {0: 7})), 9)
+    assert (answer.topics[0].partitions[0].error_code, fetched()) == (0, 7)
+    deleted = wire.ask(messages.offset_delete("of offsets", (OFFSETS_TOPIC, [0])), 0)
+    assert deleted.error_code == 0
+    assert [p.error_code for t in deleted.topics for p in t.partitions] == [0]
+    assert fetched() == -1

@@ -239,8 +239,9 @@ class TestProtocols:
             answer = member.try_join()
             assert (answer.error_code, answer.member_id) == (INCONSISTENT_PROTOCOL, "")
             assert answer.protocol_name == (None if version >= 7 else "")
-        # Kafka keeps an empty group of it for a while.
-        assert state(wire, group) == "Dead"
+        until(
+            lambda: state(wire, group) == "Empty", "it is kept until the next clean-up, as in Kafka"
+        )
 
     def test_none_that_the_others_have(
         self, connect: Connect, target: Target, member: Member

@@ -48,10 +48,9 @@ class LeaderEpochs:
 
         An epoch that is the current one already keeps its offset, unless the new one is lower.
         """
-        if self.starts and self.starts[-1].epoch == epoch and self.starts[-1].offset <= offset:
-            return self
-        kept = [one for one in self.starts if one.epoch < epoch and one.offset < offset]
-        return LeaderEpochs((*kept, EpochStart(epoch, offset)))
+        starts = list(self.starts)
+        _begin(starts, epoch, offset)
+        return LeaderEpochs(tuple(starts))
 
     def since(self, log_start: int) -> LeaderEpochs:
         """Without epochs that ended before the log starts; the first one that is left begins there.
@@ -83,9 +82,17 @@ class LeaderEpochs:
         return self.starts[after - 1].epoch if after else _UNDEFINED
 
 
-def known_epochs(starts: Iterable[tuple[int, int]]) -> LeaderEpochs:
+def known_epochs(stored: Iterable[tuple[int, int]]) -> LeaderEpochs:
     """Of stored epochs and offsets, in any order, also several for one epoch."""
-    found = LeaderEpochs()
-    for epoch, offset in sorted(starts):
-        found = found.began(epoch, offset)
-    return found
+    starts: list[EpochStart] = []
+    for epoch, offset in sorted(stored):
+        _begin(starts, epoch, offset)
+    return LeaderEpochs(tuple(starts))
+
+
+def _begin(starts: list[EpochStart], epoch: int, offset: int) -> None:
+    if starts and starts[-1].epoch == epoch and starts[-1].offset <= offset:
+        return
+    while starts and (starts[-1].epoch >= epoch or starts[-1].offset >= offset):
+        starts.pop()
+    starts.append(EpochStart(epoch, offset))

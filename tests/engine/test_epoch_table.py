@@ -233,7 +233,8 @@ class TableOf:
     """An engine that has these rows of `leader_epochs` and no records."""
 
     def __init__(self, topic: Topic, starts: Starts) -> None:
-        self._rows: list[Row] = [[str(topic.topic_id), 0, *start] for start in starts]
+        columns = zip(*[(0, *start) for start in starts], strict=True)
+        self._rows: list[Row] = [[str(topic.topic_id), *map(list, columns)]]
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         return self._rows if "leader_epochs" in sql else [[0]]

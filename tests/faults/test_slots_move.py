@@ -14,9 +14,13 @@ from confluent_kafka.cimpl import NewTopic
 
 from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
 from tests.support.cluster_processes import SLOTS, Cluster, Engine
+from tests.support.cluster_view import await_leaders, epoch_end, node
+from tests.support.messages import Target
+from tests.support.one_partition import EPOCHS, NO_ID
 from tests.support.server_process import PROJECT
 from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
+from tests.support.wire import Wire
 
 pytestmark = pytest.mark.long
 
@@ -118,6 +122,17 @@ def rows(engine: Engine, topic: str = TOPIC) -> dict[int, tuple[int, int]]:
             f" WHERE topic = '{topic}' GROUP BY partition"
         )
     }
+
+
+def epochs(engine: Engine, topic: str) -> dict[int, set[tuple[int, int]]]:
+    """Where the leader epochs of each partition began, as this shard has it."""
+    found: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    for row in engine.sql(
+        "SELECT partition, leader_epoch, start_offset FROM leader_epochs FINAL WHERE topic_id IN"
+        f" (SELECT topic_id FROM topic_versions WHERE name = '{topic}')"
+    ):
+        found[row["partition"]].add((row["leader_epoch"], row["start_offset"]))
+    return found
 
 
 def command(cluster: Cluster, *words: str) -> str:
@@ -257,6 +272,7 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
     sender = Sender(cluster, topic)
     sender.send(100 * PARTITIONS)
     sender.flush()
+    first = await_leaders(cluster.brokers, topic, PARTITIONS)
     half = f"0-{SLOTS // 2 - 1}"
     to = "shard2" if len(rows(one, topic)) > 0 else "shard1"
     command(cluster, "slots", "move", "--slots", half, "--to", to)
@@ -264,6 +280,8 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
     sender.flush()
     both = rows(one, topic).keys() & rows(two, topic).keys()
     assert both, "no partition has rows on both shards"
+    old, new = (two, one) if to == "shard1" else (one, two)
+    assert all(epochs(new, topic)[number] > epochs(old, topic)[number] for number in both)
 
     assert delete_records(admin, topic, 150) == dict.fromkeys(range(PARTITIONS), 150)
     assert bounds(cluster, topic) == [(150, 200)] * PARTITIONS
@@ -278,6 +296,16 @@ def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_g
     sender.flush()
     assert all(offsets[-10:] == list(range(200, 210)) for offsets in sender.offsets.values())
     assert bounds(cluster, topic) == [(200, 210)] * PARTITIONS
+    for number, leader in await_leaders(cluster.brokers, topic, PARTITIONS).items():
+        with Wire(node(cluster, leader.node_id)) as wire:
+            asked = epoch_end(Target(topic, NO_ID), first[number].epoch, number)
+            (told,) = wire.ask(asked, EPOCHS).topics[0].partitions
+        # Of the records of the first epoch none is left, on any shard.
+        assert (told.error_code, told.leader_epoch, told.end_offset) == (
+            0,
+            first[number].epoch,
+            200,
+        )
 
 
 def committed(cluster: Cluster, topic: str) -> list[str]:

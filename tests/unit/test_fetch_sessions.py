@@ -30,6 +30,7 @@ def request(
     *,
     offset: int = 0,
     max_bytes: int = 1000,
+    last_epoch: int = -1,
 ) -> FetchRequest:
     topics = [
         FetchRequest.FetchTopic(
@@ -40,6 +41,7 @@ def request(
                     fetch_offset=offset,
                     partition_max_bytes=max_bytes,
                     current_leader_epoch=-1,
+                    last_fetched_epoch=last_epoch,
                 )
             ],
         )
@@ -234,6 +236,18 @@ def test_names_and_ids_do_not_mix_in_a_session(first: int, then: int) -> None:
     with pytest.raises(FetchSessionTopicIdError):
         sessions.open(request(session.session_id, 1), then)
     assert session.epoch == 1
+
+
+def test_a_session_keeps_the_last_fetched_epoch_until_it_is_told_another() -> None:
+    sessions = FetchSessions(10)
+    session, *_ = sessions.open(request(0, 0, [A], last_epoch=3), BY_NAME)
+    assert session is not None
+    (want,) = sessions.open(request(session.session_id, 1), BY_NAME)[1]
+    assert want.last_fetched_epoch == 3
+    sessions.open(request(session.session_id, 2, [A], last_epoch=4), BY_NAME)
+    assert want.last_fetched_epoch == 4
+    sessions.open(request(session.session_id, 3, [A], last_epoch=-9), BY_NAME)
+    assert want.last_fetched_epoch == -1
 
 
 # --- News ---

@@ -56,6 +56,42 @@ class TestFetch:
             nowhere = Target(NOWHERE, topic_id)
             assert read(wire, nowhere, 0, version).error_code == unknown[version]
 
+    @BY_NAME_OR_ID
+    @pytest.mark.parametrize(
+        ("offset", "last_epoch", "code", "diverging"),
+        [
+            pytest.param(5, -1, 0, None, id="it says nothing"),
+            pytest.param(5, -7, 0, None, id="a number that no epoch has"),
+            pytest.param(5, 0, 0, None, id="it is in the log"),
+            pytest.param(7, 0, 0, None, id="it is at the end"),
+            pytest.param(8, 0, 0, (0, 7), id="beyond the end"),
+            pytest.param(8, -1, errors.OffsetOutOfRange.code, None, id="beyond it without epoch"),
+            pytest.param(5, 1, errors.OffsetOutOfRange.code, None, id="an epoch in future"),
+            pytest.param(4, 0, errors.OffsetOutOfRange.code, None, id="below the start"),
+        ],
+    )
+    def test_the_epoch_that_was_fetched_last_is_checked(
+        self,
+        wire: Wire,
+        timed: Target,
+        version: int,
+        offset: int,
+        last_epoch: int,
+        code: int,
+        diverging: tuple[int, int] | None,
+    ) -> None:
+        wire.ask(messages.delete_records(timed, 5), 2)
+        found = read(wire, timed, offset, version, last_fetched_epoch=last_epoch)
+        assert found.error_code == code
+        if diverging is None:
+            assert found.diverging_epoch is None
+            assert bool(found.records) == (code == 0 and offset < 7)
+        else:
+            told = found.diverging_epoch
+            assert (told.epoch, told.end_offset) == diverging
+            assert not found.records
+            assert (found.high_watermark, found.log_start_offset) == (7, 5)
+
     def test_limits_are_kept_and_one_batch_always_comes(self, wire: Wire, target: Target) -> None:
         size = 0
         for _ in range(10):

@@ -109,6 +109,13 @@ class TestFetchSessions:
         assert session.told(session.fetch()) == [(0, 1, 0)]
         assert session.told(session.fetch()) == [(0, 1, 0)]
 
+    def test_a_diverging_epoch_is_told_again_and_again(self, wire: Wire, target: Target) -> None:
+        session = self.begin(wire, target, 13)
+        beyond = messages.fetch(target, 5, last_fetched_epoch=0)
+        for wanted in ((beyond,), ()):
+            (told,) = session.fetch(*wanted, max_wait_ms=60_000).responses[0].partitions
+            assert (told.diverging_epoch.epoch, told.diverging_epoch.end_offset) == (0, 0)
+
     @SESSION_VERSIONS
     def test_a_wrong_epoch_or_id_is_refused(self, wire: Wire, target: Target, version: int) -> None:
         session = self.begin(wire, target, version)

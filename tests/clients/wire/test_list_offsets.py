@@ -28,6 +28,25 @@ class TestListOffsets:
         assert listed(wire, timed, -4) == (0, -1, 0)
         assert listed(wire, timed, -5) == (0, -1, -1)
 
+    @pytest.mark.parametrize(
+        ("asked", "epoch"),
+        [
+            pytest.param(-1, 0, id="end"),
+            pytest.param(-2, 0, id="start"),
+            pytest.param(-3, 0, id="largest timestamp"),
+            pytest.param(-4, 0, id="local start"),
+            pytest.param(-5, -1, id="last tiered"),
+            pytest.param(-6, -1, id="first to be tiered"),
+            pytest.param(TIME_MS + 11, 0, id="a record"),
+            pytest.param(TIME_MS + 31, -1, id="no record"),
+        ],
+    )
+    def test_what_is_found_has_a_leader_epoch(
+        self, wire: Wire, timed: Target, asked: int, epoch: int
+    ) -> None:
+        found = wire.ask(messages.list_offsets(timed, asked), LIST).topics[0].partitions[0]
+        assert (found.error_code, found.leader_epoch) == (0, epoch)
+
     def test_an_empty_partition(self, wire: Wire, target: Target) -> None:
         assert listed(wire, target, -1) == (0, -1, 0)
         assert listed(wire, target, -2) == (0, -1, 0)

@@ -6,6 +6,7 @@ import pytest
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
 from protocol import errors
+from tests.support import messages
 from tests.support.messages import Target
 from tests.support.one_partition import EPOCHS
 from tests.support.wire import Wire
@@ -30,6 +31,12 @@ class TestLeaderEpochs:
 
     def test_an_epoch_that_never_was_has_no_end(self, wire: Wire, timed: Target) -> None:
         assert self.ask(wire, timed, 5) == (0, -1, -1)
+        assert self.ask(wire, timed, -1) == (0, -1, -1)
+
+    def test_the_epoch_is_known_when_no_record_is_left(self, wire: Wire, timed: Target) -> None:
+        wire.ask(messages.delete_records(timed, -1), 2)
+        assert self.ask(wire, timed, 0) == (0, 0, 7)
+        assert self.ask(wire, timed, 1) == (0, -1, -1)
 
     def test_a_leader_epoch_that_is_not_ours(self, wire: Wire, timed: Target) -> None:
         assert self.ask(wire, timed, 0, current=0) == (0, 0, 7)

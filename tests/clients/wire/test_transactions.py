@@ -134,6 +134,20 @@ def test_one_transaction_follows_the_other_at_once(
         assert client.end() == 0
 
 
+@pytest.mark.parametrize("asked", [-3, messages.TIME_MS], ids=["largest timestamp", "timestamp"])
+def test_an_offset_of_an_open_transaction_is_not_found_by_those_who_read_what_is_committed(
+    wire: Wire, target: Target, asked: int
+) -> None:
+    client = Client(wire, f"{target.name} {asked}")
+    assert client.produce(target) == 0
+    request = messages.list_offsets(target, asked)
+    for isolation_level, offset, epoch in ((0, 0, 0), (1, -1, -1)):
+        request.isolation_level = isolation_level
+        (found,) = wire.ask(request, 11).topics[0].partitions
+        assert (found.error_code, found.offset, found.leader_epoch) == (0, offset, epoch)
+    assert client.end() == 0
+
+
 def test_a_batch_that_nobody_announced_is_refused_in_the_older_flow(
     wire: Wire, target: Target
 ) -> None:

@@ -8,22 +8,25 @@ is dynamic if whoever reads it does so each time; everything else is read once, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from broker.config import Settings, as_text
 from broker.config_sources import advice
-from broker.resource_configs import UNUSED_BROKER_CONFIGS
+from broker.kafka_configs import KAFKA_CONFIGS
 from broker.stored_configs import ALL_BROKERS, BROKER, Configs, StoredConfigs
 from protocol.errors import InvalidConfig, InvalidRequest
+from storage.config_definitions import ConfigDefinition
 
 log = logging.getLogger(__name__)
 
 KAFKA_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "node_id": ("node.id", "broker.id"),
+        "rack": ("broker.rack",),
+        "broker_session_timeout_ms": ("broker.session.timeout.ms",),
         "data_dir": ("log.dirs", "log.dir"),
         "auto_create_topics": ("auto.create.topics.enable",),
         "num_partitions": ("num.partitions",),
@@ -37,6 +40,17 @@ KAFKA_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "retention_ms": ("log.retention.ms",),
         "retention_check_interval_ms": ("log.retention.check.interval.ms",),
         "producer_id_expiration_ms": ("producer.id.expiration.ms",),
+        "transaction_max_timeout_ms": ("transaction.max.timeout.ms",),
+        "transactional_id_expiration_ms": ("transactional.id.expiration.ms",),
+        "group_min_session_timeout_ms": ("group.min.session.timeout.ms",),
+        "group_max_session_timeout_ms": ("group.max.session.timeout.ms",),
+        "group_initial_rebalance_delay_ms": ("group.initial.rebalance.delay.ms",),
+        "group_max_size": ("group.max.size",),
+        "offsets_retention_minutes": ("offsets.retention.minutes",),
+        "offset_metadata_max_bytes": (
+            "offset.metadata.max.bytes",
+            "brokerhouse.offset_metadata_max_bytes",
+        ),
     }
 )
 """Settings that Kafka has too, under other names. The others are `brokerhouse.SETTING`."""
@@ -63,6 +77,14 @@ def names_of(setting: str) -> tuple[str, ...]:
 _SETTINGS: Mapping[str, str] = MappingProxyType(
     {name: setting for setting in Settings.model_fields for name in names_of(setting)}
 )
+STORED_CONFIGS: Mapping[str, ConfigDefinition] = MappingProxyType(
+    {
+        one.name: one.definition
+        for one in KAFKA_CONFIGS.values()
+        if one.is_stored and one.name not in _SETTINGS
+    }
+)
+"""Configs of Kafka that can be set while the broker runs and have no effect, by name."""
 
 
 class DynamicSettings:
@@ -114,9 +136,9 @@ class DynamicSettings:
     def _with(self, *layers: Configs) -> Settings:
         values: dict[str, str] = {}
         for name, text in (pair for configs in layers for pair in configs.items()):
-            if name in UNUSED_BROKER_CONFIGS:
+            if name in STORED_CONFIGS:
                 try:
-                    UNUSED_BROKER_CONFIGS[name].parse(text)
+                    STORED_CONFIGS[name].parse(text)
                 except InvalidConfig as error:
                     raise InvalidRequest(str(error)) from error
             elif can_change(name):
@@ -136,11 +158,17 @@ class DynamicSettings:
 
 def can_change(name: str) -> bool:
     """Whether a broker config can change while the broker runs."""
-    return name in UNUSED_BROKER_CONFIGS or _SETTINGS.get(name) in DYNAMIC
+    return name in STORED_CONFIGS or _SETTINGS.get(name) in DYNAMIC
 
 
-def check_can_change(names: Iterable[str]) -> None:
+def check_can_change(names: Sequence[str], *, of_all_brokers: bool) -> None:
     """Raises `InvalidRequest`, which names what cannot change and says what to do."""
+    for name in names:
+        kafkas = None if name in _SETTINGS else KAFKA_CONFIGS.get(name)
+        if kafkas is not None and kafkas.refused:
+            raise InvalidRequest(f"{name} cannot be set: {kafkas.refused}.")
+        if kafkas is not None and kafkas.changes == "each" and of_all_brokers:
+            raise InvalidRequest(f"{name} cannot be set for all brokers at once; name a broker.")
     fixed = [_fixed(name) for name in names if not can_change(name)]
     if fixed:
         raise InvalidRequest(

@@ -1,8 +1,8 @@
-"""Configs of groups and of client metrics, and those of brokers that are stored without an effect.
+"""Configs of groups and of client metrics, which are stored without an effect.
 
 They are Kafka's: names, types, defaults and limits. Nothing in this broker depends on them. It
-serves the classic group protocol alone, takes no metrics of clients, and moves no replicas; but
-tools set these configs and read them back.
+serves the classic group protocol alone, and takes no metrics of clients; but tools set these
+configs and read them back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage.config_definitions import (
     one_of,
 )
 
-_INT, _LONG = ConfigType.INT, ConfigType.LONG
+_INT = ConfigType.INT
 _SESSION, _HEARTBEAT = between(45_000, 60_000), between(5_000, 15_000)
 _ASSIGNMENT = between(0, 15_000)
 _CLIENT_FIELDS = frozenset(
@@ -190,35 +190,3 @@ CLIENT_METRICS_CONFIGS = _by_name(
     config("metrics", ConfigType.LIST, "", anything, "Prefixes of the metrics that are sent."),
 )
 """By name, in alphabetical order (KIP-714)."""
-
-UNUSED_BROKER_CONFIGS = _by_name(
-    config(
-        "follower.replication.throttled.rate",
-        _LONG,
-        2**63 - 1,
-        at_least(0),
-        "Bytes per second that a follower may copy.",
-    ),
-    config(
-        "leader.replication.throttled.rate",
-        _LONG,
-        2**63 - 1,
-        at_least(0),
-        "Bytes per second that a leader may send to followers.",
-    ),
-    config(
-        "min.insync.replicas",
-        _INT,
-        1,
-        at_least(1),
-        "Replicas that must have a record before acks=all is answered. ClickHouse replicates.",
-    ),
-    config(
-        "replica.alter.log.dirs.io.max.bytes.per.second",
-        _LONG,
-        2**63 - 1,
-        at_least(0),
-        "Bytes per second that may be moved between directories.",
-    ),
-)
-"""By name. Tools set and remove them, for example when they verify a reassignment."""

@@ -128,6 +128,10 @@ class RebalanceInProgress(KafkaError):
     code = 27  # REBALANCE_IN_PROGRESS
 
 
+class TopicAuthorizationFailed(KafkaError):
+    code = 29  # TOPIC_AUTHORIZATION_FAILED
+
+
 class InvalidTimestamp(KafkaError):
     code = 32  # INVALID_TIMESTAMP
 

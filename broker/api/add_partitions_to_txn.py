@@ -5,9 +5,10 @@
        are partitions of `__consumer_offsets`, which are slots
     v5 TRANSACTION_ABORTABLE
 
-Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, and OPERATION_NOT_ATTEMPTED for the others then;
-INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS, TRANSACTION_ABORTABLE or
-INVALID_TXN_STATE (it is not part of the transaction), COORDINATOR_NOT_AVAILABLE.
+Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION or TOPIC_AUTHORIZATION_FAILED (an internal topic),
+and OPERATION_NOT_ATTEMPTED for the others then; INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED,
+CONCURRENT_TRANSACTIONS, TRANSACTION_ABORTABLE or INVALID_TXN_STATE (it is not part of the
+transaction), COORDINATOR_NOT_AVAILABLE.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from kafka.protocol.admin import (
 
 from broker.api.context import Api, RequestContext
 from broker.api.new_topics import check_brokers
-from broker.api.topic_lookup import check_partition, find_topic
+from broker.api.topic_lookup import check_partition, find_readable_topic
 from protocol.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
@@ -76,7 +76,7 @@ def _refusal(
 ) -> KafkaError | None:
     """Why the partition cannot get these replicas; None if it has them."""
     try:
-        topic = find_topic(ctx, name)
+        topic = find_readable_topic(ctx, name)
         check_partition(topic, index)
         if replicas is None:
             raise NoReassignmentInProgress(f"{name}-{index} is not being reassigned.")

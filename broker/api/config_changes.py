@@ -31,9 +31,9 @@ from broker.api.config_resources import (
 from broker.api.context import RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_topic
-from broker.dynamic_settings import check_can_change
+from broker.dynamic_settings import STORED_CONFIGS, check_can_change
 from broker.effective_configs import default_text
-from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS, UNUSED_BROKER_CONFIGS
+from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
 from broker.topics import TopicCatalog
 from protocol.errors import InvalidConfig, InvalidRequest, KafkaError
 from storage import topic_configs
@@ -179,7 +179,7 @@ async def _alter_stored(
         check_broker_name(ctx, name)
     known = _KNOWN[kind]
     if kind is ResourceType.BROKER:
-        check_can_change(step[0] for step in change.steps)
+        check_can_change([step[0] for step in change.steps], of_all_brokers=not name)
 
     def after(before: Mapping[str, str]) -> Mapping[str, str]:
         configs = dict(before) if change.keeps_others else {}
@@ -198,7 +198,7 @@ async def _alter_stored(
 
 
 _KNOWN: Mapping[ResourceType, Mapping[str, ConfigDefinition]] = {
-    ResourceType.BROKER: UNUSED_BROKER_CONFIGS,
+    ResourceType.BROKER: STORED_CONFIGS,
     ResourceType.CLIENT_METRICS: CLIENT_METRICS_CONFIGS,
     ResourceType.GROUP: GROUP_CONFIGS,
 }

@@ -17,10 +17,10 @@ from pydantic import SecretStr
 
 from broker.api import loggers
 from broker.config import Settings, as_text
-from broker.dynamic_settings import can_change, names_of
+from broker.dynamic_settings import STORED_CONFIGS, can_change, names_of
 from broker.effective_configs import default_text
+from broker.kafka_configs import KAFKA_CONFIGS
 from broker.node import Broker
-from broker.resource_configs import UNUSED_BROKER_CONFIGS
 from broker.stored_configs import ALL_BROKERS, BROKER
 from storage.config_definitions import ConfigDefinition, ConfigType
 from storage.topic_configs import TOPIC_CONFIGS
@@ -64,17 +64,6 @@ class ConfigEntry:
 
 # Shown as listeners and advertised.listeners, in Kafka's form.
 _SHOWN_AS_LISTENERS = frozenset({"kafka", "advertised"})
-# Kafka's types of settings whose Python type does not tell it.
-_LONGS = frozenset(
-    {
-        "queued.max.request.bytes",
-        "connections.max.idle.ms",
-        "log.retention.ms",
-        "log.retention.check.interval.ms",
-    }
-)
-_LISTS = frozenset({"log.dirs", "log.dir"})
-
 
 # Kafka takes these topic configs from a second broker config if the first is not set, and does not
 # show where they come from while neither is.
@@ -143,7 +132,7 @@ def _dynamic_synonyms(name: str, broker: Broker) -> tuple[Synonym, ...]:
             found.append(Synonym(name, value, source))
         elif name == _MIN_INSYNC and source is Source.ALL_BROKERS:
             # Kafka 4.3 has a default for all brokers, which it stores for a new cluster.
-            found.append(Synonym(name, UNUSED_BROKER_CONFIGS[name].default, source))
+            found.append(Synonym(name, STORED_CONFIGS[name].default, source))
     return tuple(found)
 
 
@@ -195,8 +184,9 @@ def broker_entries(broker: Broker) -> list[ConfigEntry]:
         *_listener_entries(broker),
         *_topic_default_entries(broker.dynamic_settings.at_start),
         *_fixed_entries(),
-        *_unused_entries(),
     ]
+    shown = {entry.name for entry in entries}
+    entries += [entry for entry in _kafkas_entries() if entry.name not in shown]
     changed = (_as_it_is_now(entry, broker) for entry in entries)
     return sorted(changed, key=lambda entry: entry.name)
 
@@ -206,20 +196,19 @@ def _as_it_is_now(entry: ConfigEntry, broker: Broker) -> ConfigEntry:
     if not can_change(entry.name):
         return entry
     found = (*_dynamic_synonyms(entry.name, broker), *entry.synonyms)
+    if not found:
+        return replace(entry, read_only=False)
     return replace(
         entry, value=found[0].value, source=found[0].source, synonyms=found, read_only=False
     )
 
 
-def _unused_entries() -> Iterator[ConfigEntry]:
-    for config in UNUSED_BROKER_CONFIGS.values():
+def _kafkas_entries() -> Iterator[ConfigEntry]:
+    """Kafka's configs with their defaults, which have no effect."""
+    for config in KAFKA_CONFIGS.values():
+        default = None if config.type is ConfigType.PASSWORD else config.default
         yield _broker_entry(
-            config.name,
-            config.default,
-            config.default,
-            config.type,
-            config.documentation,
-            is_set=False,
+            config.name, default, default, config.type, config.documentation, is_set=False
         )
 
 
@@ -240,17 +229,19 @@ def _setting_entries(settings: Settings) -> Iterator[ConfigEntry]:
             )
 
 
-def _shown(value: object) -> str:
+def _shown(value: object) -> str | None:
+    """Kafka shows what is not set as null."""
+    if value is None:
+        return None
     return str(value.resolve()) if isinstance(value, Path) else as_text(value)
 
 
 def _type(name: str, default: object) -> ConfigType:
+    if name in KAFKA_CONFIGS:
+        return KAFKA_CONFIGS[name].type
     if isinstance(default, bool):
         return ConfigType.BOOLEAN
-    if isinstance(default, int):
-        is_long = name in _LONGS or name.startswith("brokerhouse.")
-        return ConfigType.LONG if is_long else ConfigType.INT
-    return ConfigType.LIST if name in _LISTS else ConfigType.STRING
+    return ConfigType.LONG if isinstance(default, int) else ConfigType.STRING
 
 
 def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
@@ -276,14 +267,19 @@ def _listener_entries(broker: Broker) -> Iterator[ConfigEntry]:
 def _topic_default_entries(settings: Settings) -> Iterator[ConfigEntry]:
     """The defaults of topic configs, except those that are settings and shown already."""
     shown = {name for setting in Settings.model_fields for name in names_of(setting)}
-    shown |= UNUSED_BROKER_CONFIGS.keys()
+    shown |= STORED_CONFIGS.keys()
     for config in TOPIC_CONFIGS.values():
         if config.broker_name is not None and config.broker_name not in shown:
             value: str | None = default_text(config, settings)
             if config.name in _COARSER:
                 name, default = _COARSER[config.name]
                 yield _broker_entry(
-                    name, default, default, config.type, config.documentation, is_set=False
+                    name,
+                    default,
+                    default,
+                    _type(name, None),
+                    config.documentation,
+                    is_set=False,
                 )
                 value = None
             yield _broker_entry(

@@ -21,6 +21,7 @@ from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 from broker.api.context import Api, RequestContext
 from broker.api.log_dirs import leads, log_dir_name
+from broker.api.topic_lookup import readable_topics
 from common.counted_lines import counted
 from protocol.errors import KafkaStorageError
 from storage.engine import EngineError
@@ -68,7 +69,7 @@ def _topics(
         if request.topics is None
         else {(item.topic, partition) for item in request.topics for partition in item.partitions}
     )
-    for topic in ctx.broker.topics.all():
+    for topic in readable_topics(ctx):
         partitions = [
             row.DescribeLogDirsPartition(
                 partition_index=index,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_topic
+from broker.api.topic_lookup import find_readable_topic
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import stored_producer
 from protocol.errors import KafkaError, KafkaStorageError
@@ -47,7 +47,7 @@ async def describe_producers(
 
 async def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
     try:
-        log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)
+        log = ctx.broker.partitions.log_of(find_readable_topic(ctx, topic), index)
         producers = await _producers(ctx, log)
     except (KafkaError, EngineError) as error:
         if isinstance(error, EngineError):

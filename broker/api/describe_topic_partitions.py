@@ -15,7 +15,7 @@ from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.operations import TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID, readable_topic
+from broker.api.topic_lookup import NO_ID, readable_topic, readable_topics
 from broker.log.topic import Topic
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
@@ -26,9 +26,8 @@ PARTITIONS_PER_PAGE = 2000
 async def describe_topic_partitions(
     ctx: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
-    catalog = ctx.broker.topics
     cursor = request.cursor
-    asked = {item.name for item in request.topics} or {topic.name for topic in catalog.all()}
+    asked = {item.name for item in request.topics} or {topic.name for topic in readable_topics(ctx)}
     first_name, first_partition = "", 0
     if cursor is not None:
         first_name, first_partition = cursor.topic_name, cursor.partition_index

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from kafka.protocol.admin import ElectLeadersRequest, ElectLeadersResponse
 
 from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_partition, find_topic
+from broker.api.topic_lookup import check_partition, find_readable_topic, readable_topics
 from broker.leadership import NO_NODE
 from protocol.errors import (
     ElectionNotNeeded,
@@ -38,7 +38,7 @@ async def elect_leaders(ctx: RequestContext, request: ElectLeadersRequest) -> El
     asked_for_all = request.topic_partitions is None
     asked: Iterable[tuple[str, Iterable[int]]]
     if asked_for_all:
-        asked = [(topic.name, range(topic.partitions)) for topic in ctx.broker.topics.all()]
+        asked = [(topic.name, range(topic.partitions)) for topic in readable_topics(ctx)]
     else:
         asked = [(one.topic, one.partitions) for one in request.topic_partitions]
     results = []
@@ -65,7 +65,7 @@ async def elect_leaders(ctx: RequestContext, request: ElectLeadersRequest) -> El
 
 def _outcome(ctx: RequestContext, name: str, index: int) -> KafkaError:
     try:
-        topic = find_topic(ctx, name)
+        topic = find_readable_topic(ctx, name)
         check_partition(topic, index)
     except KafkaError as error:
         return error

@@ -16,6 +16,7 @@ from kafka.protocol.admin import ListConfigResourcesRequest, ListConfigResources
 from broker.api.config_resources import ResourceType
 from broker.api.context import Api, RequestContext
 from broker.api.refusals import as_kafka_error
+from broker.api.topic_lookup import readable_topics
 from protocol.errors import UnsupportedVersion
 from storage.engine import EngineError
 
@@ -32,7 +33,7 @@ async def list_config_resources(
         raise UnsupportedVersion(f"There is no resource type {min(unknown)}.")
     named: list[tuple[str, ResourceType]] = []
     if ResourceType.TOPIC in asked:
-        named += [(topic.name, ResourceType.TOPIC) for topic in ctx.broker.topics.all()]
+        named += [(topic.name, ResourceType.TOPIC) for topic in readable_topics(ctx)]
     for kind in asked & {ResourceType.BROKER, ResourceType.BROKER_LOGGER}:
         named += [(str(one.node_id), ResourceType(kind)) for one in ctx.broker.leadership.brokers()]
     stored = asked & {ResourceType.CLIENT_METRICS, ResourceType.GROUP}

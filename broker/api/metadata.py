@@ -7,7 +7,8 @@
 
 A topic that is created because the client asks for it is in the same answer, with its leader, if
 it is created in time (broker/auto_creation.py). Otherwise it is unknown, as in Kafka, and the
-client asks again. Brokers that were alive lately are named, too (`Leadership.contacts`).
+client asks again. `__consumer_offsets` is in every list of all topics, as an internal one. Brokers
+that were alive lately are named, too (`Leadership.contacts`).
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION (also while it is being created, and if it cannot be),
 UNKNOWN_TOPIC_ID, INVALID_TOPIC_EXCEPTION, INVALID_REQUEST (by id before version 12, or a reserved
@@ -27,7 +28,7 @@ from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.new_topics import check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID, find_topic, readable_topic
+from broker.api.topic_lookup import NO_ID, find_topic, readable_topic, readable_topics
 from broker.encoded_topics import Kind
 from broker.leadership import Leader
 from broker.log.topic import Topic
@@ -67,7 +68,7 @@ async def _asked_topics(
     asked = request.topics
     if asked is None or (ctx.version == 0 and not asked):
         reached = ctx.reached()
-        return [_found(ctx, topic, operations, reached) for topic in catalog.all()]
+        return [_found(ctx, topic, operations, reached) for topic in readable_topics(ctx)]
     if ctx.version < 12 and any(item.name is None or _is_given(item.topic_id) for item in asked):
         # Versions 10 and 11 have the field topic_id, but do not allow requests by it.
         return [

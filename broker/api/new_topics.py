@@ -10,7 +10,12 @@ from collections.abc import Iterable
 
 from broker import topic_names
 from broker.api.context import RequestContext
-from protocol.errors import InvalidReplicaAssignment, InvalidRequest, InvalidTopic
+from protocol.errors import (
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    InvalidTopic,
+    TopicAlreadyExists,
+)
 
 
 def check_new_name(ctx: RequestContext, name: str) -> None:
@@ -18,6 +23,8 @@ def check_new_name(ctx: RequestContext, name: str) -> None:
     if name == "__cluster_metadata":
         raise InvalidRequest("The name __cluster_metadata is reserved by Kafka.")
     topic_names.check(name)
+    if ctx.broker.offsets_topic.named(name) is not None:
+        raise TopicAlreadyExists(f"The topic {name!r} exists already.")
     if topic_names.is_internal(name):
         raise InvalidTopic(f"The name {name} is reserved for the state of Kafka's brokers.")
     ctx.broker.topics.check_free(name)

@@ -52,6 +52,14 @@ def readable_topic(ctx: RequestContext, key: str | UUID) -> Topic | None:
     return topics.by_id(key) if isinstance(key, UUID) else topics.get(key)
 
 
+def readable_topics(ctx: RequestContext) -> list[Topic]:
+    """Every topic that clients can read: those of users by name, then `__consumer_offsets`.
+
+    Kafka lists `__consumer_offsets` from the first use of a group on. Here it is always there.
+    """
+    return [*ctx.broker.topics.all(), ctx.broker.offsets_topic.topic]
+
+
 def find_readable_topic(ctx: RequestContext, key: str | UUID | None) -> Topic:
     """As `find_topic`, also `__consumer_offsets`."""
     topic = None if key is None else readable_topic(ctx, key)

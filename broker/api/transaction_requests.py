@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker import topic_names
 from broker.api.context import RequestContext
 from broker.cluster.groups import ShardedGroups
 from coordinator.messages import OFFSETS_TOPIC
@@ -10,6 +11,7 @@ from protocol.errors import (
     InvalidProducerEpoch,
     KafkaError,
     ProducerFenced,
+    TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
 
@@ -18,12 +20,17 @@ _BETWEEN_BROKERS = 4
 
 
 def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
-    """Raises `UnknownTopicOrPartition`. Brokers ask for the offsets of groups, too."""
+    """Raises `UnknownTopicOrPartition`, and `TopicAuthorizationFailed` for what only brokers write.
+
+    Brokers ask for the offsets of groups, too.
+    """
     groups = ctx.broker.groups
     if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
         if not isinstance(groups, ShardedGroups) or not groups.has_slot(partition):
             raise UnknownTopicOrPartition(f"there is no slot {partition}")
         return offsets_member(partition)
+    if topic_names.is_internal(topic):
+        raise TopicAuthorizationFailed(f"Clients cannot write to the topic {topic}.")
     found = ctx.broker.topics.get(topic)
     if found is None or not 0 <= partition < found.partitions:
         raise UnknownTopicOrPartition(f"there is no partition {partition} of {topic}")

@@ -25,7 +25,8 @@ def topics() -> None:
 def list_topics(as_json: bool, bootstrap: Bootstrap) -> None:
     """Print every topic with its number of partitions and its id."""
     with admin_client(bootstrap) as admin:
-        found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
+        described = [topic for topic in admin.describe_topics() if not topic["is_internal"]]
+        found = sorted(described, key=lambda topic: str(topic["name"]))
     rows = [
         (topic["name"], len(topic["partitions"]), str(topic.get("topic_id", ""))) for topic in found
     ]

@@ -34,7 +34,12 @@ from protocol.errors import (
 _PARTITIONS = 50
 """Of a single broker: Kafka's offsets.topic.num.partitions."""
 _UNREAD_S = 600.0
-_CONFIGS = {"cleanup.policy": "compact"}
+_CONFIGS = {
+    "cleanup.policy": "compact",
+    "compression.type": "producer",
+    "segment.bytes": "104857600",
+}
+"""Those that Kafka gives the topic."""
 
 
 class GroupPartitions(Protocol):

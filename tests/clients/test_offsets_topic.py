@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.cimpl import NewPartitions, NewTopic
+from confluent_kafka.cimpl import NewPartitions
 
 from broker.offsets_topic.offsets_topic import kafka_partition
 from tests.support.adapters import Kcat
@@ -26,6 +26,7 @@ from tests.support.records import Record
 from tests.support.waiting import LIMIT_S, until
 
 OFFSETS = "__consumer_offsets"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 FORMATTERS = "org.apache.kafka.tools.consumer"
 PARTITIONS = 50
@@ -238,20 +239,50 @@ def test_it_can_be_read_in_a_group_that_commits(own_broker: BrokerProcess, topic
     assert committed() == next_offset
 
 
-def test_it_is_found_by_its_name_and_is_in_no_list(broker: BrokerProcess) -> None:
+def test_it_is_found_by_its_name_and_in_lists(broker: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     described = admin.list_topics(OFFSETS, timeout=LIMIT_S).topics[OFFSETS]
     assert described.error is None
     assert sorted(described.partitions) == list(range(PARTITIONS))
-    assert OFFSETS not in admin.list_topics(timeout=LIMIT_S).topics
+    assert OFFSETS in admin.list_topics(timeout=LIMIT_S).topics
     resource = ConfigResource(ConfigResource.Type.TOPIC, OFFSETS)
     configs = admin.describe_configs([resource])[resource].result()
     assert configs["cleanup.policy"].value == "compact"
     assert broker.sql(f"SELECT count() AS n FROM messages WHERE topic = '{OFFSETS}'") == [{"n": 0}]
 
 
+@pytest.mark.one_broker("makes a topic of its own, and lists all")
+def test_kafka_topics_lists_it_unless_internal_topics_are_left_out(run: Tools, topic: str) -> None:
+    run(TOPICS, "--create", "--topic", topic)
+    assert {OFFSETS, topic} <= set(run(TOPICS, "--list").split())
+    without = set(run(TOPICS, "--list", "--exclude-internal").split())
+    assert topic in without
+    assert OFFSETS not in without
+
+
+@pytest.mark.parametrize("with_internal", [True, False])
+def test_a_regular_expression_matches_it_where_the_client_asks_for_internal_topics(
+    broker: BrokerProcess, topic: str, with_internal: bool
+) -> None:
+    """librdkafka matches internal topics, as it does on Kafka, unless they are in its blacklist."""
+    Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
+    config = {"bootstrap.servers": broker.kafka, "group.id": topic}
+    consumer = Consumer(config if with_internal else config | {"topic.blacklist": "^__"})
+    assigned: list[TopicPartition] = []
+    consumer.subscribe(["^.*"], on_assign=lambda _, partitions: assigned.extend(partitions))
+
+    def is_assigned() -> bool:
+        consumer.poll(0.1)
+        return bool(assigned)
+
+    until(is_assigned, "the consumer has partitions")
+    consumer.close()
+    found = {partition.topic for partition in assigned}
+    assert topic in found
+    assert (OFFSETS in found) == with_internal
+
+
 def refusals(admin: AdminClient, name: str) -> Iterator[Any]:
-    yield admin.create_topics([NewTopic(name, 1, 1)])[name]
     yield admin.delete_topics([name])[name]
     yield admin.create_partitions([NewPartitions(name, 100)])[name]
     resource = ConfigResource(

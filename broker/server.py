@@ -38,7 +38,7 @@ from common.garbage import collect_garbage_less
 from common.logging import log_to_stderr
 from common.tasks import Periodic
 from sql.http.listener import listen
-from storage.embedded import DataDirectoryError
+from storage.data_directory import DataDirectoryError
 from storage.engine import EngineError
 from storage.schema_files import SchemaError
 

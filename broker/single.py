@@ -64,8 +64,9 @@ from coordinator.hosted_transactions import HostedTransactions, SoleOwner
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from sql.http.interface import make_app
 from storage.backup import Backups
+from storage.data_directory import refuse_unfinished
 from storage.disk_reserve import default_reserve_bytes
-from storage.embedded import EmbeddedEngine, refuse_unfinished
+from storage.embedded import EmbeddedEngine
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
 from storage.part_codecs import set_part_codecs
@@ -106,6 +107,7 @@ class SingleNode:
         cluster_id: str,
     ) -> None:
         registry = TableRegistry(engine)
+        self._engine = engine
         self._decompressions = decompressions(settings)
         tail_cache = TailCache(settings.tail_cache_bytes, engine)
         self.appender = Appender(
@@ -251,7 +253,8 @@ class SingleNode:
         ]
 
     def unready(self) -> str | None:
-        return None
+        refused = self._engine.refused_records()
+        return None if refused is None else f"records are refused: {refused}"
 
     async def hand_over(self) -> None:
         """A single broker has no other broker to hand over to."""

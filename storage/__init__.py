@@ -1,6 +1,7 @@
 """ClickHouse behind one interface, and what is stored there beside the log.
 
-* engine.py: the interface. embedded.py: chDB in this process, with free_space.py, disk_reserve.py,
+* engine.py: the interface. data_directory.py: its lock and its rights. embedded.py: chDB in this
+  process, with free_space.py, disk_reserve.py,
   block_file.py (what it reads inserts from) and _result_bytes.pyx. definition_guard.py and
   definition_files.py: a full disk damages no definition of a table. clickhouse.py: one server over
   HTTP. shards.py: the replicas of a shard as one engine.

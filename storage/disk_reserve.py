@@ -4,7 +4,8 @@ Deleting records needs space, too: a few rows that say what is deleted, and room
 again without them. So a file of that size is allocated while there is space, and given back to the
 file system when something is deleted on a disk that is low (`release`). What is missing from the
 reserve does not count as free for anything else (`free_for_records`): records are refused until
-deleting has freed so much that the reserve could be held again.
+deleting has freed so much that the reserve could be held again. A start uses it, too, to put
+acknowledged records of the journal into their tables (storage/journal_recovery.py).
 
 Another program may take the space of a reserve that was released, or all other space. So nothing
 here replaces the checks of free_space.py.
@@ -112,8 +113,8 @@ class DiskReserve:
             NOT_ENOUGH_SPACE,
         )
 
-    def release(self) -> None:
-        """Give the space to the deletion that begins, if the disk is low."""
+    def release(self, what: str = "deleting") -> None:
+        """Give the space to what begins, a deletion or a recovery, if the disk is low."""
         if not self._is_held or not self.size or self.free_bytes() >= LOW_BYTES:
             return
         try:
@@ -123,8 +124,8 @@ class DiskReserve:
             return
         self._is_held = False
         log.warning(
-            "the disk of %s is low: deleting may use its reserve of %d MB",
-            self._directory, self.size >> 20,
+            "the disk of %s is low: %s may use its reserve of %d MB",
+            self._directory, what, self.size >> 20,
         )  # fmt: skip
 
     def hold_again(self, *, announced: bool = True) -> bool:

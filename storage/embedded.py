@@ -12,7 +12,6 @@ not be forked (https://clickhouse.com/docs/chdb): child processes are started wi
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from common.counted_lines import counted
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile, Join
+from storage.data_directory import DataDirectoryError, lock_directory
 from storage.definition_files import DefinitionError, DefinitionFiles
 from storage.definition_guard import DefinitionGuard, Handle
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
@@ -82,16 +82,10 @@ _PART_MAX_BYTES = 150 << 30  # ClickHouse's default
 # some 100 MB, one after the other, use the same pages again: half the page faults at full speed,
 # and at most some 100 MB more for this time (measured). jemalloc reads it when chDB is loaded.
 _ALLOCATOR = ("JE_MALLOC_CONF", "dirty_decay_ms:30000")
+_TO_START_BYTES = 1 << 20
+"""For the engine's configuration and its own small files."""
 _READERS = 8
 """More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
-
-LOCK = "LOCK"
-RESTORE_MARKER = "RESTORE"
-"""In a data directory into which a backup is being restored (storage/restore.py)."""
-
-
-class DataDirectoryError(Exception):
-    """The data directory cannot be used. The message says in one sentence what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +122,8 @@ class EmbeddedEngine:
         self._lock_fd = lock_directory(data_dir)
         try:
             self.reserve = _reserve(data_dir, reserve_bytes)
+            if self.reserve.free_bytes() < _TO_START_BYTES:
+                self.reserve.release("the start")
             self._connection_string = _prepare(
                 data_dir,
                 fsync,
@@ -414,40 +410,6 @@ def _query_with(handle: Handle, sql: str, fmt: str, params: Mapping[str, Paramet
 def _next_chunk(handle: Handle, stream: Any) -> NativeBlock:
     chunk = _guarded(handle.streaming_fetch_result, stream)
     return b"" if chunk is None or chunk.rows_read() == 0 else result_bytes(chunk)
-
-
-def refuse_unfinished(data_dir: Path) -> None:
-    """Raises `DataDirectoryError` if not everything of a backup was restored there."""
-    if (data_dir / RESTORE_MARKER).exists():
-        raise DataDirectoryError(
-            f"the restore into {data_dir} has not finished: run `brokerhouse restore` again"
-        )
-
-
-def lock_directory(data_dir: Path) -> int:
-    """Take the lock of a data directory, which is created if needed: a descriptor to close.
-
-    Raises `DataDirectoryError`.
-    """
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        fd = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise DataDirectoryError(
-            f"the data directory {data_dir} cannot be used: {error.strerror}"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        os.close(fd)
-        raise DataDirectoryError(
-            f"the data directory {data_dir} is in use by process {owner or 'unknown'}: "
-            "stop that one or give another --data-dir"
-        ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
 
 
 def _reserve(data_dir: Path, size: int) -> DiskReserve:

@@ -32,8 +32,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.data_directory import DataDirectoryError
+from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
+from storage.embedded import EmbeddedEngine
 from storage.engine import (
     EngineError,
     NativeBlock,
@@ -52,7 +53,7 @@ from storage.journal_files import (
 )
 from storage.journal_queue import JournalQueue
 from storage.journal_reading import keep_copies, read_journal, settle_names
-from storage.journal_recovery import put_back
+from storage.journal_recovery import Recovery
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 from storage.merge_pace import MergePace
 
@@ -209,6 +210,40 @@ class _Append:
         )
 
 
+class _Admission:
+    """Says whether the journal takes a block at the moment."""
+
+    def __init__(self, writer: JournalWriter, reserve: DiskReserve, files_max_bytes: int) -> None:
+        self._writer = writer
+        self._reserve = reserve
+        self._files_max_bytes = files_max_bytes
+        self._space_until_s = 0.0
+
+    def check(self, append: _Append) -> None:
+        """Raises `NotSent` or `StorageFault` if it does not take this one."""
+        if append.table not in _FOR_DELETING:
+            self.check_stream(append.stream)
+        elif isinstance(append.stream.refusal, StorageFault):
+            raise append.stream.refusal
+
+    def check_stream(self, stream: DrainStream) -> None:
+        """As `check`, for any block that deletes nothing."""
+        refusal = stream.refusal
+        if isinstance(refusal, StorageFault):
+            raise refusal
+        if refusal is not None:
+            if refusal.code == NOT_ENOUGH_SPACE:
+                raise self._reserve.is_full()
+            raise NotSent(str(refusal), refusal.code)
+        if self._writer.file_bytes > self._files_max_bytes:
+            # One stream is refused, and its blocks keep the files of the other one.
+            raise NotSent("the journal is full: rows of another table are refused, see the log")
+        now_s = time.monotonic()
+        if now_s >= self._space_until_s:
+            self._reserve.check()
+            self._space_until_s = now_s + _SPACE_LASTS_S
+
+
 class JournaledEngine:
     """`storage.engine.BuildingEngine`: the embedded engine behind its journal."""
 
@@ -222,17 +257,20 @@ class JournaledEngine:
         self._limits = limits
         self.writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
-        self._files_max_bytes = _FILES_PER_LIMIT * limits.max_bytes + 4 * SEGMENT_BYTES
+        files_max_bytes = _FILES_PER_LIMIT * limits.max_bytes + 4 * SEGMENT_BYTES
+        self._admission = _Admission(writer, embedded.reserve, files_max_bytes)
         self._pace = MergePace(embedded)
-        self._rounds = _Rounds(self._queue, writer, self._files_max_bytes, self._pace)
+        self._rounds = _Rounds(self._queue, writer, files_max_bytes, self._pace)
         # Not the journal's id: its numbers may come again, after an older copy was restored.
         identity = str(uuid4())
         small_tables = limits.drain_small_tables or limits.drain
         # A part of the log that is full of deleted records must fit into the reserve.
         self._log_limits = limits.drain.at_most(embedded.reserve.part_max_bytes)
+        self._recovery = Recovery(embedded)
+        insert_found = self._recovery.insert
         self.streams = [
-            DrainStream(LOG, embedded, self._rounds, self._log_limits, identity),
-            DrainStream(ROWS, embedded, self._rounds, small_tables, identity),
+            DrainStream(LOG, embedded, self._rounds, self._log_limits, identity, insert_found),
+            DrainStream(ROWS, embedded, self._rounds, small_tables, identity, insert_found),
         ]
         self._rounds.streams = self.streams
         self.standstill = Standstill(self.streams)
@@ -240,7 +278,6 @@ class JournaledEngine:
         self._in_flight: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Blocks that are being appended, by table and token."""
         self._room = _Room(self.streams, limits.max_bytes)
-        self._space_until_s = 0.0
         self._tokens = JournalTokens()
         self._announced: Counter[tuple[str, str]] = Counter()
         """Tokens that are being written by `note_direct`, by table and token."""
@@ -248,14 +285,18 @@ class JournaledEngine:
     # --- start and stop
 
     async def recover(self, contents: JournalContents) -> None:
-        """Put what the files hold into the engine. Before anything else; raises `EngineError`."""
+        """Put what the files hold into the engine. Before anything else; raises `EngineError`.
+
+        On a full disk some of it may stay in the journal.
+        """
         self._tokens = contents.tokens.copy()  # these are the writer's, which has a thread
         for stream in self.streams:
-            blocks = [one for one in contents.blocks if one.stream == stream.number]
-            if blocks:
-                log.info("%d blocks of the journal go into the tables", len(blocks))
-                await put_back(self.embedded, self._rounds, self._log_limits, blocks)
-            stream.start(contents.last_sequence)
+            found = [one for one in contents.blocks if one.stream == stream.number]
+            if found:
+                log.info("%d blocks of the journal go into the tables", len(found))
+            stream.start(contents.last_sequence, found)
+        for stream in reversed(self.streams):  # small tables need little space, and a start all
+            await self._recovery.drain(stream)
         await self._rounds.recycle()
         await self._pace.recover()
         constrained = await self.embedded.rows(
@@ -274,6 +315,8 @@ class JournaledEngine:
 
     async def close_files(self) -> None:
         """Close the journal alone; what waits stays in it."""
+        for stream in self.streams:
+            await stream.stop()
         await self._pace.close()
         await self._queue.close()
 
@@ -318,7 +361,7 @@ class JournaledEngine:
             stream = self._stream_of(table)
             append = _Append(stream, table, columns, block, token, self.writer, self._tokens)
             if self._room.is_there(len(block)) and self._queue.is_free(len(block)):
-                self._check(append)
+                self._admission.check(append)
                 self._queue.run_now(append.write, append.written)
                 return
             task = self._begun(append, len(block))
@@ -376,27 +419,16 @@ class JournaledEngine:
     async def _append_in_turn(self, append: _Append, size: int) -> None:
         """Append when there is room, after those that wait already."""
         async with self._room.taken(size):
-            self._check(append)
+            self._admission.check(append)
             await self._queue.run(append.write, append.written, size)
 
-    def _check(self, append: _Append) -> None:
-        """Raises an error if the block cannot be taken at the moment."""
-        refusal = append.stream.refusal
-        if isinstance(refusal, StorageFault):
-            raise refusal
-        if append.table in _FOR_DELETING:
-            return
-        if refusal is not None:
-            if refusal.code == NOT_ENOUGH_SPACE:
-                raise self.embedded.reserve.is_full()
-            raise NotSent(str(refusal), refusal.code)
-        if self.writer.file_bytes > self._files_max_bytes:
-            # One stream is refused, and its blocks keep the files of the other one.
-            raise NotSent("the journal is full: rows of another table are refused, see the log")
-        now_s = time.monotonic()
-        if now_s >= self._space_until_s:
-            self.embedded.reserve.check()
-            self._space_until_s = now_s + _SPACE_LASTS_S
+    def refused_records(self) -> str | None:
+        """Why records are refused at the moment; None if they are not."""
+        try:
+            self._admission.check_stream(self.streams[LOG])
+        except (EngineError, StorageFault) as error:
+            return str(error)
+        return None
 
     # --- statements
 

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol
 
-from common.tasks import Backoff, event_within
+from common.tasks import Backoff, cancel, event_within
 from common.timings import Timings
 from protocol._packed_blocks import join_packed_into
 from protocol.columns import COLUMN_LIST
@@ -122,8 +122,12 @@ class DrainStream:
         rounds: RoundLog,
         limits: DrainLimits,
         identity: str,
+        insert_found: Callable[[int, TableInsert], Awaitable[None]],
     ) -> None:
-        """`identity` makes the tokens of inserts unique."""
+        """`identity` makes the tokens of inserts unique.
+
+        `insert_found(stream, insert)` inserts blocks of the last run (storage/journal_recovery.py).
+        """
         self.number = number
         self.appended = 0
         """The last block of the stream, by its sequence number."""
@@ -140,6 +144,9 @@ class DrainStream:
         self._rounds = rounds
         self._limits = limits
         self._identity = identity
+        self._insert_found = insert_found
+        self._found_until = 0
+        """Blocks up to this one are of the last run."""
         self._waiting: deque[JournalBlock] = deque()
         self._waiting_insert_bytes = 0
         self._oldest_s = 0.0
@@ -158,9 +165,14 @@ class DrainStream:
         self._released = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, last: int) -> None:
-        """All blocks up to `last` are in the engine."""
+    def start(self, last: int, found: Sequence[JournalBlock] = ()) -> None:
+        """All blocks up to `last` are in the engine, but for those that the last run has left."""
         self.appended = self.drained = last
+        if found:
+            self.appended = self.drained = found[0].sequence - 1
+            self._found_until = found[-1].sequence
+            for block in found:
+                self.add(block)
         self._task = asyncio.create_task(self._run(), name=f"journal-drain-{self.number}")
 
     @property
@@ -241,6 +253,10 @@ class DrainStream:
         self._wanted = max(self._wanted, sequence)
         self._due.set()
 
+    async def stop(self) -> None:
+        """Leave what waits in the journal."""
+        await cancel(self._task)
+
     async def close(self) -> None:
         """Put everything that waits into the engine, unless it refuses."""
         self._closing = True
@@ -266,7 +282,7 @@ class DrainStream:
             if not allowed:
                 await self._released.wait()
                 continue
-            blocks = next(self._limits.halved(self._halvings).split(allowed))
+            blocks = next(self._limits.halved(self._halvings).split(self._alike(allowed)))
             try:
                 with self.rounds.timed():
                     is_drained = await self._drain(blocks)
@@ -293,6 +309,17 @@ class DrainStream:
         if last is None:
             return self._waiting
         return [block for block in self._waiting if block.sequence <= last]
+
+    def _alike(self, blocks: Sequence[JournalBlock]) -> Sequence[JournalBlock]:
+        """The first of them: all of the last run, or none."""
+        if not self.has_found:
+            return blocks
+        return [block for block in blocks if block.sequence <= self._found_until]
+
+    @property
+    def has_found(self) -> bool:
+        """Whether blocks of the last run wait."""
+        return self.drained < self._found_until
 
     async def _until_due(self) -> None:
         self._due.clear()
@@ -322,15 +349,7 @@ class DrainStream:
         steps: list[Callable[[], Awaitable[None]]] = [
             lambda: self._rounds.begin_round(self.number, first, last),
             *(
-                partial(
-                    self._engine.insert_blocks,
-                    self.number,
-                    one.table,
-                    one.columns,
-                    one.blocks,
-                    f"{self._identity}-{self.number}-{last}-{number}",
-                    one.join,
-                )
+                partial(self._insert, one, f"{self._identity}-{self.number}-{last}-{number}")
                 for number, one in enumerate(inserts_of(blocks))
             ),
             lambda: self._rounds.end_round(self.number),
@@ -357,6 +376,14 @@ class DrainStream:
                 self.refusal = None
                 steps.pop(0)
         return True
+
+    async def _insert(self, one: TableInsert, token: str) -> None:
+        if self.has_found:
+            await self._insert_found(self.number, one)
+            return
+        await self._engine.insert_blocks(
+            self.number, one.table, one.columns, one.blocks, token, one.join
+        )
 
     def _may_halve(self, error: EngineError, blocks: Sequence[JournalBlock]) -> bool:
         return error.code == NOT_ENOUGH_SPACE and len(blocks) > 1 and self._halvings < _SMALLEST

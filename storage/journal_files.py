@@ -442,7 +442,7 @@ class JournalWriter:
         begin = HEAD_BYTES + ENTRY_BYTES + len(tokens) + _padding(len(tokens))
         path = self._directory / f"{number:012}.journal"
         size = self._spares.take(path, begin + entry_bytes)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if self._fd < 0:
                 (self._directory / ID_FILE).write_text(str(self.journal_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from storage.disk_reserve import NOT_ENOUGH_SPACE
 from storage.engine import NotSent, StorageFault
 from storage.journal_files import FlushError, JournalWriter
 
@@ -137,4 +139,5 @@ class JournalQueue:
 
 
 def _not_written(error: OSError) -> NotSent:
-    return NotSent(f"the journal cannot be written: {error.strerror}")
+    code = NOT_ENOUGH_SPACE if error.errno == errno.ENOSPC else 0
+    return NotSent(f"the journal cannot be written: {error.strerror}", code)

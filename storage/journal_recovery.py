@@ -3,38 +3,68 @@
 A crash may have come after rows were inserted and before the journal knew. So rows of the log are
 compared with those of the table. A row of a small table may be there twice then: its readers take
 the newest version. Materialized views may lack rows that the table has (storage/view_doubts.py).
+
+On a full disk recovery uses the reserve (storage/disk_reserve.py). What has no space all the same
+stays in the journal, and goes into the tables when there is space.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from uuid import uuid4
 
+from storage.disk_reserve import KEEP_FREE_BYTES, NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine
-from storage.journal_drain import DrainLimits, RoundLog, TableInsert, inserts_of
-from storage.journal_files import JournalBlock
+from storage.engine import EngineError
+from storage.journal_drain import DrainStream, TableInsert, insert_bytes
 from storage.journal_statements import LOG, LOG_TABLE
 from storage.log_views import PARTITION_KEY, LogRange
 
+_FOR_DELETING_BYTES = 16 << 20
+"""Recovery leaves so much of the reserve for what deletes topics and records."""
+_ATTEMPTS = 8
+"""Rounds become smaller each time that there is no space (storage/journal_drain.py)."""
 LOG_KEY = ("topic_id", "partition", "offset", "append_time")
 """What tells whether a row of the log is in its table."""
 
 
-async def put_back(
-    engine: EmbeddedEngine, rounds: RoundLog, limits: DrainLimits, blocks: Sequence[JournalBlock]
-) -> None:
-    """Insert what is missing of the blocks of one stream. One round: a crash repeats all of it."""
-    stream = blocks[0].stream
-    await rounds.begin_round(stream, blocks[0].sequence, blocks[-1].sequence)
-    for some in limits.split(blocks):
-        for insert in inserts_of(some):
-            if stream == LOG:
-                await _insert_missing(engine, insert)
-            else:
-                await engine.insert_blocks(
-                    stream, insert.table, insert.columns, insert.blocks, str(uuid4()), insert.join
-                )
-    await rounds.end_round(stream)
+class Recovery:
+    """Inserts what was found in the journal, as long as deleting keeps enough of the disk."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
+
+    async def insert(self, stream: int, insert: TableInsert) -> None:
+        """Insert what is missing of these blocks. It may be repeated. Raises `EngineError`."""
+        engine = self._engine
+        if stream == LOG:
+            self._check_space(insert)
+            await _insert_missing(engine, insert)
+            return
+        await engine.insert_blocks(
+            stream, insert.table, insert.columns, insert.blocks, str(uuid4()), insert.join
+        )
+
+    async def drain(self, stream: DrainStream) -> None:
+        """Put all of a stream into the engine, or as much as there is space for.
+
+        Raises `EngineError` if the engine refuses it for another reason.
+        """
+        refused = 0
+        while stream.waits and refused < _ATTEMPTS:
+            before = stream.drained
+            try:
+                await stream.reached(stream.appended, at_once=True)
+            except EngineError as error:
+                if error.code != NOT_ENOUGH_SPACE:
+                    raise
+                self._engine.reserve.release("recovery")
+                refused = 1 if stream.drained > before else refused + 1
+
+    def _check_space(self, insert: TableInsert) -> None:
+        size = sum(map(insert_bytes, insert.blocks))
+        reserve = self._engine.reserve
+        if reserve.size and reserve.free_bytes() < KEEP_FREE_BYTES + _FOR_DELETING_BYTES + size:
+            raise reserve.is_full()
 
 
 async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:

@@ -23,14 +23,9 @@ from storage.backup_files import (
     linked,
     refuse_inside,
 )
+from storage.data_directory import LOCK, RESTORE_MARKER, DataDirectoryError, lock_directory
 from storage.disk_reserve import KEEP_FREE_BYTES
-from storage.embedded import (
-    LOCK,
-    RESTORE_MARKER,
-    DataDirectoryError,
-    EmbeddedEngine,
-    lock_directory,
-)
+from storage.embedded import EmbeddedEngine
 from storage.engine import DATABASE, EngineError
 from storage.free_space import FAILED_WRITES
 from storage.journal_files import STREAMS

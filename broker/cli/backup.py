@@ -22,6 +22,7 @@ from broker.cluster.config import load_cluster
 from broker.config import Settings
 from common.logging import log_to_stderr
 from storage.backup_files import SUMS, BackupError, BackupInfo
+from storage.data_directory import keep_files_private
 
 _data_dir_option = click.option(
     "--data-dir", metavar="PATH", help="The data directory of the broker; as for `serve`."
@@ -38,6 +39,7 @@ def backup(destination: Path, data_dir: str | None, config_file: Path | None) ->
     It has everything that was acknowledged before. Run it on the machine of the broker and as the
     same user. DESTINATION appears when the backup is complete.
     """
+    keep_files_private()
     settings = _settings(data_dir, config_file)
     path = Path(os.path.abspath(destination))
     began = time.monotonic()
@@ -60,6 +62,7 @@ def restore(source: Path, data_dir: str | None, config_file: Path | None) -> Non
     All of SOURCE is read and checked before. A restore that was interrupted can be run again; until
     it has finished, no broker starts on the directory.
     """
+    keep_files_private()
     settings = _settings(data_dir, config_file)
     path = Path(os.path.abspath(source))
     began = time.monotonic()
@@ -111,7 +114,7 @@ def _settings(data_dir: str | None, config_file: Path | None) -> Settings:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Turns what may go wrong into the sentence that the user sees."""
-    from storage.embedded import DataDirectoryError
+    from storage.data_directory import DataDirectoryError
 
     try:
         yield

@@ -6,6 +6,7 @@ from broker import config, config_sources
 from broker.cli.options import settings_errors, to_addresses
 from common.address import Address
 from common.logging import log_to_stderr
+from storage.data_directory import keep_files_private
 
 
 def _keepers(
@@ -84,6 +85,7 @@ def engine(
         "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level,
         "journal_skip_damage": journal_skip_damage,
     }  # fmt: skip
+    keep_files_private()
     with settings_errors():
         settings = config_sources.load(flags).settings
         config.prepare_data_dir(settings)

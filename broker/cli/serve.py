@@ -12,6 +12,7 @@ from broker.cli.config import config_file_option, load_settings
 from broker.cli.options import settings_errors
 from broker.cluster.config import load_cluster
 from broker.config import Settings
+from storage.data_directory import keep_files_private
 
 
 def _settings_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,6 +45,7 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
 
     With a table [cluster] in the file, this is one broker of several: docs/cluster.md.
     """
+    keep_files_private()
     settings = load_settings(flags, config_file).settings
     path = config_file or config_sources.config_file_of_environment()
     with settings_errors():

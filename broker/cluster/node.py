@@ -265,7 +265,13 @@ class ClusterNode:
         return tasks
 
     def unready(self) -> str | None:
-        return None if self._ownership.may_serve() else "this broker has no session"
+        if not self._ownership.may_serve():
+            return "this broker has no session"
+        for host in self._hosts:
+            refused = host.refused_records()
+            if refused is not None:
+                return f"records are refused by shard {host.name}: {refused}"
+        return None
 
     async def _replace_broken_session(self) -> None:
         """A lane that ended because of a bug accepts no more records: a new session is needed."""

@@ -83,6 +83,11 @@ class ShardHost:
     def appender(self) -> Appender | None:
         return None if self.writing is None else self.writing.appender
 
+    def refused_records(self) -> str | None:
+        """Why the shard refused records lately; None if it takes them."""
+        lanes = () if self.appender is None else self.appender.lanes
+        return next((why for lane in lanes if (why := lane.counts.refusal()) is not None), None)
+
     @property
     def resolved(self) -> tuple[int, ...]:
         """For each lane, how many of its block numbers are known to be used up."""

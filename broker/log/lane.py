@@ -266,12 +266,13 @@ class Lane:
                 with self.counts.inserts.timed():
                     await self._store.store(block)
             except EngineError as error:
-                self.counts.refused += 1
+                self.counts.note_refused(error)
                 self._refusals.failed(error)
                 block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
                 return
         if block.rows:
             self._refusals.worked()
+            self.counts.note_stored()
         self._store.check_lease(append_time_ms)
         self._publish(block)
 

@@ -29,12 +29,8 @@ from sql.http.settings import SqlSettings
 from sql.http.trusted import EngineInterface
 from storage.block_intake import BlockIntake
 from storage.cluster_sql import SHARD_DATABASE
-from storage.embedded import (
-    ClusterPlace,
-    DataDirectoryError,
-    EmbeddedEngine,
-    refuse_unfinished,
-)
+from storage.data_directory import DataDirectoryError, refuse_unfinished
+from storage.embedded import ClusterPlace, EmbeddedEngine
 from storage.engine import EngineError, StorageFault
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_files import STREAMS

@@ -119,3 +119,10 @@ def test_the_unit_of_systemd_can_be_enabled_and_waits_for_a_stop() -> None:
     assert int(unit["Service"]["TimeoutStopSec"]) > stop_s
     state = Path("/var/lib") / unit["Service"]["StateDirectory"]
     assert unit["Service"]["Environment"] == f"BROKERHOUSE_DATA_DIR={state}"
+
+
+def test_the_unit_and_the_image_keep_the_data_directory_private() -> None:
+    unit = UNIT.read_text(encoding="utf-8").splitlines()
+    assert {"StateDirectoryMode=0700", "UMask=0077"} <= set(unit)
+    image = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    assert "install -d -m 0700 -o brokerhouse /data" in image

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from storage.data_directory import DataDirectoryError
 from storage.definition_files import DefinitionFiles, file_name
 from storage.definition_guard import DefinitionGuard, names_changed
-from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.merge_pace import SETTING
 

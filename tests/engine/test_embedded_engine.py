@@ -14,7 +14,8 @@ from uuid import UUID
 import pytest
 
 from protocol.columns import COLUMN_LIST
-from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.data_directory import DataDirectoryError
+from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, InsertRejected, NativeBlock
 from storage.schema import migrate
 from storage.view_guard import ViewGuard

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from storage.blocks import block
-from storage.embedded import DataDirectoryError, EmbeddedEngine
+from storage.data_directory import DataDirectoryError
+from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, NotSent, StorageFault
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of

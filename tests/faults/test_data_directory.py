@@ -6,6 +6,8 @@ and no silent gap.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from protocol import errors
+from storage.data_directory import lock_directory
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages
+from tests.support.command_line import output
 from tests.support.failing_start import one_sentence, start_that_fails
 from tests.support.small_disk import in_a_mount_namespace, running, small_disk
 from tests.support.sql_rows import SqlError
@@ -126,6 +130,63 @@ class TestDataDirectory:
         broker.start()
         assert f"broken-on-start_{last.name}" in broker.log()
         assert "[error" in broker.log()
+
+
+class TestPrivacy:
+    """Nobody but its user reads what is in a data directory, whatever the umask was."""
+
+    def test_nobody_else_can_read_anything_in_it_or_in_a_backup(
+        self, own_broker: OwnBrokers, topic: str, tmp_path: Path
+    ) -> None:
+        before = os.umask(0o022)
+        try:
+            broker = own_broker()
+        finally:
+            os.umask(before)
+        with Wire(broker) as wire:
+            target = messages.create_topic(wire, topic)
+            wire.ask(messages.produce(target, messages.small_batch()), VERSION)
+            broker.sql("SELECT count() FROM messages")
+        output("backup", str(tmp_path / "backup"), "--data-dir", str(broker.data_dir))
+        names = {path.name for path in broker.data_dir.rglob("*")}
+        assert {"control", "journal", "journal.segments", "LOCK", "data.bin"} <= names
+        assert open_to_others(broker.data_dir) == []
+        assert open_to_others(tmp_path / "backup") == []
+
+    def test_an_older_one_is_tightened_at_the_start_with_one_line(
+        self, own_broker: OwnBrokers
+    ) -> None:
+        broker = own_broker()
+        broker.stop()
+        for path in (broker.data_dir, *broker.data_dir.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() else 0o644)
+        broker.start()
+        said = f"other users could read {broker.data_dir}: it has the mode 0700 now"
+        assert broker.printed().count(said) == 1
+        assert open_to_others(broker.data_dir) == []
+        broker.restart()
+        assert said not in broker.printed()
+
+    def test_one_whose_mode_cannot_be_changed_is_used_and_the_log_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refused(path: str, mode: int) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        tmp_path.chmod(0o755)
+        monkeypatch.setattr("os.chmod", refused)
+        os.close(lock_directory(tmp_path))
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert str(tmp_path) in line
+        assert "its mode cannot be changed (Operation not permitted)" in line
+
+
+def open_to_others(directory: Path) -> list[str]:
+    """What other users may read, write or enter."""
+    found = [path for path in (directory, *directory.rglob("*")) if not path.is_symlink()]
+    modes = {str(path): path.lstat().st_mode for path in found}
+    return [f"{path}: {mode:o}" for path, mode in modes.items() if mode & 0o077]
 
 
 def _parts_of_messages(data_dir: Path) -> list[Path]:

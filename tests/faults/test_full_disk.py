@@ -26,6 +26,7 @@ from protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
+from tests.support.prometheus import get
 from tests.support.record_batches import Record, batch_of
 from tests.support.server_process import ServerProcessError
 from tests.support.small_disk import (
@@ -122,6 +123,20 @@ class Full:
     def reserve_is_held(self) -> bool:
         return (self.disk.path / "reserve").exists()
 
+    def start_again(self) -> None:
+        self.broker.kill()
+        self.broker.start()
+        self.wire = Wire(self.broker)
+
+    def ready(self) -> tuple[int, str]:
+        return get(self.broker.http_url, "/ready")[:2]
+
+    def check_ready_says_why_records_are_refused(self) -> None:
+        status, text = self.ready()
+        assert status == 503
+        assert text.startswith("records are refused: the disk of")
+        assert ADVICE in text
+
 
 @contextmanager
 def disk_with_records(directory: Path, size_bytes: int, **settings: str) -> Iterator[Full]:
@@ -143,6 +158,28 @@ def test_deleting_frees_a_disk_that_records_have_filled(
         full.check_kept()
         for _ in range(20):  # it may be refused once more: parts are written before others go
             until(full.takes_records, limit_s=180)
+        full.check_kept()
+
+
+@in_a_mount_namespace
+def test_a_broker_that_was_killed_on_a_full_disk_starts_and_deleting_frees_it(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with disk_with_records(tmp_path, 300 * MIB) as full:
+        assert full.ready()[0] == 200
+        full.fill_with_records()
+        full.check_ready_says_why_records_are_refused()
+        for _ in range(3):
+            full.start_again()
+            assert not full.takes_records()
+            full.check_ready_says_why_records_are_refused()
+            full.check_kept()
+        full.delete_topic()
+        until(full.takes_records, limit_s=180)
+        until(full.reserve_is_held, limit_s=180)
+        until(lambda: full.ready()[0] == 200)
+        full.start_again()
+        assert full.takes_records()
         full.check_kept()
 
 

@@ -45,13 +45,24 @@ def in_a_process(*arguments: str, stdin: str = "", **variables: str) -> Ended:
 def run(*arguments: str, stdin: str = "", **variables: str) -> Ended:
     """Runs it in this process, and raises what would be a traceback."""
     unset = dict.fromkeys(name for name in os.environ if "BROKERHOUSE_" in name)
-    with _warnings_on_stderr():
+    with _warnings_on_stderr(), _umask_kept():
         result = CliRunner(env={**unset, "COLUMNS": WIDTH, **variables}).invoke(
             main, arguments, input=stdin, prog_name="brokerhouse"
         )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(list(arguments), result.exit_code, result.stdout, result.stderr)
+
+
+@contextmanager
+def _umask_kept() -> Iterator[None]:
+    """A command that creates files for a data directory sets it for its whole process."""
+    before = os.umask(0o022)
+    os.umask(before)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

@@ -1,0 +1,104 @@
+"""The data directory of an engine: one process uses it, and nobody else reads it.
+
+It is 0700 and its files are 0600, whatever the umask was: the journal and the tables hold what
+clients sent. The engine makes files, too, so the umask of the whole process is set
+(`keep_files_private`). A directory of an older version is changed at its next start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LOCK = "LOCK"
+RESTORE_MARKER = "RESTORE"
+"""In a data directory into which a backup is being restored (storage/restore.py)."""
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class DataDirectoryError(Exception):
+    """The data directory cannot be used. The message says in one sentence what to change."""
+
+
+def keep_files_private() -> None:
+    """From now on nobody but this user can read what this process creates."""
+    os.umask(_OTHERS)
+
+
+def refuse_unfinished(data_dir: Path) -> None:
+    """Raises `DataDirectoryError` if not everything of a backup was restored there."""
+    if (data_dir / RESTORE_MARKER).exists():
+        raise DataDirectoryError(
+            f"the restore into {data_dir} has not finished: run `brokerhouse restore` again"
+        )
+
+
+def lock_directory(data_dir: Path) -> int:
+    """Take the lock of a data directory, which is created if needed: a descriptor to close.
+
+    Raises `DataDirectoryError`.
+    """
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data_dir} cannot be used: {error.strerror}"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise DataDirectoryError(
+            f"the data directory {data_dir} is in use by process {owner or 'unknown'}: "
+            "stop that one or give another --data-dir"
+        ) from error
+    os.ftruncate(fd, 0)
+    try:
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:  # a full disk: nobody needs it
+        log.info("the process id is not in %s: %s", data_dir / LOCK, error.strerror)
+    make_private(data_dir)
+    return fd
+
+
+def make_private(data_dir: Path) -> None:
+    """Take the rights of other users from a directory and all in it, if it has any.
+
+    Where that is not possible, the log says so, and the start goes on.
+    """
+    try:
+        if not _is_open_to_others(data_dir):
+            return
+        for folder, folders, names in os.walk(data_dir):
+            for name in (*folders, *names):
+                _take_from_others(os.path.join(folder, name))
+        _take_from_others(data_dir)  # last: a start that is killed before does it all again
+        if _is_open_to_others(data_dir):  # some file systems ignore it
+            raise PermissionError(0, "its file system keeps no modes")
+    except OSError as error:
+        log.warning(
+            "other users of this machine may be able to read %s, and its mode cannot be changed"
+            " (%s): let it belong to this user, on a file system that keeps modes",
+            data_dir, error.strerror,
+        )  # fmt: skip
+    else:
+        log.info(
+            "other users could read %s: it has the mode 0700 now, and its files 0600", data_dir
+        )
+
+
+def _is_open_to_others(path: Path) -> bool:
+    return bool(path.stat().st_mode & _OTHERS)
+
+
+def _take_from_others(path: str | Path) -> None:
+    mode = os.lstat(path).st_mode
+    if mode & _OTHERS and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.chmod(path, stat.S_IMODE(mode) & ~_OTHERS)

@@ -303,7 +303,7 @@ class Settings(BaseSettings):
         "Directory of Iceberg tables that SQL may read with icebergLocal; for a single broker",
     )
     http_max_connections: int = _count(
-        200, "connections", "HTTP connections open at once; further ones are closed"
+        200, "connections", "HTTP connections open at once; further ones replace those that wait"
     )
     http_hosts: str = _setting(
         "",
@@ -392,6 +392,7 @@ class Settings(BaseSettings):
             anonymous=self.sql_anonymous,
             user=self.sql_user,
             password=None if secret is None else secret.get_secret_value(),
+            max_connections=self.http_max_connections,
             hosts=self.names_for_http,
         )
 

@@ -37,7 +37,7 @@ from common.address import parse_address
 from common.garbage import collect_garbage_less
 from common.logging import log_to_stderr
 from common.tasks import Periodic
-from sql.http.listener import listen
+from sql.http.listener import HttpListener
 from storage.data_directory import DataDirectoryError
 from storage.engine import EngineError
 from storage.schema_files import SchemaError
@@ -115,16 +115,15 @@ async def _serve_until(
         "idle-connections", settings.connections_max_idle_ms / 4000, connections.close_idle
     )
     delay, health = LoopDelay(), Health(runtime)
-    http = _http(settings, runtime, connections, delay, health)
-    http_listener: asyncio.Server | None = None
+    http_listener = HttpListener(settings.http_max_connections)
+    http = http_listener.runner(_http_pages(settings, runtime, connections, delay, health))
     stopped = loop.create_task(stop.wait())
     try:
         await kafka.accept(connections)
         idle.start()
         ready = f"ready kafka={','.join(str(one.address) for one in kafka.addresses)}"
         await http.setup()
-        http_listener = await _http_listener(http, settings)
-        http_port = int(http_listener.sockets[0].getsockname()[1])
+        http_port = await _listen_for_http(http_listener, http, settings)
         ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
         delay.start()
         if await _begun(runtime, stopped):
@@ -134,7 +133,7 @@ async def _serve_until(
             limits = limits_of_this_machine(settings).items()
             log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
             print(ready, flush=True)
-            own = [*idle.background, *delay.periodic.background]
+            own = [*idle.background, *delay.periodic.background, *http_listener.background]
             await _until_stopped(stopped, [*own, *runtime.background])
         progress("stopping")
         health.stopping = True
@@ -149,18 +148,17 @@ async def _serve_until(
                 await connections.drain()
         except TimeoutError:
             log.warning("some requests were not answered within shutdown_timeout_ms")
-        if http_listener is not None:
-            http_listener.close()
+        await http_listener.close()
         await http.cleanup()
 
 
-def _http(
+def _http_pages(
     settings: Settings,
     runtime: BrokerRuntime,
     connections: Connections,
     delay: LoopDelay,
     health: Health,
-) -> web.AppRunner:
+) -> web.Application:
     """What the HTTP listener serves: monitoring, and SQL if the broker has an engine."""
     broker = runtime.broker
     sources: list[MetricSource] = [
@@ -170,7 +168,7 @@ def _http(
     ]
     pages = MonitoringPages(Scraper(sources), health, settings.names_for_http)
     pages.add_to(runtime.http)
-    return web.AppRunner(runtime.http, access_log=None)
+    return runtime.http
 
 
 async def _begun(runtime: BrokerRuntime, stopped: asyncio.Task[bool]) -> bool:
@@ -195,10 +193,13 @@ async def _until_stopped(
             task.result()
 
 
-async def _http_listener(runner: web.AppRunner, settings: Settings) -> asyncio.Server:
+async def _listen_for_http(
+    listener: HttpListener, runner: web.AppRunner, settings: Settings
+) -> int:
+    """Returns the port. Raises `ListenError`."""
     address = parse_address(settings.http)
     try:
-        return await listen(runner, address, settings.http_max_connections)
+        return await listener.listen(runner, address)
     except OSError as error:
         raise ListenError(f"cannot listen for HTTP on {address}: {reason(error)}") from error
 

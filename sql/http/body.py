@@ -3,25 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
+from sql.http.access import Role
 from sql.http.codings import Decoder, decoder
 from sql.http.compressed_blocks import BlockDecoder
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 STALL_S = 300
+READER_PATIENCE_S = 20.0
+READER_LEAST_BYTES_PER_S = 4096
 _CODING_THREADS = 2
 _INLINE_LZ4_BYTES = 32 * 1024
 """So much is decoded without a thread, which costs more: at most 8 MB, as LZ4 expands 255 times."""
 
 
 class StalledError(Exception):
-    """The client has sent or read nothing for STALL_S, while its request held a permit."""
+    """The client has sent or read too little for too long."""
+
+
+class Patience:
+    """How long the body of one request may take, apart from the time in which nobody wants it.
+
+    A reader has READER_PATIENCE_S for it, and a second more, up to as much again, for each
+    READER_LEAST_BYTES_PER_S that have come. The user with a password may send nothing for STALL_S:
+    an INSERT may take its rows from something slow.
+    """
+
+    def __init__(self, role: Role) -> None:
+        self._is_reader = role is Role.READER
+        self._left_s = READER_PATIENCE_S if self._is_reader else float(STALL_S)
+
+    async def wait(self, reading: Coroutine[Any, Any, P]) -> P:
+        """Raises StalledError."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await reading
+        except TimeoutError:
+            raise StalledError from None
+        finally:
+            if self._is_reader:
+                self._left_s -= loop.time() - began_s
+
+    def came(self, size: int) -> None:
+        """So many bytes have come."""
+        if self._is_reader:
+            more_s = size / READER_LEAST_BYTES_PER_S
+            self._left_s = min(self._left_s + more_s, READER_PATIENCE_S)
 
 
 class CodingThreads:
@@ -41,10 +77,12 @@ class Body:
     """The request's body, decoded, in pieces."""
 
     def __init__(
-        self, request: web.Request, threads: CodingThreads, blocks: BlockDecoder | None = None
-    ) -> None:
+        self, request: web.Request, threads: CodingThreads, patience: Patience,
+        blocks: BlockDecoder | None = None,
+    ) -> None:  # fmt: skip
         """`blocks`: what decodes the body after its Content-Encoding."""
         self._content = request.content
+        self._patience = patience
         coding = request.headers.get("Content-Encoding", "")
         self._decoder: Decoder | None = decoder(coding)
         self._is_lz4 = coding == "lz4"
@@ -85,8 +123,6 @@ class Body:
         blocks.finish()
 
     async def _received(self) -> bytes:
-        try:
-            async with asyncio.timeout(STALL_S):
-                return await self._content.readany()
-        except TimeoutError:
-            raise StalledError from None
+        data = await self._patience.wait(self._content.readany())
+        self._patience.came(len(data))
+        return data

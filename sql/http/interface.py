@@ -17,10 +17,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, n
 
 from aiohttp import web
 
-from common.counted_lines import counted
 from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
-from sql.http.body import STALL_S, Body, CodingThreads, StalledError
+from sql.http.body import Body, CodingThreads, Patience, StalledError
 from sql.http.codings import CodingError, UnknownCoding
 from sql.http.compressed_blocks import BlockDecoder
 from sql.http.engine import MARK, SqlEngine
@@ -30,6 +29,7 @@ from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
 from sql.http.kill_query import StatementsById
+from sql.http.listener import origin
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
@@ -41,6 +41,7 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
+from sql.http.request_places import RequestPlaces
 from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
 from sql.http.temporary_files import TemporaryFiles
@@ -112,6 +113,7 @@ class HttpInterface:
             Role.READER: Room(settings.limits.memory_bytes // 8, "statements"),
             Role.WRITER: Room(sys.maxsize, "statements"),
         }
+        self._places = RequestPlaces(settings.max_connections)
         self._handlers: set[asyncio.Task[web.StreamResponse]] = set()
 
     # --- start and stop
@@ -211,15 +213,18 @@ class HttpInterface:
         try:
             refuse_other_sites(request)
             role = self._login.role(request)
+            stack.enter_context(self._places.place(role, request.remote))
             hold = stack.enter_context(self._text_rooms[role].hold())
+            patience = Patience(role)
             values = url_parameters(request)
             files: dict[str, bytes] = {}
             if request.content_type == "multipart/form-data":
-                fields, files = await read_form(request, role, hold)
+                fields, files = await read_form(request, role, hold, patience)
                 values |= fields
             wanted = read_request(request, role, values)
             wanted.tables = external_tables(wanted, values, files)
-            return await self._answer(request, wanted, hold)
+            body = Body(request, self._threads, patience, _block_decoder(wanted, hold))
+            return await self._answer(request, wanted, body, hold)
         except CredentialsNeeded as error:
             return self._answers.failure(error, wanted, status=401)
         except SqlError as error:
@@ -227,11 +232,7 @@ class HttpInterface:
         except TimeoutError:
             return self._too_late(request, wanted)
         except StalledError:
-            log.info(
-                "closed an SQL connection: no bytes sent or received for %d s",
-                STALL_S,
-                extra=counted(),
-            )
+            log.debug("closed an SQL connection: its body or its answer moved too slowly")
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=408)
@@ -254,9 +255,8 @@ class HttpInterface:
         return self._answers.failure(sql_error(159, "TIMEOUT_EXCEEDED", message), wanted)
 
     async def _answer(
-        self, request: web.Request, wanted: SqlRequest, hold: Hold
+        self, request: web.Request, wanted: SqlRequest, body: Body, hold: Hold
     ) -> web.StreamResponse:
-        body = Body(request, self._threads, _block_decoder(wanted, hold))
         if request.content_type == "multipart/form-data":
             body.complete = True
         async with AsyncExitStack() as stack:
@@ -264,7 +264,7 @@ class HttpInterface:
             text, head = await _read_statement(wanted, body, hold)
             text = self._statements.kill(wanted, request.remote, text) or text
             stack.enter_context(self._statements.with_one(wanted, request.remote, context.mark))
-            permit = await self._gateway.pool.permit(wanted.role)
+            permit = await self._gateway.pool.permit(wanted.role, origin(request.remote))
             try:
                 wanted.max_time_s = self._longest_s(wanted.role)
                 async with asyncio.timeout(wanted.max_time_s) as wanted.time_limit:

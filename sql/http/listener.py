@@ -1,34 +1,206 @@
-"""Accepts connections for the SQL interface: only so many at once."""
+"""Accepts connections of the HTTP listener: so many at once, of which nobody can take all.
+
+A connection waits, or a request of it is being handled. What must hold:
+
+* When all places are taken, a new connection gets that of one that waits: the one that has waited
+  longest, of the address with most connections. To wait costs a client nothing, whatever it does
+  meanwhile: sending a head slowly, not reading an answer, keeping the connection for later.
+* Requests with SQL never take all places (request_places.py), and all others are handled at once.
+  So a health check, a scrape and the user with a password are always let in.
+* A head is complete after HEAD_S, and a connection without a request is closed after IDLE_S. Bodies
+  have their own deadline (body.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from typing import cast
 
 from aiohttp import web, web_protocol
+from aiohttp.typedefs import Handler
 
 from common.address import Address
+from common.tasks import Periodic
+
+log = logging.getLogger(__name__)
+
+HEAD_S = 10.0
+IDLE_S = 300.0
+_LOOK_S = 1.0
+_LOG_EVERY_S = 60.0
 
 # Requests that a client sends without waiting for an answer. Each may have a megabyte of URL and
 # as much of headers, and aiohttp would read 32 of them into memory.
 _PIPELINED_MAX = 1
 
 
-class _Refused(asyncio.Protocol):
-    """A connection that is closed at once."""
+def origin(remote: str | None) -> str:
+    """What counts as one address: of IPv6 the network of a customer, /64."""
+    try:
+        address = ipaddress.ip_address((remote or "").partition("%")[0])
+    except ValueError:
+        return remote or ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class HttpListener:
+    """Serves the application of a runner, from `listen` to `close`."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._visitors: dict[web_protocol.RequestHandler, _Visitor] = {}
+        self._by_origin: Counter[str] = Counter()
+        self._closed = 0
+        self._look = Periodic("http-connections", lambda: _LOOK_S, self._close_late)
+        self._tell = Periodic("closed-http-connections", _LOG_EVERY_S, self._tell_closed)
+        self._server: asyncio.Server | None = None
+
+    def runner(self, app: web.Application) -> web.AppRunner:
+        """Of the application, whose requests are noted here."""
+        app.middlewares.insert(0, self._noted)
+        return web.AppRunner(app, access_log=None)
+
+    async def listen(self, runner: web.AppRunner, address: Address) -> int:
+        """Returns the port. Raises OSError."""
+        web_protocol.MAX_MSG_QUEUE_SIZE = _PIPELINED_MAX
+        server = runner.server
+        assert server is not None, "the runner was set up"
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Visitor(server(), self), address.host, address.port
+        )
+        self._look.start()
+        self._tell.start()
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Accept no more connections. The runner closes those that are open."""
+        if self._server is not None:
+            self._server.close()
+        await self._look.close()
+        await self._tell.close()
+
+    @property
+    def background(self) -> list[asyncio.Task[None]]:
+        return [*self._look.background, *self._tell.background]
+
+    # --- places
+
+    def enter(self, visitor: _Visitor) -> bool:
+        """Give a place to a new connection. False if no other one can lose its place."""
+        if len(self._visitors) >= self._max_connections:
+            waiting = [one for one in self._visitors.values() if not one.busy]
+            if not waiting:
+                return False
+            longest = min(waiting, key=lambda one: (-self._by_origin[one.origin], one.since))
+            self._end(longest)
+        self._visitors[visitor.inner] = visitor
+        self._by_origin[visitor.origin] += 1
+        return True
+
+    def leave(self, visitor: _Visitor) -> None:
+        if self._visitors.pop(visitor.inner, None) is not None:
+            self._by_origin -= Counter({visitor.origin: 1})
+
+    def _end(self, visitor: _Visitor) -> None:
+        self._closed += 1
+        self.leave(visitor)
+        visitor.abort()
+
+    @web.middleware
+    async def _noted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        visitor = self._visitors.get(request.protocol)
+        if visitor is None:  # it has lost its place meanwhile
+            return await handler(request)
+        visitor.begin_request()
+        try:
+            return await handler(request)
+        finally:
+            visitor.end_request()
+
+    # --- deadlines
+
+    def _close_late(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for visitor in tuple(self._visitors.values()):
+            if visitor.is_late(now):
+                self._end(visitor)
+
+    def _tell_closed(self) -> None:
+        if self._closed:
+            log.info("closed %d HTTP connections that sent no request in time", self._closed)
+        self._closed = 0
+
+
+class _Visitor(asyncio.Protocol):
+    """One connection. aiohttp's protocol is `inner`."""
+
+    def __init__(self, inner: web_protocol.RequestHandler, listener: HttpListener) -> None:
+        self.inner = inner
+        self.origin = ""
+        self.busy = False
+        self.since = asyncio.get_running_loop().time()
+        """When it began to wait."""
+        self._head_since: float | None = self.since
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._is_in = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.origin = origin(str(peer[0]) if peer else None)
+        self._is_in = self._listener.enter(self)
+        if self._is_in:
+            self.inner.connection_made(transport)
+        else:
+            self._transport.abort()
 
+    def data_received(self, data: bytes) -> None:
+        if not self._is_in:
+            return
+        if not self.busy and self._head_since is None:
+            self._head_since = asyncio.get_running_loop().time()
+        self.inner.data_received(data)
 
-async def listen(runner: web.AppRunner, address: Address, max_connections: int) -> asyncio.Server:
-    """Raises OSError."""
-    web_protocol.MAX_MSG_QUEUE_SIZE = _PIPELINED_MAX
-    server = runner.server
-    assert server is not None, "the runner was set up"
+    def eof_received(self) -> None:
+        if self._is_in:
+            self.inner.eof_received()
 
-    def accept() -> asyncio.BaseProtocol:
-        return server() if len(server.connections) < max_connections else _Refused()
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
 
-    loop = asyncio.get_running_loop()
-    return await loop.create_server(accept, address.host, address.port)
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.leave(self)
+        if self._is_in:
+            self.inner.connection_lost(exc)
+
+    def begin_request(self) -> None:
+        self.busy = True
+        self._head_since = None
+
+    def end_request(self) -> None:
+        self.busy = False
+        self.since = asyncio.get_running_loop().time()
+
+    def is_late(self, now: float) -> bool:
+        """Whether its next request should have come, or its answer been read, before."""
+        if self.busy:
+            return False
+        if self._head_since is not None and now - self._head_since > HEAD_S:
+            return True
+        return now - self.since > IDLE_S
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from common.counted_lines import counted
 from sql.http.access import Role
@@ -58,39 +60,62 @@ class StatementPool:
         self._threads = ThreadPoolExecutor(limits.max_queries, thread_name_prefix="sql")
         self._control = ThreadPoolExecutor(1, thread_name_prefix="sql-control")
         self._control_handle: Handle | None = None
-        free = asyncio.Semaphore(limits.max_queries)
-        for_readers = asyncio.Semaphore(limits.max_queries - limits.kept_for_writer)
-        self._needed = {Role.READER: (for_readers, free), Role.WRITER: (free,)}
-        self._waiting = dict.fromkeys(Role, 0)
+        readers = limits.max_queries - limits.kept_for_writer
+        self._free = asyncio.Semaphore(limits.max_queries)
+        self._for_readers = asyncio.Semaphore(readers)
+        self._for_one_origin = max(readers - 1, 1)
+        self._by_origin: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._waiting: Counter[Role] = Counter()
+        self._waiting_of: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self._reasons: dict[bytes, SqlError] = {}
 
-    async def permit(self, role: Role) -> Permit:
+    async def permit(self, role: Role, origin: str) -> Permit:
         """Wait for a free thread. Raises TOO_MANY_SIMULTANEOUS_QUERIES after the longest wait, or
         at once if too many of this role wait already.
+
+        Readers from one `origin` leave one thread, and a quarter of the queue, to others.
         """
-        queue = self._limits.queue
-        if self._closing or (not self._has_free(role) and self._waiting[role] >= queue.max_waiting):
+        wait_ms = self._limits.queue.wait_ms
+        needed = self._needed(role, origin)
+        if self._closing or (
+            any(free.locked() for free in needed) and self._is_queue_full(role, origin)
+        ):
             raise self._too_many(f"and {self._waiting[role]} wait for their turn")
         self._waiting[role] += 1
+        if role is Role.READER:
+            self._waiting_of[origin] += 1
         taken: list[asyncio.Semaphore] = []
         try:
-            async with asyncio.timeout(queue.wait_ms / 1000):
-                for free in self._needed[role]:
+            async with asyncio.timeout(wait_ms / 1000):
+                for free in needed:
                     await free.acquire()
                     taken.append(free)
         except BaseException as error:
             Permit(taken).give_back()
             if isinstance(error, TimeoutError):
-                raise self._too_many(f"and none has ended within {queue.wait_ms} ms") from None
+                raise self._too_many(f"and none has ended within {wait_ms} ms") from None
             raise
         finally:
             self._waiting[role] -= 1
+            if role is Role.READER:
+                self._waiting_of -= Counter({origin: 1})
         return Permit(taken)
 
-    def _has_free(self, role: Role) -> bool:
-        return not any(free.locked() for free in self._needed[role])
+    def _needed(self, role: Role, origin: str) -> Sequence[asyncio.Semaphore]:
+        if role is Role.WRITER:
+            return (self._free,)
+        of_origin = self._by_origin.get(origin)
+        if of_origin is None:
+            of_origin = self._by_origin[origin] = asyncio.Semaphore(self._for_one_origin)
+        return (of_origin, self._for_readers, self._free)
+
+    def _is_queue_full(self, role: Role, origin: str) -> bool:
+        max_waiting = self._limits.queue.max_waiting
+        if self._waiting[role] >= max_waiting:
+            return True
+        return role is Role.READER and self._waiting_of[origin] >= max(max_waiting * 3 // 4, 1)
 
     def _too_many(self, why: str) -> SqlError:
         return sql_error(

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 from aiohttp import BodyPartReader, web
 
 from sql.http.access import Role
+from sql.http.body import Patience
 from sql.http.codings import choose
 from sql.http.errors import sql_error
 from sql.http.handles import ExternalTable
@@ -94,20 +95,24 @@ class SqlRequest:
 
 
 async def read_form(
-    request: web.Request, role: Role, hold: Hold
+    request: web.Request, role: Role, hold: Hold, patience: Patience
 ) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Fields and files of a form, as they came. Raises BAD_ARGUMENTS and QUERY_IS_TOO_LARGE."""
+    """Fields and files of a form, as they came. Raises BAD_ARGUMENTS, QUERY_IS_TOO_LARGE and
+    StalledError.
+    """
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise sql_error(48, "NOT_IMPLEMENTED", "A form cannot have a Content-Encoding here")
     fields: dict[str, str] = {}
     files: dict[str, bytes] = {}
     size = 0
     try:
-        async for part in await request.multipart():
+        parts = await request.multipart()
+        while (part := await patience.wait(parts.next())) is not None:
             if not isinstance(part, BodyPartReader) or part.name is None:
                 raise ValueError("a part without a name")
             content = bytearray()
-            while chunk := await part.read_chunk(FORM_CHUNK_BYTES):
+            while chunk := await patience.wait(part.read_chunk(FORM_CHUNK_BYTES)):
+                patience.came(len(chunk))
                 content += chunk
                 size += len(chunk)
                 hold.add(len(chunk))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ class SqlSettings:
     anonymous: Literal["loopback", "always", "never"]
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    max_connections: int = sys.maxsize
+    """Of the listener: requests with SQL never take all of them."""
     hosts: frozenset[str] = frozenset()
     """Names of this server, besides those that no other site can have (sql/http/web_pages.py)."""
 

@@ -1,0 +1,153 @@
+"""Connections that are held open keep nobody else out, and have deadlines."""
+
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from sql.http.body import READER_PATIENCE_S
+from sql.http.listener import HEAD_S
+from tests.support.broker_process import BrokerProcess
+from tests.support.sql_client import WRITER, running
+from tests.support.waiting import until
+
+HELD = 250  # of 200 that may be open
+HEAD = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
+WRITES = f"Authorization: {WRITER['Authorization']}\r\n".encode()
+LONG = "SELECT repeat('x', 10000) FROM numbers(100000)"
+ANSWER_S = 20.0
+OTHER = "127.0.0.2"
+
+
+def post(sql: str, *, unsent: int = 0, path: str = "/", more: bytes = b"") -> bytes:
+    length = len(sql) + unsent
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+    return head.encode() + more + b"\r\n" + sql.encode()
+
+
+def form(*, unsent: int) -> bytes:
+    part = '--x\r\nContent-Disposition: form-data; name="query"\r\n\r\nSELECT 1'
+    return post(part, unsent=unsent, more=b"Content-Type: multipart/form-data; boundary=x\r\n")
+
+
+def opened(server: BrokerProcess, source: str = "127.0.0.1") -> socket.socket:
+    host, port = server.http.split(":")
+    return socket.create_connection((host, int(port)), timeout=ANSWER_S, source_address=(source, 0))
+
+
+def answer(server: BrokerProcess, request: bytes, source: str = "127.0.0.1") -> bytes:
+    """All that comes until the server closes the connection, for which the request asks."""
+    with opened(server, source) as connection:
+        connection.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+        received = b""
+        while piece := connection.recv(65536):
+            received += piece
+        return received
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as connections:
+        yield connections
+
+
+HOLDING = {
+    "a head that is not complete": HEAD,
+    "a body that is not complete": post("SELECT ", unsent=1000),
+    "a form that is not complete": form(unsent=1000),
+    "a body for a page that takes none": post("", unsent=1000, path="/ping"),
+    "a body of an unknown user": post(
+        "SELECT ", unsent=1000, more=b"X-ClickHouse-User: a\r\nX-ClickHouse-Key: b\r\n"
+    ),
+    "no further request": HEAD + b"\r\n",
+    "no request at all": b"",
+    "an answer that is not read": post(LONG),
+    "a scrape that is not read": HEAD.replace(b"/ping", b"/metrics") + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", HOLDING.values(), ids=HOLDING.keys())
+def test_held_connections_keep_nobody_out(
+    server: BrokerProcess, held: ExitStack, sent: bytes
+) -> None:
+    for _ in range(HELD):
+        connection = held.enter_context(opened(server))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(sent)
+    for source in ("127.0.0.1", OTHER):
+        for page in (b"/live", b"/ready", b"/metrics", b"/ping"):
+            asked = HEAD.replace(b"/ping", page) + b"\r\n"
+            assert answer(server, asked, source).startswith(b"HTTP/1.1 200"), (source, page)
+        assert answer(server, post("SELECT 41 + 1", more=WRITES), source).endswith(b"\r\n42\n")
+    assert answer(server, post("SELECT 41 + 1"), OTHER).endswith(b"\r\n42\n")
+    held.close()
+    until(lambda: not running(server), every_s=0.2)
+
+
+def test_a_connection_that_is_in_use_is_not_given_to_another(
+    server: BrokerProcess, held: ExitStack
+) -> None:
+    used = held.enter_context(opened(server))
+    used.sendall(post("SELECT sleepEachRow(1) FROM numbers(3) SETTINGS max_block_size = 1"))
+    for _ in range(HELD):
+        held.enter_context(opened(server)).sendall(HEAD)
+    assert used.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_what_arrives_too_slowly_is_ended(server: BrokerProcess, held: ExitStack) -> None:
+    """Each connection sends one more byte a second, so that none is silent."""
+    endless = " " * 1000
+    limits = {
+        "head": (HEAD + b"X: ", HEAD_S),
+        "body": (post("SELECT 1", unsent=1000), READER_PATIENCE_S),
+        "form": (form(unsent=1000), READER_PATIENCE_S),
+        "page": (post("", unsent=1000, path="/ping"), HEAD_S),
+        "writer": (post("SELECT 1", unsent=1000, more=WRITES), 0.0),
+    }
+    connections = {}
+    for name, (sent, _) in limits.items():
+        connections[name] = held.enter_context(opened(server))
+        connections[name].sendall(sent)
+    began = time.monotonic()
+    ended: dict[str, float] = {}
+    for byte in endless[: 2 * int(READER_PATIENCE_S)]:
+        for name, connection in connections.items():
+            if name not in ended and not _still_open(connection, byte.encode()):
+                ended[name] = time.monotonic() - began
+        select.select([], [], [], 1.0)  # the rate of the slow clients
+    for name, (_, limit_s) in limits.items():
+        if limit_s:
+            assert limit_s - 2 <= ended[name] <= limit_s + 10, (name, ended)
+    assert "writer" not in ended  # may take its rows from something slow
+
+
+def _still_open(connection: socket.socket, byte: bytes) -> bool:
+    """Whether the server has not closed it; what it has answered is read."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        pass
+    except ConnectionError:
+        return False
+    else:
+        return False
+    try:
+        connection.send(byte)
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_one_address_leaves_a_turn_to_another(server: BrokerProcess, held: ExitStack) -> None:
+    sql = "SELECT sum(cityHash64(number)) FROM system.numbers"
+    for _ in range(120):  # more than wait for their turn
+        held.enter_context(opened(server)).sendall(post(sql))
+    until(lambda: len(running(server)) >= 2, every_s=0.2)
+    assert answer(server, post("SELECT 41 + 1"), OTHER).endswith(b"\r\n42\n")
+    held.close()
+    until(lambda: not running(server), every_s=0.2)

@@ -1,0 +1,121 @@
+"""The places of the HTTP listener alone: see also tests/clients/test_http_connections.py."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from aiohttp import web
+
+from common.address import Address
+from sql.http import listener as listener_module
+from sql.http.listener import HttpListener, origin
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@asynccontextmanager
+async def listening(
+    max_connections: int, done: asyncio.Event, begun: asyncio.Semaphore | None = None
+) -> AsyncIterator[int]:
+    """The port. A request is handled until `done` is set; `begun` is released for each."""
+
+    async def handle(_request: web.Request) -> web.Response:
+        if begun is not None:
+            begun.release()
+        await done.wait()
+        return web.Response(text="Ok.\n")
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    listener = HttpListener(max_connections)
+    runner = listener.runner(app)
+    await runner.setup()
+    port = await listener.listen(runner, Address("127.0.0.1", 0))
+    try:
+        yield port
+    finally:
+        done.set()
+        await listener.close()
+        await runner.cleanup()
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    """Returns when the server has closed the connection."""
+    with suppress(ConnectionError):
+        while await reader.read(65536):
+            pass
+
+
+@pytest.mark.parametrize("sent", [GET, b""], ids=["after a request", "without one"])
+def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(listener_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(listener_module, "HEAD_S", 0.5)
+    monkeypatch.setattr(listener_module, "_LOOK_S", 0.05)
+
+    async def run() -> None:
+        done = asyncio.Event()
+        done.set()
+        async with listening(10, done) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(30):
+                await ended(reader)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_new_connection_is_refused_while_requests_have_all_places() -> None:
+    async def run() -> None:
+        done, begun = asyncio.Event(), asyncio.Semaphore(0)
+        async with listening(2, done, begun) as port, asyncio.timeout(30):
+            first = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for _, writer in first:
+                writer.write(GET)
+                await writer.drain()
+            for _ in first:
+                await begun.acquire()
+            reader, refused = await asyncio.open_connection("127.0.0.1", port)
+            refused.write(GET)
+            await ended(reader)
+            done.set()
+            for reader, writer in first:
+                assert (await reader.read(15)).startswith(b"HTTP/1.1 200")
+                writer.close()
+            refused.close()
+
+    asyncio.run(run())
+
+
+def test_the_place_that_a_new_connection_gets_is_of_the_address_with_most() -> None:
+    async def run() -> None:
+        done = asyncio.Event()
+        done.set()
+        async with listening(3, done) as port, asyncio.timeout(30):
+            other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            new_reader, new = await asyncio.open_connection("127.0.0.1", port)
+            new.write(GET)
+            assert (await new_reader.read(15)).startswith(b"HTTP/1.1 200")
+            await ended(held[0][0])
+            other[1].write(GET)
+            assert (await other[0].read(15)).startswith(b"HTTP/1.1 200")
+            for _, writer in (other, *held, (new_reader, new)):
+                writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("remote", "counted"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        (None, ""),
+    ],
+)
+def test_what_counts_as_one_address(remote: str | None, counted: str) -> None:
+    assert origin(remote) == counted

@@ -358,6 +358,10 @@ class TopicCatalog(ABC):
         if config != topic.config:  # the settings have changed since the topic was read
             topic = replace(topic, config=config)
         self.logs.adopt(topic)
+        self._add(topic)
+
+    def _add(self, topic: Topic) -> None:
+        """Find the topic by its name and its id."""
         key = topic_names.collision_key(topic.name)
         if key is not None:
             self._alike.setdefault(key, set()).add(topic.name)
@@ -444,7 +448,7 @@ class LocalCatalog(TopicCatalog):
                 topics.append(topic)
         await self.logs.open_missing(topics)
         for topic in topics:
-            self._publish(topic)
+            self._add(topic)
 
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         """Bytes of keys and values stored per (topic id, partition), before compression."""

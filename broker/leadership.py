@@ -57,11 +57,11 @@ class Leadership(Protocol):
         """Every broker that is alive, by node id."""
 
     def contacts(self) -> Sequence[BrokerEndpoint]:
-        """The brokers that Metadata names, by node id: also those that may soon be back.
+        """The brokers that Metadata names, by node id: those that are alive.
 
         Some clients (aiokafka 0.14) ask only the brokers of the last answer, never their bootstrap
         servers: if these are away, such a client fails although other brokers are back. So a broker
-        is named for a while after it was alive, and longer if there is no other one.
+        that is left alone also names those that were alive lately.
         """
 
     @property

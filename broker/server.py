@@ -34,7 +34,7 @@ from broker.monitoring.scrape import Scraper
 from broker.node import BrokerRuntime
 from broker.single import SingleNode, open_engine, open_single
 from common.address import parse_address
-from common.garbage import collect_garbage_less
+from common.garbage import collect_garbage_less, collect_no_garbage_yet
 from common.logging import log_to_stderr
 from common.tasks import Periodic
 from sql.http.listener import HttpListener
@@ -65,6 +65,7 @@ async def serve(
     settings: Settings, cluster: ClusterConfig | None, progress: Callable[[str], None]
 ) -> None:
     """Run until SIGINT or SIGTERM. Prints the ready line. Raises `StartError`."""
+    collect_no_garbage_yet()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -20,15 +20,14 @@ from uuid import UUID, uuid4
 from broker import topic_names
 from broker.config import Settings
 from broker.effective_configs import effective
+from broker.known_topics import KnownTopics, collision
 from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
 from common.counted_lines import counted
 from protocol.errors import (
     InvalidPartitions,
-    InvalidTopic,
     KafkaError,
     KafkaStorageError,
-    TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
 from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
@@ -116,9 +115,7 @@ class TopicCatalog(ABC):
     def __init__(self, settings: Settings, logs: OpenLogs) -> None:
         self.logs = logs
         self._settings = settings
-        self._by_name: dict[str, Topic] = {}
-        self._by_id: dict[UUID, Topic] = {}
-        self._alike: dict[str, set[str]] = {}  # names by their collision key
+        self.known = KnownTopics()
         self._lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
@@ -169,22 +166,18 @@ class TopicCatalog(ABC):
         """Start removing the rows of a deleted topic."""
 
     def get(self, name: str) -> Topic | None:
-        return self._by_name.get(name)
+        return self.known.get(name)
 
     def by_id(self, topic_id: UUID) -> Topic | None:
-        return self._by_id.get(topic_id)
+        return self.known.by_id(topic_id)
 
     def all(self) -> list[Topic]:
         """Every topic, by name."""
-        return [self._by_name[name] for name in sorted(self._by_name)]
+        return self.known.all()
 
     def check_free(self, name: str) -> None:
         """Raises `TopicAlreadyExists`, or `InvalidTopic` if the name collides with another."""
-        if name in self._by_name:
-            raise TopicAlreadyExists(f"The topic {name!r} exists already.")
-        others = self._alike.get(topic_names.collision_key(name) or "")
-        if others:
-            raise _collision(name, min(others))
+        self.known.check_free(name)
 
     @_whole
     async def create_all(self, wanted: Sequence[NewTopic]) -> dict[str, Outcome]:
@@ -202,7 +195,7 @@ class TopicCatalog(ABC):
                 try:
                     self.check_free(one.name)
                     if alike.setdefault(key, one.name) != one.name:
-                        raise _collision(one.name, alike[key])
+                        raise collision(one.name, alike[key])
                 except KafkaError as error:
                     outcomes[one.name] = error
                 else:
@@ -334,17 +327,11 @@ class TopicCatalog(ABC):
 
     def _drop(self, topic: Topic) -> None:
         """Forget a deleted topic."""
-        del self._by_name[topic.name]
-        del self._by_id[topic.topic_id]
-        key = topic_names.collision_key(topic.name)
-        if key is not None:
-            self._alike[key].discard(topic.name)
-            if not self._alike[key]:
-                del self._alike[key]
+        self.known.drop(topic)
         self.logs.close_topic(topic)
 
     def _current(self, topic: Topic) -> Topic:
-        current = self._by_id.get(topic.topic_id)
+        current = self.known.by_id(topic.topic_id)
         if current is None:
             raise UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
         return current
@@ -367,17 +354,7 @@ class TopicCatalog(ABC):
         if config != topic.config:  # the settings have changed since the topic was read
             topic = replace(topic, config=config)
         self.logs.adopt(topic)
-        key = topic_names.collision_key(topic.name)
-        if key is not None:
-            self._alike.setdefault(key, set()).add(topic.name)
-        self._by_name[topic.name] = topic
-        self._by_id[topic.topic_id] = topic
-
-
-def _collision(name: str, other: str) -> InvalidTopic:
-    return InvalidTopic(
-        f"The topic name {name!r} collides with {other!r}: metric names have '_' instead of '.'."
-    )
+        self.known.put(topic)
 
 
 async def store_version(engine: Engine, topic: Topic, state: str) -> None:
@@ -453,7 +430,7 @@ class LocalCatalog(TopicCatalog):
                 topics.append(topic)
         await self.logs.open_missing(topics)
         for topic in topics:
-            self._publish(topic)
+            self.known.put(topic)
 
     async def size_bytes(self) -> dict[tuple[UUID, int], int]:
         """Bytes of keys and values stored per (topic id, partition), before compression."""

@@ -8,9 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from common.counted_lines import counted
+
+T = TypeVar("T")
+
+PER_TURN = 1000
+"""So many simple things are done before other work has its turn: about a millisecond."""
+
+
+async def in_turns(things: Iterable[T], per_turn: int = PER_TURN) -> AsyncIterator[T]:
+    """All of them, with a turn for other tasks after every few. They must not change meanwhile."""
+    for number, one in enumerate(things, 1):
+        yield one
+        if number % per_turn == 0:
+            await asyncio.sleep(0)
 
 
 async def event_within(event: asyncio.Event, seconds: float) -> bool:

@@ -20,7 +20,6 @@ with an assertion on a truncated answer (2.7).
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import ssl
 import uuid
@@ -46,6 +45,7 @@ from storage.engine import (
     NotSent,
     Parameter,
     Row,
+    parsed_rows,
 )
 from storage.insert_client import KEEP_ALIVE_S, InsertAnswer, InsertClient, NotAnAnswer
 from storage.native_stream import BlockStream, NotNative, ServerException
@@ -305,7 +305,7 @@ class ClickHouseServer:
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         text = await self._small(sql, params, _ROWS_SETTINGS, "JSONCompactEachRow")
         try:
-            return [json.loads(line) for line in text.splitlines()]
+            return await parsed_rows(text)
         except ValueError as error:
             raise EngineError(f"{self.url}: the answer is not from ClickHouse: {error}") from error
 

@@ -12,7 +12,6 @@ not be forked (https://clickhouse.com/docs/chdb): child processes are started wi
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
@@ -45,6 +44,7 @@ from storage.engine import (
     Parameter,
     PeopleBounds,
     Row,
+    parsed_rows,
 )
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
 from storage.parameters import literal, parameter_texts
@@ -266,7 +266,7 @@ class EmbeddedEngine:
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         text = await self._run(sql, "JSONCompactEachRow", params)
-        return [json.loads(line) for line in text.splitlines()]
+        return await parsed_rows(text)
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self._run(sql, "Null", params)
@@ -347,7 +347,7 @@ class EngineSession:
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         text = await self._run(sql, "JSONCompactEachRow", params)
-        return [json.loads(line) for line in text.splitlines()]
+        return await parsed_rows(text)
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
         await self._run(sql, "Null", params)

@@ -10,6 +10,8 @@ stored), `InsertOutcomeUnknown` (repeat it with the same token until the outcome
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +21,25 @@ DATABASE = "brokerhouse"
 Parameter = str | int | Sequence[str] | Mapping[str, str]
 Row = list[Any]
 NativeBlock = bytes | memoryview
+
+_SMALL_BYTES = 64 << 10
+_LINES_AT_ONCE = 1000
+"""Parsing one by one takes three times as long, and all at once keeps other threads waiting."""
+
+
+async def parsed_rows(lines: bytes) -> list[Row]:
+    """The rows of an answer in the format JSONCompactEachRow. Raises ValueError."""
+    if len(lines) < _SMALL_BYTES:
+        return _parsed(lines)
+    return await asyncio.to_thread(_parsed, lines)
+
+
+def _parsed(lines: bytes) -> list[Row]:
+    texts = lines.splitlines()
+    rows: list[Row] = []
+    for at in range(0, len(texts), _LINES_AT_ONCE):
+        rows += json.loads(b"[%s]" % b",".join(texts[at : at + _LINES_AT_ONCE]))
+    return rows
 
 
 class EngineError(Exception):

@@ -8,7 +8,6 @@ is another one: the statement may still run on the server, and its temporary tab
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from storage.clickhouse import ConnectionSettings, clickhouse_error, tls_context
-from storage.engine import EngineError, FileQuery, Parameter, Row
+from storage.engine import EngineError, FileQuery, Parameter, Row, parsed_rows
 from storage.insert_client import KEEP_ALIVE_S
 from storage.parameters import parameter_texts
 
@@ -52,7 +51,7 @@ class ServerSession:
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         answer = await self._run(sql, params, "JSONCompactEachRow")
         try:
-            return [json.loads(line) for line in answer.splitlines()]
+            return await parsed_rows(answer)
         except ValueError as error:
             raise EngineError(f"{self._url}: the answer is not from ClickHouse: {error}") from error
 

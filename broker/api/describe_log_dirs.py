@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from uuid import UUID
 
 from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -23,12 +23,14 @@ from broker.api.context import Api, RequestContext
 from broker.api.log_dirs import leads, log_dir_name
 from broker.api.topic_lookup import readable_topics
 from common.counted_lines import counted
+from common.tasks import in_turns
 from protocol.errors import KafkaStorageError
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN_BYTES = -1
+_TOPICS_PER_TURN = 200
 
 
 async def describe_log_dirs(
@@ -51,7 +53,7 @@ async def describe_log_dirs(
     described = result(
         error_code=0,
         log_dir=name,
-        topics=list(_topics(ctx, request, sizes)),
+        topics=[topic async for topic in _topics(ctx, request, sizes)],
         total_bytes=total,
         usable_bytes=usable,
         is_cordoned=False,
@@ -59,9 +61,9 @@ async def describe_log_dirs(
     return DescribeLogDirsResponse(throttle_time_ms=0, error_code=0, results=[described])
 
 
-def _topics(
+async def _topics(
     ctx: RequestContext, request: DescribeLogDirsRequest, sizes: Mapping[tuple[UUID, int], int]
-) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic]:
+) -> AsyncIterator[DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic]:
     """The requested topics, with the partitions that this broker leads."""
     row = DescribeLogDirsResponse.DescribeLogDirsResult.DescribeLogDirsTopic
     asked = (
@@ -69,7 +71,7 @@ def _topics(
         if request.topics is None
         else {(item.topic, partition) for item in request.topics for partition in item.partitions}
     )
-    for topic in readable_topics(ctx):
+    async for topic in in_turns(readable_topics(ctx), _TOPICS_PER_TURN):
         partitions = [
             row.DescribeLogDirsPartition(
                 partition_index=index,

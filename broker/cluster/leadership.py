@@ -4,6 +4,7 @@ Metadata and FindCoordinator answer from `SlotLeadership`; a single broker has `
 (broker/leadership.py). `SlotLeadership` reads what registry_view.py has seen, and changes nothing.
 The owner of a slot leads its partitions and coordinates its groups. While a slot has no owner, or
 its owner cannot reach the shard, clients get LEADER_NOT_AVAILABLE or COORDINATOR_NOT_AVAILABLE.
+A broker whose session was not renewed in time is gone, also before it is declared dead.
 
 Whether this broker may serve a partition is decided elsewhere: broker/led_partitions.py.
 """
@@ -19,10 +20,6 @@ from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from coordinator.messages import OFFSETS_TOPIC_ID
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
-_BACK_SOON_MS = 30_000
-"""Brokers that were paused or restarted are back by then. It is less than the 40 s that aiokafka
-waits for an answer of a machine that is gone."""
-
 
 class Slotted(Protocol):
     """What this broker has read from the registry: broker/cluster/registry_view.py."""
@@ -35,6 +32,9 @@ class Slotted(Protocol):
 
     @property
     def lately_alive(self) -> LatelyAlive: ...
+
+    def is_silent(self, session_id: int) -> bool:
+        """Whether a session was not renewed in time."""
 
 
 class SlotLeadership:
@@ -52,16 +52,17 @@ class SlotLeadership:
     def brokers(self) -> Sequence[BrokerEndpoint]:
         nodes = {
             session.node_id: _node(session)
-            for session in self._ownership.sessions.values()
-            if not session.is_over
+            for session_id in self._ownership.sessions
+            if (session := self._live(session_id)) is not None
         }
         nodes[self._own.node_id] = self._own
         return [nodes[node_id] for node_id in sorted(nodes)]
 
     def contacts(self) -> Sequence[BrokerEndpoint]:
         alive = self.brokers()
-        within_ms = _BACK_SOON_MS if len(alive) > 1 else LATELY_MS
-        lately = self._ownership.lately_alive.sessions(within_ms)
+        if len(alive) > 1:
+            return alive
+        lately = self._ownership.lately_alive.sessions(LATELY_MS)
         nodes = {one.node_id: _node(one) for one in lately} | {one.node_id: one for one in alive}
         return [nodes[node_id] for node_id in sorted(nodes)]
 
@@ -81,10 +82,17 @@ class SlotLeadership:
         if topic_id == OFFSETS_TOPIC_ID:
             return self._offsets_leader(slot_map, partition)
         slot = slot_map.slots[slot_of_partition(topic_id, partition, len(slot_map.slots))]
-        session = self._ownership.sessions.get(slot.owner)
-        if session is None or session.is_over or slot.writes_to in session.away:
+        session = self._live(slot.owner)
+        if session is None or slot.writes_to in session.away:
             return Leader(NO_NODE, slot.epoch)
         return Leader(session.node_id, slot.epoch)
+
+    def _live(self, session_id: int) -> BrokerSession | None:
+        """The session, unless it is over."""
+        session = self._ownership.sessions.get(session_id)
+        if session is None or session.is_over or self._ownership.is_silent(session_id):
+            return None
+        return session
 
     def _offsets_leader(self, slot_map: SlotMap, number: int) -> Leader:
         """Of a partition of `__consumer_offsets`: who coordinates the groups of the slot."""
@@ -107,8 +115,8 @@ class SlotLeadership:
         if slot_map is None or not 0 <= number < len(slot_map.slots):
             return None
         slot = slot_map.slots[number]
-        session = self._ownership.sessions.get(slot.owner)
-        if session is None or session.is_over or slot.shards[0] in session.away:
+        session = self._live(slot.owner)
+        if session is None or slot.shards[0] in session.away:
             return None
         return _node(session)
 

@@ -249,12 +249,14 @@ class Ownership:
             await self._follow_the_map(tenure, slots, decided)
 
     def _decided(self) -> Plan:
-        assert self._view.slot_map is not None
+        view = self._view
+        assert view.slot_map is not None
         decided = plan(
             self.session_id,
-            self._view.slot_map,
-            self._view.sessions,
-            self._view.silent(),
+            view.slot_map,
+            view.sessions,
+            # Owners without a row as well.
+            [one for one in view.sessions.keys() | view.owners() if view.is_silent(one)],
             self._owner.reachable_shards(),
             [] if self._slots is None else self._slots.releasing,
         )

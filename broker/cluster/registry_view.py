@@ -235,12 +235,9 @@ class RegistryView:
         """Sessions that own a slot; `NOBODY` is among them where a slot is free."""
         return set() if self.slot_map is None else {slot.owner for slot in self.slot_map.slots}
 
-    def silent(self) -> list[int]:
-        """Sessions, and owners without a row, that were not renewed in time."""
-        now_ms = self.now_ms()
-        return [
-            one for one in self.sessions.keys() | self.owners() if self._watch.silent(one, now_ms)
-        ]
+    def is_silent(self, session_id: int) -> bool:
+        """Whether a session was not renewed in time; it is declared dead soon."""
+        return self._watch.silent(session_id, self.now_ms())
 
     # Writing
 

@@ -251,11 +251,8 @@ class Removals(Periodic):
 
     async def _round_if_due(self) -> None:
         waited_s = time.monotonic() - self._looked_s
-        if waited_s >= _REFUSE_EVERY_S or self._has_compacted():
+        if waited_s >= _REFUSE_EVERY_S or self._topics.known.has_compacted:
             await self.round()
-
-    def _has_compacted(self) -> bool:
-        return any("compact" in topic.config.cleanup_policy for topic in self._topics.all())
 
     async def round(self) -> None:
         """Apply all batches that are pending on the shards."""

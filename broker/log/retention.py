@@ -11,26 +11,28 @@ moves to the first record that is to stay:
 Both apply where `cleanup.policy` has `delete`. A partition costs a query or two by primary key (3
 ms, whatever its size), so it is checked again only when its first record has been due for a
 hundredth of `retention.ms`. Of a partition without a record that is young enough nobody knows what
-comes next, and old records may come: it is checked again after that hundredth.
+comes next, and old records may come: it is checked again after that hundredth. If very many are due
+at once, as after a start, one query over all rows first finds those that have old records.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 from uuid import UUID
 
 from broker.log.checkpoints import Key, read_checkpoints
+from broker.log.ends import is_scan_cheaper
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import readable_range
 from broker.log.row_sources import RowSources
 from common.counted_lines import counted
-from common.tasks import Periodic
+from common.tasks import Periodic, in_turns
 from protocol.errors import KafkaError
 from sql.queries import query
 from storage.engine import Engine, EngineError
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 _PARTITIONS_AT_ONCE = 2  # of the engine's readers, so that others have some
 _EASE = 100  # a partition is checked again after retention.ms / 100
 _ROWS_IN_A_QUERY = 1000  # 80 kB of SQL
+_MANY_PARTITIONS = 500
+_TIMES_MAX = 8  # different `retention.ms` for which all rows are read
 
 
 class LedLogs(Protocol):
@@ -79,54 +83,97 @@ class Retention:
         starts: LogStarts,
         clock_ms: Callable[[], int],
         tables: Tables | None = None,
+        many: int = _MANY_PARTITIONS,
     ) -> None:
+        """`many`: if more partitions are due at once, one query finds those with old records."""
         self._logs = logs
         self._row_sources = row_sources
         self._starts = starts
         self._clock_ms = clock_ms
         self._tables = tables or AlwaysSettled()
+        self._many = many
         self._looks: dict[PartitionLog, _Look] = {}
         self._ends: dict[PartitionLog, int] = {}
         """Where each log ended when the round began: all rows below are in the table."""
 
     async def round(self) -> None:
         """Check every partition once. Raises `EngineError` if nothing could be read at all."""
-        partitions = [one for one in self._logs.all() if one.closed is None]
-        self._ends = {one: one.high_watermark for one in partitions}
+        partitions = [one async for one in in_turns(self._logs.all()) if one.closed is None]
+        self._ends = {one: one.high_watermark async for one in in_turns(partitions)}
         await self._tables.settled()
-        self._looks = {one: self._looks[one] for one in partitions if one in self._looks}
+        self._looks = {
+            one: self._looks[one] async for one in in_turns(partitions) if one in self._looks
+        }
         await self._adopt(partitions)
         limited = [
             one
-            for one in partitions
+            async for one in in_turns(partitions)
             if one.log_start_offset < one.high_watermark
             and "delete" in one.topic.config.cleanup_policy
         ]
-        await _few_at_once(self._by_time, limited)
+        await _few_at_once(self._by_time, await self._with_old_records(limited))
         await self._by_size(limited)
 
     async def _adopt(self, partitions: Sequence[PartitionLog]) -> None:
         """Adopt log starts that a job stored, or an earlier leader after this one had started."""
-        by_engine: dict[Engine, list[PartitionLog]] = {}
-        for partition in partitions:
-            for engine in self._engines(partition):
-                by_engine.setdefault(engine, []).append(partition)
-        for engine, some in by_engine.items():
+        for engine, some in (await self._by_engine(partitions)).items():
             checkpoints = await read_checkpoints(engine)
-            for partition in some:
+            async for partition in in_turns(some):
                 start, _ = checkpoints.get((partition.topic_id, partition.partition), (0, 0))
                 if start <= partition.high_watermark:  # else a newer leader is ahead
                     partition.begin_at(start)
+
+    async def _by_engine(
+        self, partitions: Iterable[PartitionLog]
+    ) -> dict[Engine, list[PartitionLog]]:
+        """The partitions that have rows in each engine."""
+        found: dict[Engine, list[PartitionLog]] = {}
+        async for partition in in_turns(partitions):
+            for engine in self._engines(partition):
+                found.setdefault(engine, []).append(partition)
+        return found
+
+    async def _with_old_records(self, partitions: Sequence[PartitionLog]) -> Sequence[PartitionLog]:
+        """Those of these partitions that are due and may have records that are too old.
+
+        The others are due again after a hundredth of `retention.ms`. Raises `EngineError`.
+        """
+        now_ms = self._clock_ms()
+        due = [one async for one in in_turns(partitions) if self._is_due(one, now_ms)]
+        times = {one.topic.config.retention_ms for one in due}
+        if len(due) <= self._many or len(times) > _TIMES_MAX:
+            return due
+        old = set[PartitionLog]()
+        for engine, some in (await self._by_engine(due)).items():
+            if not await is_scan_cheaper(engine, len(some)):
+                return due
+            last = {
+                time_ms: await _last_old(engine, now_ms - time_ms)
+                for time_ms in {one.topic.config.retention_ms for one in some}
+            }
+            async for one in in_turns(some):
+                last_old = last[one.topic.config.retention_ms].get((one.topic_id, one.partition))
+                if last_old is not None and last_old >= one.log_start_offset:
+                    old.add(one)
+        async for one in in_turns(due):
+            if one not in old:
+                time_ms = one.topic.config.retention_ms
+                self._looks[one] = _Look(time_ms, now_ms + time_ms // _EASE)
+        return [one for one in due if one in old]
+
+    def _is_due(self, partition: PartitionLog, now_ms: int) -> bool:
+        retention_ms = partition.topic.config.retention_ms
+        if not 0 <= retention_ms < now_ms:
+            return False
+        look = self._looks.get(partition)
+        return look is None or look.retention_ms != retention_ms or now_ms >= look.again_ms
 
     async def _by_time(self, partition: PartitionLog) -> None:
         retention_ms = partition.topic.config.retention_ms
         now_ms = self._clock_ms()
         since_ms = now_ms - retention_ms
-        look = self._looks.get(partition)
-        if retention_ms < 0 or since_ms <= 0:
-            return
-        if look is not None and look.retention_ms == retention_ms and now_ms < look.again_ms:
-            return
+        if not self._is_due(partition, now_ms):
+            return  # its config has changed meanwhile
         end = self._ends[partition]
         found = [await _first_young(one, partition, since_ms) for one in self._engines(partition)]
         offset, time_ms = min((one for one in found if one is not None), default=(end, since_ms))
@@ -137,7 +184,7 @@ class Retention:
     async def _by_size(self, partitions: Sequence[PartitionLog]) -> None:
         limited = {
             (one.topic_id, one.partition): one
-            for one in partitions
+            async for one in in_turns(partitions)
             if one.topic.config.retention_bytes >= 0
         }
         sizes = await self._ask("partition_sizes", dict.fromkeys(limited.values(), 0))
@@ -172,6 +219,12 @@ class Retention:
             return self._row_sources.engines(partition)
         except EngineError:
             return ()  # its slot was given up meanwhile
+
+
+async def _last_old(engine: Engine, since_ms: int) -> dict[Key, int]:
+    """The last offset with a timestamp before `since_ms` of each partition that has one."""
+    rows = await engine.rows(query("old_records"), {"since_ms": since_ms})
+    return {(UUID(topic_id), number): last async for topic_id, number, last in in_turns(rows)}
 
 
 async def _first_young(

@@ -127,7 +127,7 @@ class LogMetrics:
         shown = await asyncio.to_thread(nsmallest, self._partitions_max, rows)
         labels = ("topic", "partition")
         return [
-            gauge("brokerhouse_topics", "Topics that this broker knows", len(self._topics.all())),
+            gauge("brokerhouse_topics", "Topics that this broker knows", len(self._topics.known)),
             gauge("brokerhouse_partitions", "Partitions that this broker leads", len(rows)),
             gauge(
                 "brokerhouse_partitions_left_out",

@@ -17,8 +17,14 @@ from typing import Any, TypeVar
 import kafka
 import pytest
 from aiokafka import AIOKafkaProducer
+from kafka.protocol.admin import DescribeClusterRequest
 
-from protocol.errors import FencedLeaderEpoch, NotLeaderOrFollower, OutOfOrderSequenceNumber
+from protocol.errors import (
+    FencedLeaderEpoch,
+    LeaderNotAvailable,
+    NotLeaderOrFollower,
+    OutOfOrderSequenceNumber,
+)
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
 from tests.support import messages, samples
@@ -30,9 +36,11 @@ from tests.support.cluster_view import (
     Leader,
     await_leaders,
     await_settled,
+    coordinators,
     counted,
     epoch_end,
     leaders,
+    metadata,
     node,
     topic_on_all,
 )
@@ -147,6 +155,40 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
             )
             flow.await_more()
         return took_s
+
+    took_s = undisturbed(cluster, scenario)
+    assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
+
+
+def test_a_broker_that_is_killed_is_named_no_longer_than_it_leads(
+    cluster: Cluster, target: Target
+) -> None:
+    victim, asked, _ = cluster.brokers
+    keys = [f"group-{number}" for number in range(50)]
+
+    def look() -> bool:
+        """Whether the others have taken everything over. All answers agree about the victim."""
+        answer = metadata(asked, target.name)
+        named = {broker.node_id for broker in answer.brokers}
+        partitions = answer.topics[0].partitions
+        led = {partition.leader_id for partition in partitions} - {NOBODY}
+        assert led <= named
+        for partition in partitions:
+            assert (partition.error_code == LeaderNotAvailable.code) == (
+                partition.leader_id == NOBODY
+            )
+        if 1 in named:
+            return False
+        with Wire(asked) as wire:
+            described = wire.ask(DescribeClusterRequest(endpoint_type=1), 1).brokers
+        assert 1 not in {broker.broker_id for broker in described}
+        found = set(coordinators(asked, keys).values())
+        assert 1 not in found
+        return led == found == {2, 3}
+
+    def scenario() -> float:
+        with away(victim, killed=True):
+            return until(look, "the others lead, and the killed one is not named")
 
     took_s = undisturbed(cluster, scenario)
     assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S

@@ -30,12 +30,14 @@ LONG_AGO = NOON - 10_000 * HOUR
 class RetainedLogs:
     """Partitions that this broker leads, their rows, and a clock that the test sets."""
 
-    def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
+    def __init__(self, engine: EmbeddedEngine, lane: RowLane, many: int) -> None:
         self.engine = engine
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
         self.starts = LogStarts(SingleRowLane(lane))
-        self.retention = Retention(self, SingleRowSource(engine), self.starts, self.clock)
+        self.retention = Retention(
+            self, SingleRowSource(engine), self.starts, self.clock, many=many
+        )
 
     def all(self) -> list[PartitionLog]:
         return self.logs
@@ -84,10 +86,16 @@ class RetainedLogs:
         return (await read_checkpoints(self.engine)).get((log.topic_id, log.partition), (0, 0))
 
 
-@pytest.fixture
-async def house(engine: EmbeddedEngine) -> AsyncIterator[RetainedLogs]:
+FEW, MANY = 1000, 0
+"""From how many partitions on one query finds those with old records."""
+
+
+@pytest.fixture(params=[FEW, MANY], ids=["few", "many"])
+async def house(
+    engine: EmbeddedEngine, request: pytest.FixtureRequest
+) -> AsyncIterator[RetainedLogs]:
     lane = make_lane(engine)
-    yield RetainedLogs(engine, lane)
+    yield RetainedLogs(engine, lane, request.param)
     await lane.close()
 
 
@@ -169,6 +177,7 @@ async def test_compacted_and_deleted_records_go_by_age_as_well(house: RetainedLo
 async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
     house: RetainedLogs,
 ) -> None:
+    house.retention._many = FEW
     log = house.log(retention_ms=str(100 * HOUR))
     await house.append(log, *aged(50, 0))
     await house.retention.round()
@@ -218,6 +227,27 @@ async def test_old_records_that_come_while_a_round_runs_go_after_a_hundredth(
     house.clock.now_ms = NOON + HOUR
     await house.retention.round()
     assert log.log_start_offset == 1
+
+
+async def test_of_many_partitions_only_those_with_old_records_are_looked_at(
+    house: RetainedLogs,
+) -> None:
+    house.retention._many = MANY
+    asked = ScriptedEngine(house.engine)
+    house.retention._row_sources = SingleRowSource(asked)
+    young = [house.log(retention_ms=str(2 * HOUR)) for _ in range(5)]
+    for log in young:
+        await house.append(log, *aged(1, 0))
+    old = house.log(retention_ms=str(2 * HOUR))
+    await house.append(old, *aged(3, 1))
+    asked.asked.clear()
+    await house.retention.round()
+    assert [log.log_start_offset for log in (*young, old)] == [0, 0, 0, 0, 0, 1]
+    looked = [sql for sql in asked.asked if "timestamp_ms >=" in sql]
+    assert len(looked) == 1
+    house.clock.now_ms += 90 * MINUTE
+    await house.retention.round()
+    assert [log.log_start_offset for log in (*young, old)] == [1, 1, 1, 1, 1, 2]
 
 
 async def test_another_retention_time_counts_at_once(house: RetainedLogs) -> None:

@@ -202,6 +202,7 @@ class ScriptedEngine:
         self.gate.set()
         self.inserts: list[Insert] = []
         self.executed: list[str] = []
+        self.asked: list[str] = []
         self.insert_came = asyncio.Event()
         self.inserting: set[int] = set()
         self.reads = 0
@@ -293,6 +294,7 @@ class ScriptedEngine:
     async def rows(
         self, sql: str, params: Mapping[str, Parameter] | None = None
     ) -> list[EngineRow]:
+        self.asked.append(sql)
         await self.rows_gate.wait()
         for failing in self.failing_rows:
             if failing in sql:

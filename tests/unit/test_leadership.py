@@ -38,6 +38,10 @@ class Seen:
     )
 
     lately_alive: LatelyAlive = field(default_factory=lambda: LatelyAlive(LATELY_MS))
+    silent: set[int] = field(default_factory=set)
+
+    def is_silent(self, session_id: int) -> bool:
+        return session_id in self.silent
 
 
 def partition_in(slots: range) -> int:
@@ -104,18 +108,26 @@ def test_a_broker_tells_of_itself_even_without_a_session() -> None:
     assert list(leadership.brokers()) == [OWN, BrokerEndpoint(2, "host2", 9092)]
 
 
-def test_clients_are_told_of_brokers_that_may_soon_be_back() -> None:
-    """Those that ask only the brokers of the last answer find them when the others are away."""
-    ms = 30_000
+def test_a_broker_that_has_not_renewed_its_session_in_time_leads_nothing() -> None:
+    seen = Seen(silent={12})
+    leadership = SlotLeadership(seen, OWN)
+    assert leadership.leader(TOPIC, partition_in(TWOS)) == Leader(NO_NODE, 1)
+    assert leadership.coordinator(group_in(TWOS)) is None
+    assert [node.node_id for node in leadership.brokers()] == [1]
+
+
+def test_clients_are_told_only_of_brokers_that_are_alive_while_there_are_others() -> None:
     seen = Seen()
     leadership = SlotLeadership(seen, OWN)
     seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
-    seen.lately_alive.saw([session(11, 1), session(12, 2)], ms)
-    assert [node.node_id for node in leadership.contacts()] == [1, 2, 3]
-    assert [node.node_id for node in leadership.brokers()] == [1, 2]
-    seen.lately_alive.saw([session(11, 1), session(12, 2)], ms + 1)
-    assert [node.node_id for node in leadership.contacts()] == [1, 2], "2 is alive"
+    assert [node.node_id for node in leadership.contacts()] == [1, 2]
 
+
+def test_a_broker_that_is_left_alone_names_those_that_were_alive_lately() -> None:
+    """Clients that ask only the brokers of the last answer find those that are back."""
+    seen = Seen()
+    leadership = SlotLeadership(seen, OWN)
+    seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
     seen.sessions = {11: seen.sessions[11], 12: seen.sessions[12].ended(SessionState.DEAD)}
     assert list(leadership.contacts()) == [
         OWN,

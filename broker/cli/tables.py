@@ -17,7 +17,7 @@ from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
 from broker.cli.feed_server import FeedServer
 from broker.cli.inferred_columns import infer_columns
 from broker.cli.kafka_client import admin_client, raise_for
-from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
+from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
 from broker.cli.sql import SqlServer, to_url
 from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
@@ -99,12 +99,6 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return text
 
 
-def _to_brokers(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> Bootstrap | None:
-    return None if text is None else to_bootstrap(context, parameter, text)
-
-
 _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 
 
@@ -169,11 +163,11 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 @click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
 @click.option(
-    "--bootstrap",
-    metavar="HOST:PORT,...",
-    callback=_to_brokers,
-    help="Brokers that make a topic that is missing, with their defaults.",
+    "--create-topics",
+    is_flag=True,
+    help="Create topics that do not exist, through --bootstrap, with the broker's defaults.",
 )
+@bootstrap_option
 @_with_server
 def create_table(
     name: str,
@@ -193,7 +187,8 @@ def create_table(
     like: str,
     add_columns: bool,
     yes: bool,
-    bootstrap: Bootstrap | None,
+    create_topics: bool,
+    bootstrap: Bootstrap,
     http: URL,
     user: str | None,
     password: str | None,
@@ -211,7 +206,7 @@ def create_table(
         raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
-    _check_topics(server, topics, bootstrap)
+    _check_topics(server, topics, bootstrap if create_topics else None)
     database, table = split_name(name)
     if not _is_router(name):
         filled = local_name(table) if server.is_of_cluster else table
@@ -274,7 +269,7 @@ def _check_topics(server: FeedServer, topics: Sequence[str], bootstrap: Bootstra
         return
     if bootstrap is None:
         raise click.ClickException(
-            f"there is no topic {missing[0]}: make it, or let --bootstrap name who makes it"
+            f"topic {missing[0]} does not exist: create it, or add --create-topics"
         )
     with admin_client(bootstrap) as admin:
         made = admin.create_topics({topic: {} for topic in missing}, raise_errors=False)["topics"]

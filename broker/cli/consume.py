@@ -20,9 +20,14 @@ from broker.cli.kafka_client import (
     end_at_ctrl_c,
     partition_ranges,
 )
-from broker.cli.options import Bootstrap, bootstrap_option, to_delimiter, unescaped
+from broker.cli.options import (
+    Bootstrap,
+    bootstrap_option,
+    json_lines_option,
+    to_delimiter,
+    unescaped,
+)
 from broker.cli.reading import (
-    Start,
     chosen_partitions,
     offset_option,
     partition_option,
@@ -30,6 +35,7 @@ from broker.cli.reading import (
     seek,
 )
 from broker.cli.tail import record_as_json
+from common.places import Place
 
 if TYPE_CHECKING:
     from kafka import KafkaConsumer
@@ -84,14 +90,15 @@ def _template(text: str) -> Render:
 @click.option("--group", help="Read as a member of this group, and commit what was printed.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many records.")
 @click.option("--exit-at-end", is_flag=True, help="Stop at the end that there was at the start.")
+@json_lines_option
 @click.option(
     "--format",
     "form",
+    metavar="raw|TEXT",
     default="raw",
     show_default=True,
-    help="raw (values), json (one object per line), or a text with %t topic, %p partition, "
-    "%o offset, %T timestamp, %k key, %s value, %K %S their lengths, %h headers, such as "
-    "'%o %k=%s\\n'.",
+    help="raw (values), or a text with %t topic, %p partition, %o offset, %T timestamp, %k key, "
+    "%s value, %K %S their lengths, %h headers, such as '%o %k=%s\\n'.",
 )
 @click.option(
     "--delimiter",
@@ -107,17 +114,18 @@ def _template(text: str) -> Render:
 def consume(
     topics: tuple[str, ...],
     partitions: tuple[int, ...],
-    offset: Start,
+    offset: Place,
     group: str | None,
     count: int | None,
     exit_at_end: bool,
+    as_json: bool,
     form: str,
     delimiter: bytes,
     key_delimiter: bytes | None,
     bootstrap: Bootstrap,
 ) -> None:
     """Print the records of topics, until Ctrl-C, --count or --exit-at-end."""
-    render = _renderer(form, delimiter, key_delimiter)
+    render = _json_line if as_json else _renderer(form, delimiter, key_delimiter)
     if group is not None and (partitions or offset not in ("earliest", "latest")):
         raise click.UsageError(
             "with --group the group chooses partitions and offsets:"
@@ -133,7 +141,9 @@ def consume(
             else:
                 consumer.subscribe(list(topics))
             left, began_s = count, time.monotonic()
-            for records in polls(consumer, ends if exit_at_end else None, stop):
+            for records in polls(
+                consumer, ends if exit_at_end else None, stop, bootstrap.timeout_s
+            ):
                 if not records:
                     # Kafka's client asks for ever: for a deleted topic, a leader that is away, and
                     # a group that cannot be joined. These calls fail.
@@ -151,12 +161,16 @@ def consume(
                         return
 
 
+def _json_line(record: "ConsumerRecord") -> bytes:
+    return record_as_json(record).encode() + b"\n"
+
+
 def _renderer(form: str, delimiter: bytes, key_delimiter: bytes | None) -> Render:
-    if form == "json":
-        return lambda record: record_as_json(record).encode() + b"\n"
     if form != "raw":
         if "%" not in form:
-            raise click.BadParameter("write raw, json or a text with %s", param_hint="--format")
+            raise click.BadParameter(
+                "write raw, or a text with %s; JSON is --json", param_hint="--format"
+            )
         return _template(form)
     if key_delimiter is None:
         return lambda record: (record.value or b"") + delimiter

@@ -123,7 +123,9 @@ def find(admin: "KafkaAdminClient", group_id: str) -> ListedGroup | None:
     """The group, or None if it does not exist. Fails for a group of a newer protocol."""
     found = describe(admin, [group_id]).get(group_id)
     if found is None:
-        for listed in admin.list_groups():
+        # Only its coordinator lists it; another broker may be dead.
+        asked = admin._manager.run(admin._find_coordinator_ids, [group_id]).values()
+        for listed in admin.list_groups(broker_ids=list(asked)):
             kind = listed.get("group_type") or "classic"
             if listed["group_id"] == group_id and kind.lower() != "classic":
                 raise click.ClickException(

@@ -30,6 +30,7 @@ from broker.cli import (
     views,
 )
 from broker.cli.ctrl_c import INTERRUPTED
+from broker.cli.examples import add_examples
 
 
 class _Commands(click.Group):
@@ -78,6 +79,7 @@ for command in (
     backup.restore,
 ):
     main.add_command(command)
+add_examples(main)
 
 
 if __name__ == "__main__":

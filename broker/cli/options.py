@@ -116,6 +116,9 @@ def to_delimiter(
     return None if text is None else unescaped(text)
 
 
+json_lines_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each record, one a line."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 
 

@@ -98,12 +98,19 @@ def _to_headers(
     type=click.IntRange(min=0),
     help="If not given, the key decides; records without a key go to any partition.",
 )
-@click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="When the broker confirms a record; with 0 it never does, and no error is seen.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     default="none",
     show_default=True,
+    help="How batches of records are compressed.",
 )
 @bootstrap_option
 def produce(
@@ -122,11 +129,11 @@ def produce(
 ) -> None:
     """Write records to TOPIC from FILES, or from standard input.
 
-    An object of the format json may have key, value, headers, partition and timestamp_ms, written
-    as `consume --format json` prints them: bytes that are not UTF-8 as {"base64": ...}.
+    An object of the input format json may have key, value, headers, partition and timestamp_ms, as
+    `consume --json` prints them: bytes that are not UTF-8 as {"base64": ...}.
     """
     if key_delimiter is not None and form != "raw":
-        raise click.UsageError("--key-delimiter is for the format raw")
+        raise click.UsageError("--key-delimiter is for the input format raw")
     with admin_client(bootstrap) as admin:
         known = partitions_of(admin, topic)
     default_key = None if key is None else key.encode()

@@ -1,15 +1,16 @@
 """Reading records by hand: where `consume` and `tail` start, and how they wait for more."""
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from broker.cli.ctrl_c import CtrlC
 from broker.cli.kafka_client import partition_ranges, partitions_of
+from broker.cli.retries import may_pass
+from common.places import Place, parse_place, timestamp_ms
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -17,26 +18,17 @@ if TYPE_CHECKING:
 
 POLL_TIMEOUT_MS = 200
 SILENT_S = 5.0
+AGAIN_S = 0.1
 
 Ends = dict["TopicPartition", int]
-Start = str | int | datetime
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
-def _to_offset(_context: click.Context, _parameter: click.Parameter, text: str) -> Start:
-    if text in ("earliest", "latest"):
-        return text
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text) if text != "-0" else "latest"
-    if text.startswith("@"):
-        try:
-            if text[1:].isdecimal():
-                return datetime.fromtimestamp(int(text[1:]) / 1000, UTC)
-            moment = datetime.fromisoformat(text[1:])
-        except (ValueError, OverflowError) as error:
-            raise click.BadParameter(f"{text[1:]!r} is no time: {error}") from error
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    raise click.BadParameter("write earliest, latest, N, -N (the last N), or @TIME")
+def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> Place:
+    try:
+        return parse_place(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 partition_option = click.option(
@@ -56,7 +48,7 @@ def offset_option(default: str, more: str = "") -> Callable[[CommandT], CommandT
         metavar="PLACE",
         default=default,
         show_default=True,
-        callback=_to_offset,
+        callback=_to_place,
         help="Where to start: earliest, latest, an offset N, the last N records of each partition"
         f" (-N), or a time (@2026-01-31T12:00, UTC, or @ and milliseconds since 1970).{more}",
     )
@@ -82,13 +74,13 @@ def seek(
     consumer: "KafkaConsumer",
     admin: "KafkaAdminClient",
     chosen: "list[TopicPartition]",
-    offset: Start,
+    offset: Place,
 ) -> None:
     """Assigns the partitions, and moves to the place in each."""
     ranges = partition_ranges(admin, chosen)
     consumer.assign(chosen)
     if isinstance(offset, datetime):
-        found = admin.list_partition_offsets(dict.fromkeys(chosen, int(offset.timestamp() * 1000)))
+        found = admin.list_partition_offsets(dict.fromkeys(chosen, timestamp_ms(offset)))
     for part in chosen:
         held = ranges[part]
         if isinstance(offset, datetime):
@@ -108,24 +100,34 @@ def seek(
 
 
 def polls(
-    consumer: "KafkaConsumer", ends: "Ends | None", stop: CtrlC
+    consumer: "KafkaConsumer", ends: "Ends | None", stop: CtrlC, timeout_s: float
 ) -> "Iterator[list[ConsumerRecord]]":
     """Records as they arrive, until Ctrl-C or until every partition that is read is at its end.
 
-    An empty list says that nothing arrived for SILENT_S.
+    An empty list says that nothing arrived for SILENT_S. A poll that fails in a way that may pass,
+    as while a coordinator is away, is made again until `timeout_s` is over.
     """
-    heard_s = time.monotonic()
-    while ends is None or not _at_end(consumer, ends):
-        polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS)
-        if stop.is_pressed():
-            return
+    heard_s = polled_s = time.monotonic()
+    while not stop.is_pressed():
+        now_s = time.monotonic()
+        try:
+            if ends is not None and _at_end(consumer, ends):
+                return
+            polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS)
+        except Exception as error:
+            if not may_pass(error) or now_s - polled_s > timeout_s:
+                raise
+            stop.wait(AGAIN_S)
+            continue
+        polled_s = now_s
         records = [
             record
             for part, found in polled.items()
             for record in found
             if ends is None or record.offset < ends.get(part, 0)
         ]
-        now_s = time.monotonic()
+        if stop.is_pressed():
+            return
         if records or now_s - heard_s >= SILENT_S:
             heard_s = now_s
             yield records

@@ -16,9 +16,8 @@ from broker.cli.kafka_client import (
     end_at_ctrl_c,
     partition_ranges,
 )
-from broker.cli.options import Bootstrap, bootstrap_option
+from broker.cli.options import Bootstrap, bootstrap_option, json_lines_option
 from broker.cli.reading import (
-    Start,
     chosen_partitions,
     offset_option,
     partition_option,
@@ -26,6 +25,7 @@ from broker.cli.reading import (
     seek,
 )
 from common.console import escaped
+from common.places import Place
 
 if TYPE_CHECKING:
     from kafka.consumer.fetcher import ConsumerRecord
@@ -37,14 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 @click.argument("topic")
 @partition_option
 @offset_option("latest")
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Columns (partition:offset, time, key, value, headers), or one JSON object per line.",
-)
+@json_lines_option
 @click.option(
     "--exit-at-end",
     is_flag=True,
@@ -54,24 +47,27 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def tail(
     topic: str,
     partitions: tuple[int, ...],
-    offset: Start,
-    output: str,
+    offset: Place,
+    as_json: bool,
     exit_at_end: bool,
     bootstrap: Bootstrap,
 ) -> None:
     """Print the records of TOPIC as they arrive, until Ctrl-C.
 
-    In text, bytes that are not printable UTF-8 are written as backslash escapes and null as \\N;
-    in JSON, bytes that are not UTF-8 are written as {"base64": ...}.
+    A line has partition:offset, time, key, value and headers. Bytes that are not printable UTF-8
+    are written as backslash escapes and null as \\N; in JSON, bytes that are not UTF-8 are written
+    as {"base64": ...}.
     """
-    render = {"text": record_as_text, "json": record_as_json}[output]
+    render = record_as_json if as_json else record_as_text
     with suppress(KeyboardInterrupt), admin_client(bootstrap) as admin, ctrl_c() as stop:
         end_at_ctrl_c(admin, stop)
         chosen = chosen_partitions(admin, [topic], partitions)
         ends = {part: held.end for part, held in partition_ranges(admin, chosen).items()}
         with consumer_client(bootstrap) as consumer:
             seek(consumer, admin, chosen, offset)
-            for records in polls(consumer, ends if exit_at_end else None, stop):
+            for records in polls(
+                consumer, ends if exit_at_end else None, stop, bootstrap.timeout_s
+            ):
                 if not records:
                     # Kafka's client keeps requesting a deleted topic, and from a leader that is
                     # away; these calls fail.

@@ -84,12 +84,12 @@ def test_json_carries_whole_records_from_topic_to_topic(broker: BrokerProcess, m
         producer.send(made, b"\xff\x00", key="ü".encode(), headers=[("h", b"\xfe"), ("h", b"")],
                       partition=2, timestamp_ms=5).get(timeout=LIMIT_S)  # fmt: skip
         producer.send(made, None, key=b"", partition=0, timestamp_ms=6).get(timeout=LIMIT_S)
-    printed = consume(broker, made, "--format", "json")
+    printed = consume(broker, made, "--json")
     assert {json.loads(line)["timestamp_ms"] for line in printed.splitlines()} == {5, 6}
     copy = f"{made}.copy"
     output("topics", "create", copy, "--partitions", "3", "--bootstrap", broker.kafka)
     produce(broker, copy, "--input-format", "json", stdin=printed)
-    again = consume(broker, copy, "--format", "json")
+    again = consume(broker, copy, "--json")
     assert sorted(again.replace(copy, made).splitlines()) == sorted(printed.splitlines())
     produce(
         broker,

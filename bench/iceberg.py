@@ -91,7 +91,7 @@ class IcebergJob(FeedJob):
         super().__init__(broker)
         self._command = [
             sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg",
-            "--bootstrap", broker.kafka, "--servers", broker.http_url, "--user", USER,
+            "--bootstrap", broker.kafka, "--http", broker.http_url, "--user", USER,
             "--password", PASSWORD, "--master", f"local[{TASKS}]", "--name", name,
             "--control-topic", f"control-{name}", "--topic", TOPIC, "--catalog", str(warehouse),
             "--table", "db.events", "--create", "--interval-ms", str(interval_s * 1000),

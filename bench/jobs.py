@@ -127,8 +127,8 @@ def _await_counted(broker: BrokerProcess) -> None:
 
 def _run(broker: BrokerProcess, name: str) -> float:
     login = ["--user", _LOGIN["sql_user"], "--password", _LOGIN["sql_password"]]
-    command = ["-m", "broker.cli", "jobs", "run", name, "--servers", broker.http_url, *login]
-    return _seconds([*command, "--format", "json"])
+    command = ["-m", "broker.cli", "jobs", "run", name, "--http", broker.http_url, *login]
+    return _seconds([*command, "--json"])
 
 
 def _seconds(command: Sequence[str]) -> float:

@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from broker.config import ConfigError, Settings, as_text, unit
-from common.environment import ENV_PREFIX
+from common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file when there is no flag `--config`."""
@@ -25,7 +25,10 @@ CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 CLICKHOUSE_PASSWORD_ENV = ENV_PREFIX + "CLICKHOUSE_PASSWORD"
 """The password for a cluster's servers when the file has none."""
 
-_NO_SETTINGS = frozenset({CONFIG_FILE_ENV, CLICKHOUSE_PASSWORD_ENV})
+BOOTSTRAP_ENV = ENV_PREFIX + BOOTSTRAP_VARIABLE
+"""The brokers that commands and jobs connect to. A broker does not read it."""
+
+_NO_SETTINGS = frozenset({CONFIG_FILE_ENV, CLICKHOUSE_PASSWORD_ENV, BOOTSTRAP_ENV})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.leadership import BrokerEndpoint
 from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
+from common.address import is_wildcard
 
-_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::"})
 _BACKLOG = 1024
 
 
@@ -71,7 +71,7 @@ class KafkaListener:
         advertised = {one.listener: one for one in settings.advertised_listeners}
         told = tuple(advertised.get(one.listener, one) for one in self.addresses)
         for one in told:
-            if one.host in _WILDCARD_HOSTS:
+            if is_wildcard(one.host):
                 named = "" if len(told) == 1 else f"{one.listener}://"
                 raise ListenError(
                     f"{one.host} is not an address that clients can connect to:"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from typing import NamedTuple
 
 
@@ -27,3 +29,22 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
     return Address(host, int(port))
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a listener with this host takes every address of its machine: 0.0.0.0, ::, 0."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        pass
+    try:
+        return socket.inet_aton(host) == bytes(4)
+    except OSError:
+        return False
+
+
+def host_to_connect_to(host: str) -> str:
+    """The same host; for a wildcard, which is no destination, the loopback of its family."""
+    if not is_wildcard(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"

@@ -85,7 +85,15 @@ class CompactionTotals:
     RETRY_WINDOW_MS,
     "Records of idempotent producers stay for so long, because they may be sent again.",
 )
-@job.number("--patience", 600, "Give up when the broker removes nothing for so many seconds.", 1)
+@click.option(
+    "--timeout",
+    "patience",
+    metavar="SECONDS",
+    type=click.IntRange(1),
+    default=600,
+    show_default=True,
+    help="How long to go on while the broker removes nothing.",
+)
 def command(
     run: JobRun,
     force: bool,

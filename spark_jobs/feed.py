@@ -21,13 +21,12 @@ import click
 from coordinator.feeds.blocks import Counted, Offsets, Phase, Replay
 from coordinator.feeds.definition import (
     AT_OFFSET,
-    START,
     FeedDefinitionError,
     Format,
     split_name,
 )
 from coordinator.feeds.feeder import EVERYWHERE
-from coordinator.feeds.options import engine_option, path_option, unit_option
+from coordinator.feeds.options import engine_option, path_option, start_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE
 from coordinator.feeds.statements import checked_columns, columns_statement
 from coordinator.feeds.tables import (
@@ -239,7 +238,7 @@ class FeedTarget:
         if not has.endswith("MergeTree"):
             raise JobFailure(f"{self.name} is a table of engine {has}, not of MergeTree")
         if len(self.servers.urls) > 1 and not replicated:
-            raise JobFailure(f"{self.name} is not replicated: name one server with --servers")
+            raise JobFailure(f"{self.name} is not replicated: name one server with --http")
         for statement in preparing(target, replicated=replicated):
             self.servers.execute(statement)
 
@@ -257,12 +256,6 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return text
 
 
-def _to_start(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    if not START.fullmatch(text) or text.startswith(AT_OFFSET):
-        raise click.BadParameter(f"write earliest, latest or milliseconds since 1970, not {text!r}")
-    return text
-
-
 def _to_pairs(
     _context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
@@ -274,9 +267,9 @@ def _to_pairs(
 
 @job.command("feed")
 @click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
-@click.option("--bootstrap", metavar="HOST:PORT[,...]", required=True, help="Of Kafka.")
+@job.bootstrap_option
 @click.option(
-    "--values",
+    "--input-format",
     "kind",
     type=click.Choice([one.value for one in Format]),
     default="json",
@@ -289,14 +282,7 @@ def _to_pairs(
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
 @path_option
 @unit_option
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    callback=_to_start,
-    help="Where a new feed begins: earliest, latest, or a time in milliseconds since 1970.",
-)
+@start_option
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--replay", is_flag=True, help="First parse the dead letters again, after a fix.")
 @click.option("--once", is_flag=True, help="End when all that is there has been fed.")
@@ -337,11 +323,13 @@ def command(
 ) -> JobReport:
     """Fill DATABASE.TABLE from the topics --topic, each committed record once.
 
-    --servers is the ClickHouse that has the table. A run ends when another one with the same table
+    --http is the ClickHouse that has the table. A run ends when another one with the same table
     begins.
     """
     if run.topics == glob_pattern(()):
         raise JobFailure("name the topics: --topic")
+    if start.startswith(AT_OFFSET):
+        raise click.UsageError("this job begins at earliest, latest or a time, not at an offset")
     if not run.dry_run:
         check_dead_letters(run.servers)
     spark = run.spark(**_sources(jars))

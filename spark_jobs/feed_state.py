@@ -241,7 +241,7 @@ def check_dead_letters(servers: SqlServers) -> None:
     except SqlRefused as error:
         raise JobFailure(
             f"dead letters cannot be stored: {error}; --user has to be one who may read and write"
-            f" the database {DATABASE} of --servers, and make it if it does not exist"
+            f" the database {DATABASE} of --http, and make it if it does not exist"
         ) from error
 
 

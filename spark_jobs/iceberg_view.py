@@ -48,7 +48,8 @@ _PLACE = ("_topic", "_partition", "_offset")
     "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
     help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
 )  # fmt: skip
-@click.option("--table", "name", metavar="NAMESPACE.TABLE", required=True)
+@click.option("--table", "name", metavar="NAMESPACE.TABLE", required=True,
+              help="The Iceberg table.")  # fmt: skip
 @click.option("--source", metavar="SQL", default="",
               help="How ClickHouse reads the table, as in icebergS3(...). Of a table in local files"
               " it is known.")  # fmt: skip
@@ -60,7 +61,7 @@ def command(
 ) -> JobReport:  # fmt: skip
     """Make a view of an Iceberg table's rows and of the records that it does not have yet.
 
-    The view is made on --servers, a ClickHouse that may read both. Values are JSON.
+    The view is made on --http, a ClickHouse that may read both. Values are JSON.
     """
     database, _, short = view.rpartition(".")
     if not database or not short:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from common.console import console, new_table, printable
-from common.options import environment_option, server_option
+from common.options import brokers_from_text, brokers_option, environment_option, server_option
 from spark_jobs.progress import JobProgress, shown
 from spark_jobs.session import SparkMissing, session, spark_context
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
@@ -147,13 +147,23 @@ def number(
     return click.option(name, type=kind, default=default, show_default=True, help=purpose)
 
 
+def _to_brokers(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    try:
+        return ",".join(map(str, brokers_from_text(text)))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+bootstrap_option = brokers_option(_to_brokers)
+
+
 _COMMON_OPTIONS = (
     server_option(
-        "--servers", "URL[,URL]", "http://127.0.0.1:8123", "HTTP", _check_servers,
+        "--http", "URL[,URL]", "http://127.0.0.1:8123", "HTTP", _check_servers,
         "The broker's SQL interface, or the ClickHouse servers of a cluster.",
     ),
-    environment_option("--user", "SQL_USER", "The broker's sql_user."),
-    environment_option("--password", "SQL_PASSWORD", "Its password."),
+    environment_option("--user", "SQL_USER", "The broker's sql_user; anonymous if not given."),
+    environment_option("--password", "SQL_PASSWORD", "Password of --user."),
     click.option(
         "--master",
         metavar="MASTER",
@@ -169,8 +179,7 @@ _COMMON_OPTIONS = (
         help="Only these topics; * is any text, ? any character. May be repeated.",
     ),
     click.option(
-        "--format", "output", type=click.Choice(["table", "json"]), default="table",
-        show_default=True, help="How the report is printed.",
+        "--json", "as_json", is_flag=True, help="Print the report as JSON, not as a table.",
     ),
 )  # fmt: skip
 
@@ -187,7 +196,7 @@ def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
         def invoke(
             context: click.Context, /, servers: str, user: str | None, password: str | None,
             master: str | None, dry_run: bool, groups: tuple[str, ...], topics: tuple[str, ...],
-            output: str, **own: Any,
+            as_json: bool, **own: Any,
         ) -> None:  # fmt: skip
             with shown(name) as progress, _failures_in_one_sentence():
                 run = JobRun(
@@ -200,15 +209,13 @@ def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
                     name,
                 )
                 report = work(run, **own)
-            show(report, output)
+            show(report, as_json=as_json)
             context.exit(0 if report.ok else 1)
 
         wrapped: Any = invoke
         for option in reversed(_COMMON_OPTIONS):
             wrapped = option(wrapped)
-        made: click.Command = click.command(name, context_settings={"max_content_width": 110})(
-            wrapped
-        )
+        made: click.Command = click.command(name)(wrapped)
         return made
 
     return make
@@ -224,7 +231,7 @@ def _failures_in_one_sentence() -> Iterator[None]:
     try:
         yield
     except SqlUnavailable as error:
-        hint = "start the server, or name another one with --servers"
+        hint = "start the server, or name another one with --http"
         raise click.ClickException(f"{error}: {hint}") from error
     except (JobFailure, SqlFailure, SparkMissing) as error:
         raise click.ClickException(str(error)) from error
@@ -246,8 +253,8 @@ def _message_of_a_worker(error: Exception) -> str | None:
     return found[1] if found else None
 
 
-def show(report: JobReport, output: str) -> None:
-    if output == "json":
+def show(report: JobReport, *, as_json: bool) -> None:
+    if as_json:
         rows = [dict(zip(report.columns, row, strict=True)) for row in report.rows]
         click.echo(json.dumps({"summary": report.summary, "ok": report.ok, "rows": rows},
                               default=_as_text, indent=2))  # fmt: skip

@@ -252,7 +252,7 @@ class Soak:
         while not self._stopped.wait(self._plan.compaction_every_s):
             command = [sys.executable, "-m", "broker.cli", "jobs", "run", "compaction", "--force"]
             command += ["--user", "soak", "--password", "soak", "--retry-window-ms", "60000"]
-            command += ["--servers", self._broker.http_url]
+            command += ["--http", self._broker.http_url]
             done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 self._statements["compaction jobs that ended well"] += 1

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from broker import config_sources
-from broker.cli.options import settings_errors
+from broker.cli.options import json_option, print_json, settings_errors
 from broker.config import Settings
 from broker.config_sources import Configuration, SettingRow
 from common.console import console, new_table
@@ -34,25 +34,25 @@ def load_settings(flags: dict[str, Any], config_file: Path | None) -> Configurat
 @click.option(
     "--format",
     "output",
-    type=click.Choice(["table", "toml", "json"]),
+    type=click.Choice(["table", "toml"]),
     default="table",
     show_default=True,
-    help="A table to read, a file for --config, or JSON.",
+    help="A table to read, or a file for --config.",
 )
-def show_config(config_file: Path | None, output: str) -> None:
+@json_option
+def show_config(config_file: Path | None, output: str, as_json: bool) -> None:
     """Print every setting, its default and its meaning.
 
     Also the unit of each value and where it comes from: a flag, the environment, a file.
     """
     configuration = load_settings({}, config_file)
     rows = list(config_sources.rows(configuration))
-    match output:
-        case "toml":
-            click.echo(_as_toml(rows), nl=False)
-        case "json":
-            click.echo(json.dumps([_as_json(row) for row in rows], indent=2))
-        case _:
-            console().print(_as_table(rows))
+    if as_json:
+        print_json([_as_json(row) for row in rows])
+    elif output == "toml":
+        click.echo(_as_toml(rows), nl=False)
+    else:
+        console().print(_as_table(rows))
 
 
 def _as_table(rows: list[SettingRow]) -> Table:

@@ -62,21 +62,23 @@ def describe(admin: "KafkaAdminClient", group_ids: Collection[str]) -> dict[str,
         by_coordinator: dict[int, list[str]] = defaultdict(list)
         for group_id, node_id in (await admin._find_coordinator_ids(group_ids)).items():
             by_coordinator[node_id].append(group_id)
-        return [
+        answers = [
             (node_id, described)
             for node_id, ids in by_coordinator.items()
             for described in (
                 await admin._manager.send(DescribeGroupsRequest(groups=ids), node_id=node_id)
             ).groups
         ]
+        for _, answer in answers:
+            error = errors.for_code(answer.error_code)
+            if error not in (errors.NoError, errors.GroupIdNotFoundError):
+                raise error(answer.group_id)
+        return answers
 
     found = {}
     for coordinator, answer in admin._manager.run(ask) if group_ids else ():
-        error = errors.for_code(answer.error_code)
-        if error is errors.GroupIdNotFoundError or answer.group_state == "Dead":
+        if answer.error_code or answer.group_state == "Dead":
             continue
-        if error is not errors.NoError:
-            raise error(answer.group_id)
         found[answer.group_id] = ListedGroup(
             group_id=answer.group_id,
             state=answer.group_state,
@@ -121,7 +123,9 @@ def find(admin: "KafkaAdminClient", group_id: str) -> ListedGroup | None:
     """The group, or None if it does not exist. Fails for a group of a newer protocol."""
     found = describe(admin, [group_id]).get(group_id)
     if found is None:
-        for listed in admin.list_groups():
+        # Only its coordinator lists it; another broker may be dead.
+        asked = admin._manager.run(admin._find_coordinator_ids, [group_id]).values()
+        for listed in admin.list_groups(broker_ids=list(asked)):
             kind = listed.get("group_type") or "classic"
             if listed["group_id"] == group_id and kind.lower() != "classic":
                 raise click.ClickException(

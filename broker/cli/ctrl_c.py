@@ -28,6 +28,11 @@ class CtrlC:
         """Waits for Ctrl-C, at most for this time; whether it was pressed."""
         return bool(select.select([self._pressed_fd], [], [], seconds)[0])
 
+    def sleep(self, seconds: float) -> None:
+        """Waits for this time. Raises KeyboardInterrupt when Ctrl-C is pressed."""
+        if self.wait(seconds):
+            raise KeyboardInterrupt
+
 
 @contextmanager
 def ctrl_c() -> Iterator[CtrlC]:

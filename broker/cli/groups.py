@@ -24,9 +24,10 @@ from broker.cli.consumer_groups import (
     partition_names,
     topic_partitions,
 )
-from broker.cli.kafka_client import admin_client, bootstrap_option, explained, partition_ranges
-from broker.cli.options import Bootstrap, json_option, print_json
+from broker.cli.kafka_client import admin_client, partition_ranges
+from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
 from broker.cli.reset_offsets import reset_offsets
+from broker.cli.retries import explained, is_of_coordinator
 from broker.cli.watch import show, watch_option
 from common.console import new_table, printable
 
@@ -120,7 +121,8 @@ def _delete(admin: "KafkaAdminClient", group_id: str) -> str | None:
     from kafka import errors
 
     try:
-        outcome = admin.delete_groups([group_id])[group_id]
+        outcomes = admin.repeated(lambda: _raised_if_moved(admin.delete_groups([group_id])))
+        outcome = outcomes[group_id]
     except errors.BrokerResponseError as error:
         outcome = type(error).__name__
     match outcome:
@@ -132,6 +134,16 @@ def _delete(admin: "KafkaAdminClient", group_id: str) -> str | None:
             return f"group {printable(group_id)} has active members: stop them first"
         case _:
             return f"group {printable(group_id)}: {explained(getattr(errors, outcome))}"
+
+
+def _raised_if_moved(outcomes: dict[str, str]) -> dict[str, str]:
+    """The outcomes by group, as names of errors. Raises one that says to ask another broker."""
+    from kafka import errors
+
+    for outcome in outcomes.values():
+        if is_of_coordinator(error := getattr(errors, outcome, errors.NoError)):
+            raise error
+    return outcomes
 
 
 Row = dict[str, Any]

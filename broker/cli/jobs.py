@@ -10,6 +10,8 @@ from importlib import import_module
 
 import click
 
+from broker.cli.examples import add_examples
+from broker.cli.options import json_option, print_json
 from common.console import console, new_table
 
 JOBS = {
@@ -30,8 +32,12 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-def list_jobs() -> None:
+@json_option
+def list_jobs(as_json: bool) -> None:
     """Print every job and what it is for."""
+    if as_json:
+        print_json([{"job": name, "what it does": purpose} for name, purpose in JOBS.items()])
+        return
     table = new_table("job", "what it does")
     for name, purpose in JOBS.items():
         table.add_row(name, purpose)
@@ -54,6 +60,7 @@ class _Jobs(click.Group):
             found: click.Command = import_module(f"spark_jobs.{cmd_name.replace('-', '_')}").command
         except SparkMissing as error:
             raise click.ClickException(str(error)) from error
+        add_examples(found, ("jobs", "run", cmd_name))
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -3,39 +3,84 @@
 They are ordinary clients (kafka-python) and do not use the broker's internals, so they work
 against any Kafka. Nothing here joins a group or creates a topic that was not asked for. Every
 error becomes one sentence.
+
+A request that fails because a broker is away, or with an error that may pass, is repeated until
+`Bootstrap.timeout_s` is over (broker/cli/retries.py).
 """
 
-import socket
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from broker.cli.options import Bootstrap, to_bootstrap
-from common.options import server_option
+from broker.cli.bootstrap import answering
+from broker.cli.ctrl_c import CtrlC
+from broker.cli.options import Bootstrap
+from broker.cli.retries import explained, last_broker_error, may_pass, repeated
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.net.compat import KafkaNetClient
 
-CONNECT_TIMEOUT_S = 5.0
-BOOTSTRAP_TIMEOUT_MS = 10_000
-REQUEST_TIMEOUT_MS = 30_000
-DELIVERY_TIMEOUT_MS = 60_000
+T = TypeVar("T")
+
 LINGER_MS = 5
 BATCH_BYTES = 256 * 1024
 REQUEST_MAX_BYTES = 2**30
+MAX_RECONNECT_BACKOFF_MS = 500
 
-bootstrap_option = server_option(
-    "--bootstrap",
-    "HOST:PORT,...",
-    "127.0.0.1:9092",
-    "KAFKA",
-    to_bootstrap,
-    "Brokers to connect to; one of them names the others.",
-)
+
+def _common(bootstrap: Bootstrap) -> dict[str, Any]:
+    """Settings of every client. A request to a broker that is stopped leaves time for another."""
+    return {
+        "bootstrap_servers": str(answering(bootstrap.addresses, bootstrap.timeout_s)),
+        "bootstrap_timeout_ms": int(bootstrap.timeout_s * 1000),
+        "request_timeout_ms": int(bootstrap.timeout_s * 1000 / 3),
+        "reconnect_backoff_max_ms": MAX_RECONNECT_BACKOFF_MS,
+        # The table consumer_offsets shows it beside the offsets that these commands commit.
+        "client_id": "brokerhouse",
+    }
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The last error with which a broker refused a request of a producer or a group's member.
+
+    These clients repeat what may pass, and say only that the time is over (kafka-python 3.0.12).
+    """
+
+    error: Any = None
+    said: str | None = None
+
+    def watch(self, manager: Any) -> None:
+        """Looks at the answers to all requests of a connection manager."""
+        send_once = manager.send
+
+        def send(*request: Any, **options: Any) -> Any:
+            answer = send_once(*request, **options)
+            answer.add_callback(self._note)
+            return answer
+
+        manager.send = send
+
+    def _note(self, response: Any) -> None:
+        from kafka.errors import for_code
+        from kafka.protocol.producer import ProduceResponse
+
+        if isinstance(response, ProduceResponse):
+            topics = response.responses
+            parts = [part for topic in topics for part in topic.partition_responses]
+        else:
+            parts = [response]
+        for part in parts:
+            if code := getattr(part, "error_code", 0):
+                self.error, self.said = for_code(code), getattr(part, "error_message", None)
+
+    def explained(self, otherwise: str) -> str:
+        return otherwise if self.error is None else explained(self.error, self.said)
 
 
 @contextmanager
@@ -44,22 +89,42 @@ def admin_client(bootstrap: Bootstrap) -> "Iterator[KafkaAdminClient]":
     with _kafka_errors(bootstrap):
         from kafka import KafkaAdminClient
 
-        _connect_once(bootstrap)
-        with KafkaAdminClient(
-            bootstrap_servers=str(bootstrap),
-            # The table consumer_offsets shows it beside the offsets that these commands commit.
-            client_id="brokerhouse",
-            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-        ) as admin:
+        with KafkaAdminClient(**_common(bootstrap)) as admin:
+            _repeat_requests(admin, bootstrap.timeout_s)
             yield admin
+
+
+def _repeat_requests(admin: "KafkaAdminClient", timeout_s: float) -> None:
+    """Kafka-python (3.0.12) sends each request of its admin client once, and to one broker.
+
+    All public calls of that client go through `run` of its connection manager.
+    """
+    manager = admin._manager
+    run_once = manager.run
+
+    def forget() -> None:
+        admin._controller_id = None
+        manager.cluster._coordinators.clear()
+        manager.cluster.request_update()
+
+    def repeat(attempt: Callable[[], T]) -> T:
+        return repeated(attempt, timeout_s, forget, lambda seconds: admin.sleep(seconds))
+
+    admin.sleep = time.sleep
+    admin.repeated = repeat
+    manager.run = lambda ask, *arguments: repeat(lambda: run_once(ask, *arguments))
+
+
+def end_at_ctrl_c(admin: "KafkaAdminClient", stop: CtrlC) -> None:
+    """Let Ctrl-C, which `stop` has seen, end the repeating of requests."""
+    admin.sleep = stop.sleep
 
 
 @contextmanager
 def consumer_client(
     bootstrap: Bootstrap, group: str | None = None, reset: str = "earliest"
 ) -> "Iterator[KafkaConsumer]":
-    """A consumer, in a group only if one is named; errors as in `admin_client`.
+    """A consumer with its `refusals`, in a group only if one is named; errors as in `admin_client`.
 
     `reset`: where a group starts that has committed nothing.
     """
@@ -67,15 +132,14 @@ def consumer_client(
         from kafka import KafkaConsumer
 
         with KafkaConsumer(
-            bootstrap_servers=str(bootstrap),
-            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-            client_id="brokerhouse",
+            **_common(bootstrap),
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset=reset if group else "earliest",
             kafka_client=_client_that_creates_no_topics,
         ) as consumer:
+            consumer.refusals = Refusals()
+            consumer.refusals.watch(consumer._client._manager)
             if group is not None:
                 _join_until_joined(consumer)
             yield consumer
@@ -104,16 +168,15 @@ def _join_until_joined(consumer: "KafkaConsumer") -> None:
 
 @contextmanager
 def producer_client(bootstrap: Bootstrap, **options: Any) -> "Iterator[KafkaProducer]":
-    """A producer to topics that exist; errors as in `admin_client`."""
+    """A producer to topics that exist, with its `refusals`; errors as in `admin_client`."""
     with _kafka_errors(bootstrap):
         from kafka import KafkaProducer
 
+        timeout_ms = int(bootstrap.timeout_s * 1000)
         producer = KafkaProducer(
-            bootstrap_servers=str(bootstrap),
-            bootstrap_timeout_ms=BOOTSTRAP_TIMEOUT_MS,
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-            client_id="brokerhouse",
+            **_common(bootstrap),
+            delivery_timeout_ms=timeout_ms,
+            max_block_ms=timeout_ms,
             linger_ms=LINGER_MS,
             batch_size=BATCH_BYTES,
             # The broker says what is too large (max.message.bytes).
@@ -121,10 +184,14 @@ def producer_client(bootstrap: Bootstrap, **options: Any) -> "Iterator[KafkaProd
             kafka_client=_client_that_creates_no_topics,
             **options,
         )
+        producer.refusals = Refusals()
+        producer.refusals.watch(producer._sender._client._manager)
         try:
             yield producer
-        finally:
-            producer.close(timeout=CONNECT_TIMEOUT_S)
+        except BaseException:
+            producer.close(timeout=0)  # what is not stored yet would be sent again
+            raise
+        producer.close(timeout=bootstrap.timeout_s)
 
 
 def _client_that_creates_no_topics(**configs: Any) -> "KafkaNetClient":
@@ -144,34 +211,21 @@ def _client_that_creates_no_topics(**configs: Any) -> "KafkaNetClient":
 def _kafka_errors(bootstrap: Bootstrap) -> Iterator[None]:
     import logging
 
-    from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError
+    from kafka.errors import BrokerResponseError, KafkaError, RequestTimedOutError
 
     # The client's log repeats at length what is reported here.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     try:
         yield
-    except BrokerResponseError as error:
-        raise click.ClickException(f"{bootstrap} answered {explained(type(error))}") from error
-    except KafkaTimeoutError as error:
-        raise click.ClickException(f"{bootstrap} does not answer as a Kafka broker") from error
     except KafkaError as error:
-        raise click.ClickException(f"{bootstrap} failed: {error}") from error
-
-
-def _connect_once(bootstrap: Bootstrap) -> None:
-    """Fails at once if nothing listens. Kafka's client would keep retrying."""
-    reasons = []
-    for address in bootstrap:
-        try:
-            socket.create_connection(address, CONNECT_TIMEOUT_S).close()
-        except OSError as error:
-            reasons.append(f"{address} ({error.strerror or error})")
-        else:
-            return
-    raise click.ClickException(
-        f"no broker at {', '.join(reasons)}: start one with `brokerhouse serve`, "
-        "or name another with --bootstrap"
-    )
+        known = last_broker_error(error)
+        if isinstance(known, BrokerResponseError) and not isinstance(known, RequestTimedOutError):
+            raise click.ClickException(f"{bootstrap} answered {explained(known)}") from error
+        if may_pass(error):
+            raise click.ClickException(
+                f"no broker of {bootstrap} has done it within {bootstrap.timeout_s:g} s ({known})"
+            ) from error
+        raise click.ClickException(f"{bootstrap} failed: {known}") from error
 
 
 def existing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,9 +271,4 @@ def raise_for(error_code: int, message: str | None, subject: str) -> None:
     error = for_code(error_code)
     if error is UnknownTopicOrPartitionError:
         raise click.ClickException(f"{subject} does not exist")
-    raise click.ClickException(f"{subject}: {message or explained(error)}")
-
-
-def explained(error: type[Any]) -> str:
-    """The name of a Kafka error, and Kafka's description of it."""
-    return f"{error.message}: {error.description}"
+    raise click.ClickException(f"{subject}: {explained(error, message)}")

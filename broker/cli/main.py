@@ -5,6 +5,11 @@ wrong, and 1 where the work failed. Heavy imports (the engine, Kafka's client) w
 needs them, so that `--help` is quick.
 """
 
+import errno
+import os
+import sys
+from typing import Any
+
 import click
 
 from broker.cli import (
@@ -24,9 +29,30 @@ from broker.cli import (
     topics,
     views,
 )
+from broker.cli.ctrl_c import INTERRUPTED
+from broker.cli.examples import add_examples
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """What may happen to any command: Ctrl-C, and output that cannot be written."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                # Python would write the rest once more at its exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise click.ClickException(f"cannot write the output: {error.strerror}") from error
+            raise
+        return result
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="brokerhouse", prog_name="brokerhouse")
 def main() -> None:
     """A Kafka broker whose log is a ClickHouse table."""
@@ -53,6 +79,7 @@ for command in (
     backup.restore,
 ):
     main.add_command(command)
+add_examples(main)
 
 
 if __name__ == "__main__":

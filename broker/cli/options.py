@@ -4,14 +4,18 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import click
 
 from broker.config import ConfigError
 from common.address import Address, parse_address
+from common.options import brokers_from_text, brokers_option
 
 T = TypeVar("T")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 class WrongSettings(click.ClickException):
@@ -53,17 +57,46 @@ def to_addresses(
     return tuple(to_address(context, parameter, text) for text in texts)
 
 
-class Bootstrap(tuple[Address, ...]):
-    """Brokers to ask for the others; as text, what Kafka's clients take."""
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Brokers to ask for the others; as text, what Kafka's clients take.
 
-    __slots__ = ()
+    `timeout_s`: how long a command goes on while no broker does what it asks for.
+    """
+
+    addresses: tuple[Address, ...]
+    timeout_s: float = 30.0
 
     def __str__(self) -> str:
-        return ",".join(map(str, self))
+        return ",".join(map(str, self.addresses))
 
 
-def to_bootstrap(context: click.Context, parameter: click.Parameter, text: str) -> Bootstrap:
-    return Bootstrap(to_address(context, parameter, part.strip()) for part in text.split(","))
+def _to_bootstrap(_context: click.Context, _parameter: click.Parameter, text: str) -> Bootstrap:
+    try:
+        return Bootstrap(brokers_from_text(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.IntRange(1, 3600),
+    default=30,
+    show_default=True,
+    help="How long to go on while no broker does what is asked.",
+)
+
+
+def bootstrap_option(command: CommandT) -> CommandT:
+    """--bootstrap and --timeout: the command gets both as its argument `bootstrap`."""
+
+    @wraps(command)
+    def with_brokers(*, bootstrap: Bootstrap, timeout_s: int, **others: Any) -> Any:
+        return command(bootstrap=replace(bootstrap, timeout_s=timeout_s), **others)
+
+    return brokers_option(_to_bootstrap)(timeout_option(cast(CommandT, with_brokers)))
 
 
 def unescaped(text: str) -> bytes:
@@ -83,6 +116,9 @@ def to_delimiter(
     return None if text is None else unescaped(text)
 
 
+json_lines_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each record, one a line."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 
 

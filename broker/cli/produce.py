@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from broker.cli.ctrl_c import INTERRUPTED
-from broker.cli.kafka_client import (
-    admin_client,
-    bootstrap_option,
-    explained,
-    partitions_of,
-    producer_client,
-)
-from broker.cli.options import Bootstrap, to_delimiter
+from broker.cli.kafka_client import admin_client, partitions_of, producer_client
+from broker.cli.options import Bootstrap, bootstrap_option, to_delimiter
+from broker.cli.retries import explained
 
 if TYPE_CHECKING:
     from kafka import KafkaProducer
@@ -34,7 +29,8 @@ RECORD_MAX_BYTES = 256 * 1024 * 1024
 UNCONFIRMED_MAX_BYTES = 32 * 1024 * 1024
 UNCONFIRMED_MAX_RECORDS = 50_000
 RECORD_OVERHEAD_BYTES = 500  # of the objects that stand for a record until it is confirmed
-CONFIRM_TIMEOUT_S = 60.0
+CONFIRM_SLACK_S = 2.0
+"""The producer gives up by itself when the time is over; this is for its threads."""
 
 _FIELDS = frozenset({"key", "value", "headers", "partition", "timestamp_ms", "topic", "offset"})
 
@@ -70,7 +66,7 @@ def _to_headers(
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
-    "--format",
+    "--input-format",
     "form",
     type=click.Choice(["raw", "json", "file"]),
     default="raw",
@@ -102,12 +98,19 @@ def _to_headers(
     type=click.IntRange(min=0),
     help="If not given, the key decides; records without a key go to any partition.",
 )
-@click.option("--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="When the broker confirms a record; with 0 it never does, and no error is seen.",
+)
 @click.option(
     "--compression",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     default="none",
     show_default=True,
+    help="How batches of records are compressed.",
 )
 @bootstrap_option
 def produce(
@@ -126,11 +129,11 @@ def produce(
 ) -> None:
     """Write records to TOPIC from FILES, or from standard input.
 
-    An object of the format json may have key, value, headers, partition and timestamp_ms, written
-    as `consume --format json` prints them: bytes that are not UTF-8 as {"base64": ...}.
+    An object of the input format json may have key, value, headers, partition and timestamp_ms, as
+    `consume --json` prints them: bytes that are not UTF-8 as {"base64": ...}.
     """
     if key_delimiter is not None and form != "raw":
-        raise click.UsageError("--key-delimiter is for the format raw")
+        raise click.UsageError("--key-delimiter is for the input format raw")
     with admin_client(bootstrap) as admin:
         known = partitions_of(admin, topic)
     default_key = None if key is None else key.encode()
@@ -148,7 +151,7 @@ def produce(
     if compression != "none":
         options["compression_type"] = compression
     with producer_client(bootstrap, **options) as producer:
-        sink = _Sink(producer, topic, known)
+        sink = _Sink(producer, topic, known, bootstrap.timeout_s)
         try:
             for name in files or ("-",):
                 for place, found in _records(name, form, delimiter, key_delimiter):
@@ -170,8 +173,11 @@ class _BadInput(Exception):
 class _Sink:
     """Sends records, and waits for the oldest when too many are not confirmed."""
 
-    def __init__(self, producer: "KafkaProducer", topic: str, partitions: list[int]) -> None:
+    def __init__(
+        self, producer: "KafkaProducer", topic: str, partitions: list[int], timeout_s: float
+    ) -> None:
         self._producer = producer
+        self._timeout_s = timeout_s
         self._topic = topic
         self._partitions = partitions
         self._waiting: deque[tuple[Any, int]] = deque()
@@ -207,15 +213,23 @@ class _Sink:
             self._confirm()
 
     def _confirm(self) -> None:
-        from kafka.errors import BrokerResponseError
+        from kafka.errors import BrokerResponseError, KafkaError, RequestTimedOutError
 
         future, size = self._waiting.popleft()
         self._waiting_bytes -= size
         try:
-            future.get(timeout=CONFIRM_TIMEOUT_S)
-        except BrokerResponseError as error:
-            why = f"topic {self._topic}: {explained(type(error))}"
-            raise click.ClickException(f"{why}; {self.confirmed} records are stored") from error
+            future.get(timeout=self._timeout_s + CONFIRM_SLACK_S)
+        except KafkaError as error:
+            if isinstance(error, BrokerResponseError) and not isinstance(
+                error, RequestTimedOutError
+            ):
+                why = explained(error, error.args[0] if error.args else None)
+            else:
+                late = f"no broker has stored a record within {self._timeout_s:g} s"
+                why = self._producer.refusals.explained(late)
+            raise click.ClickException(
+                f"topic {self._topic}: {why}; {self.confirmed} records are stored"
+            ) from error
         self.confirmed += 1
 
 

@@ -26,12 +26,11 @@ from broker.cli.consumer_groups import (
 from broker.cli.kafka_client import (
     PartitionRange,
     admin_client,
-    bootstrap_option,
     existing,
-    explained,
     partition_ranges,
 )
-from broker.cli.options import Bootstrap, if_given
+from broker.cli.options import Bootstrap, bootstrap_option, if_given
+from broker.cli.retries import explained, is_of_coordinator
 from common.console import console, new_table, printable
 
 if TYPE_CHECKING:
@@ -339,7 +338,15 @@ def _store(
     from kafka.structs import OffsetAndMetadata
 
     commits = {part: OffsetAndMetadata(offset, "", None) for part, offset in offsets.items()}
-    outcomes = admin.alter_group_offsets(group_id, commits)
+
+    def commit() -> Any:
+        outcomes = admin.alter_group_offsets(group_id, commits)
+        for error in outcomes.values():
+            if is_of_coordinator(error):
+                raise error
+        return outcomes
+
+    outcomes = admin.repeated(commit)
     failed = {part: error for part, error in outcomes.items() if error is not NoError}
     if not failed:
         return

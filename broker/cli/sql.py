@@ -9,11 +9,12 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from io import BufferedReader
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import aiohttp
 import click
@@ -22,8 +23,12 @@ from rich.table import Table
 from rich.text import Text
 from yarl import URL
 
+from broker.cli.options import timeout_option
+from common.address import host_to_connect_to
 from common.options import environment_option, server_option
 from sql.http.text import InsertData, insert_head
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 MAX_TABLE_ROWS = 1000
 MAX_MESSAGE_BYTES = 65536
@@ -40,6 +45,8 @@ class SqlServer:
     url: URL
     user: str | None
     password: str | None
+    timeout_s: float = 30.0
+    """Until it is known that the server answers. A statement may take longer."""
 
     def headers(self) -> dict[str, str]:
         wanted = {
@@ -57,18 +64,46 @@ def to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> U
         raise click.BadParameter(f"write a URL or HOST:PORT, not {text!r}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise click.BadParameter(f"write a URL or HOST:PORT, not {text!r}")
-    return url
+    if url.port == 0:
+        raise click.BadParameter("nothing listens on port 0: write the port of the server")
+    return url.with_host(host_to_connect_to(url.host))
+
+
+def server_options(user_help: str, *, with_timeout: bool = True) -> Callable[[CommandT], CommandT]:
+    """--http, --user, --password, --timeout: the command gets them as its argument `sql_server`."""
+
+    def add(command: CommandT) -> CommandT:
+        @wraps(command)
+        def with_server(*, http: URL, user: str | None, password: str | None, **others: Any) -> Any:
+            timeout = {"timeout_s": others.pop("timeout_s")} if with_timeout else {}
+            return command(sql_server=SqlServer(http, user, password, **timeout), **others)
+
+        options = [
+            server_option(
+                "--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The SQL server."
+            ),
+            environment_option("--user", "SQL_USER", user_help, metavar="NAME"),
+            environment_option("--password", "SQL_PASSWORD", "Password of --user.", metavar="TEXT"),
+            *([timeout_option] if with_timeout else []),
+        ]
+        made: Any = with_server
+        for option in reversed(options):
+            made = option(made)
+        return cast(CommandT, made)
+
+    return add
 
 
 @click.command()
 @click.argument("query")
 @click.option(
-    "--format", "output", metavar="NAME", help="Any ClickHouse format, such as JSONEachRow."
+    "--format", "output", metavar="NAME", help="Any ClickHouse format, such as CSVWithNames."
 )
-@server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The server to query.")
-@environment_option("--user", "SQL_USER", "Anonymous if not given.")
-@environment_option("--password", "SQL_PASSWORD")
-def sql(query: str, output: str | None, http: URL, user: str | None, password: str | None) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each row, one a line."
+)
+@server_options("Anonymous if not given.")
+def sql(query: str, output: str | None, as_json: bool, sql_server: SqlServer) -> None:
     """Run QUERY and print the answer.
 
     The answer is a table on a terminal, and tab-separated lines with a header elsewhere. Another
@@ -78,16 +113,19 @@ def sql(query: str, output: str | None, http: URL, user: str | None, password: s
     The data of an INSERT that ends with VALUES or FORMAT is read from standard input, as in
     brokerhouse sql "INSERT INTO mine.t FORMAT CSVWithNames" < file.csv
     """
+    if as_json:
+        output = "JSONEachRow"
     body = _body_to_send(query)
     wanted = output or (TABLE_FORMAT if sys.stdout.isatty() else PIPE_FORMAT)
     draw = output is None and sys.stdout.isatty()
-    with connection_errors(http):
-        asyncio.run(_run(SqlServer(http, user, password), body, wanted, draw))
+    with connection_errors(sql_server):
+        asyncio.run(_run(sql_server, body, wanted, draw))
 
 
 @contextmanager
-def connection_errors(http: URL) -> Iterator[None]:
+def connection_errors(server: SqlServer) -> Iterator[None]:
     """Turns what may happen to a connection into the sentence that the user sees."""
+    http = server.url
     try:
         yield
     except aiohttp.ClientConnectorError as error:
@@ -100,20 +138,46 @@ def connection_errors(http: URL) -> Iterator[None]:
         raise click.ClickException(
             f"{http} closed the connection before the answer was complete"
         ) from error
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise click.ClickException(f"{http} does not answer as ClickHouse does: {error}") from error
+    except TimeoutError as error:
+        raise click.ClickException(
+            f"{http} has not answered within {server.timeout_s:g} s: look at the server's log, wait"
+            " longer with --timeout, or name another with --http"
+        ) from error
+    except aiohttp.ClientError as error:
+        raise click.ClickException(
+            f"{http} does not speak HTTP ({_in_a_few_words(error)}): name the address of the"
+            " broker's setting `http` with --http"
+        ) from error
+
+
+def _in_a_few_words(error: aiohttp.ClientError) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def asked(server: SqlServer, path: str, parameters: Mapping[str, str], body: str) -> str:
     """The whole answer to a small request; what goes wrong as one sentence."""
-    with connection_errors(server.url):
+    with connection_errors(server):
         return asyncio.run(_answer(server, path, parameters, body))
 
 
-async def _answer(server: SqlServer, path: str, parameters: Mapping[str, str], body: str) -> str:
+@asynccontextmanager
+async def _session(server: SqlServer) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session with a server that answers. Raises TimeoutError and aiohttp's errors.
+
+    It is asked for something small before: a statement may take as long as it likes, so without
+    this a server that is stopped would be waited for without end.
+    """
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session:
+        limit = aiohttp.ClientTimeout(total=server.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        async with session.get(server.url.with_path("/ping"), timeout=limit) as response:
+            await response.read()
+        yield session
+
+
+async def _answer(server: SqlServer, path: str, parameters: Mapping[str, str], body: str) -> str:
     async with (
-        aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
+        _session(server) as session,
         session.post(server.url.with_path(path), params=parameters, data=body.encode()) as response,
     ):
         text = await response.text()
@@ -146,9 +210,8 @@ async def _with_stdin(start: bytes) -> AsyncIterator[bytes]:
 async def _run(
     server: SqlServer, body: bytes | AsyncIterator[bytes], output: str, draw: bool
 ) -> None:
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with (
-        aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session,
+        _session(server) as session,
         session.post(server.url, params={"default_format": output}, data=body) as response,
     ):
         if response.status != 200:

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import click
-from yarl import URL
 
 from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
 from broker.cli.feed_server import FeedServer
 from broker.cli.inferred_columns import infer_columns
 from broker.cli.kafka_client import admin_client, raise_for
-from broker.cli.options import Bootstrap, json_option, print_json, to_bootstrap
-from broker.cli.sql import SqlServer, to_url
+from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
+from broker.cli.sql import SqlServer, server_options
 from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
-from common.options import environment_option, server_option
 from coordinator.feeds.definition import (
     INTERVAL_MS,
-    START,
     FeedDefinitionError,
     FeedOptions,
     Format,
     split_name,
 )
-from coordinator.feeds.options import engine_option, path_option, unit_option
+from coordinator.feeds.options import engine_option, path_option, start_option, unit_option
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from coordinator.feeds.statements import checked_columns, columns_statement
 from coordinator.feeds.tables import (
@@ -43,35 +41,17 @@ from coordinator.feeds.tables import (
 )
 from storage.parameters import quoted
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
 _TOPIC_LIMIT_S = 10.0
 _POLL_S = 0.1
 
 
-def _with_server(command: CommandT) -> CommandT:
-    for option in (
-        environment_option("--password", "SQL_PASSWORD"),
-        environment_option(
-            "--user", "SQL_USER", "One who may write, except for list and describe."
-        ),
-        server_option("--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The broker."),
-    ):
-        command = option(command)
-    return command
+_READER = "Anonymous if not given."
+_WRITER = "The broker's sql_user, who may write."
 
 
 @click.group()
 def tables() -> None:
     """Fill tables with columns from topics, each record once."""
-
-
-def _to_place(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
-    if not START.fullmatch(text):
-        raise click.BadParameter(
-            f"write earliest, latest, offset:N or milliseconds since 1970, not {text!r}"
-        )
-    return text
 
 
 def _to_route(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str:
@@ -99,25 +79,19 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return text
 
 
-def _to_brokers(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> Bootstrap | None:
-    return None if text is None else to_bootstrap(context, parameter, text)
-
-
 _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 
 
 @tables.command("create")
 @_name
-@click.option("--topic", "topics", multiple=True, required=True, help="May be repeated.")
+@click.option("--topic", "topics", multiple=True, required=True, help="A topic; may be repeated.")
 @click.option(
-    "--format",
+    "--input-format",
     "kind",
     type=click.Choice([one.value for one in Format]),
     default="json",
     show_default=True,
-    help="Of the records' values.",
+    help="The format of the records' values.",
 )
 @click.option(
     "--columns",
@@ -134,14 +108,7 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 @click.option("--partition-by", metavar="EXPRESSION", help="Partitioning of a new table.")
 @path_option
 @unit_option
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    callback=_to_place,
-    help="Where to begin: earliest, latest, offset:N, or a time in milliseconds since 1970.",
-)
+@start_option
 @click.option(
     "--interval-ms",
     type=click.IntRange(*INTERVAL_MS),
@@ -169,12 +136,12 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
 @click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
 @click.option(
-    "--bootstrap",
-    metavar="HOST:PORT,...",
-    callback=_to_brokers,
-    help="Brokers that make a topic that is missing, with their defaults.",
+    "--create-topics",
+    is_flag=True,
+    help="Create topics that do not exist, through --bootstrap, with the broker's defaults.",
 )
-@_with_server
+@bootstrap_option
+@server_options(_WRITER, with_timeout=False)
 def create_table(
     name: str,
     topics: Sequence[str],
@@ -193,17 +160,16 @@ def create_table(
     like: str,
     add_columns: bool,
     yes: bool,
-    bootstrap: Bootstrap | None,
-    http: URL,
-    user: str | None,
-    password: str | None,
+    create_topics: bool,
+    bootstrap: Bootstrap,
+    sql_server: SqlServer,
 ) -> None:
     """Make DATABASE.TABLE, if it does not exist, and fill it from topics.
 
     Columns named _topic, _partition, _offset, _timestamp, _key and _headers get what Kafka says of
     a record. DATABASE.* makes and fills a table for each name that records have in --route.
     """
-    server = FeedServer(SqlServer(http, user, password))
+    server = FeedServer(replace(sql_server, timeout_s=bootstrap.timeout_s))
     _check_routes(name, kind, columns, route, route_value, like)
     if engine is not None and _is_router(name):
         raise click.UsageError("--engine is for one table: give --like")
@@ -211,7 +177,7 @@ def create_table(
         raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
-    _check_topics(server, topics, bootstrap)
+    _check_topics(server, topics, bootstrap if create_topics else None)
     database, table = split_name(name)
     if not _is_router(name):
         filled = local_name(table) if server.is_of_cluster else table
@@ -274,7 +240,7 @@ def _check_topics(server: FeedServer, topics: Sequence[str], bootstrap: Bootstra
         return
     if bootstrap is None:
         raise click.ClickException(
-            f"there is no topic {missing[0]}: make it, or let --bootstrap name who makes it"
+            f"topic {missing[0]} does not exist: create it, or add --create-topics"
         )
     with admin_client(bootstrap) as admin:
         made = admin.create_topics({topic: {} for topic in missing}, raise_errors=False)["topics"]
@@ -356,10 +322,10 @@ def _make_table(
 
 @tables.command("list")
 @json_option
-@_with_server
-def list_tables(as_json: bool, http: URL, user: str | None, password: str | None) -> None:
+@server_options(_READER)
+def list_tables(as_json: bool, sql_server: SqlServer) -> None:
     """Print every feed: its topics, and how far it is."""
-    server = FeedServer(SqlServer(http, user, password))
+    server = FeedServer(sql_server)
     rows = server.rows(
         "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
         f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
@@ -382,12 +348,10 @@ def list_tables(as_json: bool, http: URL, user: str | None, password: str | None
 @tables.command("describe")
 @_name
 @json_option
-@_with_server
-def describe_table(
-    name: str, as_json: bool, http: URL, user: str | None, password: str | None
-) -> None:
+@server_options(_READER)
+def describe_table(name: str, as_json: bool, sql_server: SqlServer) -> None:
     """Print a feed: its definition, its partitions, and its last dead letters."""
-    server = FeedServer(SqlServer(http, user, password))
+    server = FeedServer(sql_server)
     feed = _feed(server, name)
     partitions = server.rows(
         "SELECT topic, partition, phase, next_offset, lag, rows, dead_letters, rows_per_second,"
@@ -418,9 +382,9 @@ def _changing(command: str, change: str, done: str, summary: str) -> None:
 
     @tables.command(command, help=summary)
     @_name
-    @_with_server
-    def changing(name: str, http: URL, user: str | None, password: str | None) -> None:
-        server = FeedServer(SqlServer(http, user, password))
+    @server_options(_WRITER)
+    def changing(name: str, sql_server: SqlServer) -> None:
+        server = FeedServer(sql_server)
         _feed(server, name)
         _change(server, name, change)
         click.echo(f"{done} {name}")
@@ -442,15 +406,13 @@ _changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TA
     show_default=True,
     help="How long to wait while no dead letter is parsed.",
 )
-@_with_server
-def replay_table(
-    name: str, no_wait: bool, timeout_s: int, http: URL, user: str | None, password: str | None
-) -> None:
+@server_options(_WRITER, with_timeout=False)
+def replay_table(name: str, no_wait: bool, timeout_s: int, sql_server: SqlServer) -> None:
     """Parse the dead letters of DATABASE.TABLE again, after a fix.
 
     Waits until the broker has done it. Ctrl-C ends only the waiting.
     """
-    server = FeedServer(SqlServer(http, user, password))
+    server = FeedServer(sql_server)
     feed = _feed(server, name)
     with ctrl_c() as pressed:
         _change(server, name, ASKED_NOW)
@@ -468,12 +430,10 @@ def replay_table(
 @tables.command("drop")
 @_name
 @click.option("--with-table", is_flag=True, help="Drop the table, too.")
-@_with_server
-def drop_table(
-    name: str, with_table: bool, http: URL, user: str | None, password: str | None
-) -> None:
+@server_options(_WRITER)
+def drop_table(name: str, with_table: bool, sql_server: SqlServer) -> None:
     """Stop filling DATABASE.TABLE for good. The table stays."""
-    server = FeedServer(SqlServer(http, user, password))
+    server = FeedServer(sql_server)
     _feed(server, name)
     if with_table and server.is_of_cluster:
         # A server that is away now would keep its rows, and `FeedTables` would bring its table to

@@ -4,13 +4,12 @@ import click
 
 from broker.cli.kafka_client import (
     admin_client,
-    bootstrap_option,
     existing,
     partition_ranges,
     partitions_of,
     raise_for,
 )
-from broker.cli.options import Bootstrap, json_option, print_json
+from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
 from common.console import console, new_table
 
 

@@ -10,11 +10,10 @@ import json
 from collections.abc import Mapping
 
 import click
-from yarl import URL
 
-from broker.cli.sql import SqlServer, asked, to_url
+from broker.cli.options import json_option, print_json
+from broker.cli.sql import SqlServer, asked, server_options
 from common.console import console, new_table
-from common.options import environment_option, server_option
 
 _LIST = """
 SELECT concat(database, '.', view) AS name, toString(failed_at) AS since, error,
@@ -27,9 +26,6 @@ SELECT concat(database, '.', view) AS name, toString(failed_at) AS since, error,
         in_doubt), '\n') AS in_doubt
 FROM brokerhouse.failed_views FORMAT JSONEachRow
 """
-_http = server_option(
-    "--http", "URL", "http://127.0.0.1:8123", "HTTP", to_url, "The broker to ask."
-)
 
 
 @click.group()
@@ -38,17 +34,19 @@ def views() -> None:
 
 
 @views.command("list")
-@_http
-@environment_option("--user", "SQL_USER", "Anonymous if not given.")
-@environment_option("--password", "SQL_PASSWORD")
-def list_views(http: URL, user: str | None, password: str | None) -> None:
+@json_option
+@server_options("Anonymous if not given.")
+def list_views(as_json: bool, sql_server: SqlServer) -> None:
     """Print the views that have failed, and why.
 
     A view that is stopped misses everything from some offsets on. One in doubt has the records of
     some ranges, or lacks them, because the broker was killed while it wrote them; it goes on.
     """
-    text = asked(SqlServer(http, user, password), "/", {}, _LIST)
+    text = asked(sql_server, "/", {}, _LIST)
     found = [json.loads(line) for line in text.splitlines()]
+    if as_json:
+        print_json(found)
+        return
     if not found:
         click.echo("no view has failed")
         return
@@ -66,36 +64,29 @@ def list_views(http: URL, user: str | None, password: str | None) -> None:
     type=click.Choice(["fill", "keep"]),
     help="Of records in doubt: the view lacks them (fill), or has them (keep).",
 )
-@_http
-@environment_option("--user", "SQL_USER", "One who may write.")
-@environment_option("--password", "SQL_PASSWORD")
+@server_options("The broker's sql_user, who may write.")
 def repair_view(
     view: str,
     query: str | None,
     in_doubt: str | None,
-    http: URL,
-    user: str | None,
-    password: str | None,
+    sql_server: SqlServer,
 ) -> None:
     """Fill DATABASE.VIEW with what it missed, and let it go on.
 
     Nothing is filled while a record still makes it fail. A view in doubt needs --in-doubt: nobody
     but you can tell whether its table has the records.
     """
-    server = SqlServer(http, user, password)
     parameters = {**_named(view), **({"in_doubt": in_doubt} if in_doubt else {})}
-    answer = asked(server, "/views/repair", parameters, query or "")
+    answer = asked(sql_server, "/views/repair", parameters, query or "")
     click.echo(f"{view} is filled again: it had missed {json.loads(answer)['missed']} records")
 
 
 @views.command("drop")
 @click.argument("view", metavar="DATABASE.VIEW")
-@_http
-@environment_option("--user", "SQL_USER", "One who may write.")
-@environment_option("--password", "SQL_PASSWORD")
-def drop_view(view: str, http: URL, user: str | None, password: str | None) -> None:
+@server_options("The broker's sql_user, who may write.")
+def drop_view(view: str, sql_server: SqlServer) -> None:
     """Drop DATABASE.VIEW, which has failed; the table that it writes to stays."""
-    asked(SqlServer(http, user, password), "/views/drop", _named(view), "")
+    asked(sql_server, "/views/drop", _named(view), "")
     click.echo(f"dropped {view}")
 
 

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from common.places import parse_place, timestamp_ms
+from coordinator.feeds.definition import AT_OFFSET
 from coordinator.feeds.paths import path_from_text
 from coordinator.feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
 from coordinator.feeds.values.plan import UNITS
@@ -53,6 +55,34 @@ def _to_engine(
             " table can have any other engine"
         )
     return text
+
+
+def _to_start(_context: click.Context, parameter: click.Parameter, text: str) -> str:
+    try:
+        place = parse_place(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if isinstance(place, str):
+        return place
+    if not isinstance(place, int):
+        return str(timestamp_ms(place))
+    if place < 0:
+        raise click.BadParameter("a feed cannot begin at the last N records: name an offset")
+    return f"{AT_OFFSET}{place}"
+
+
+def start_option(command: CommandT) -> CommandT:
+    """`start`: where a new feed begins, as its definition says it."""
+    return click.option(
+        "--offset",
+        "start",
+        metavar="PLACE",
+        default="earliest",
+        show_default=True,
+        callback=_to_start,
+        help="Where a new feed begins in each partition: earliest, latest, an offset N, or a time"
+        " (@2026-01-31T12:00, UTC, or @ and milliseconds since 1970).",
+    )(command)
 
 
 def engine_option(command: CommandT) -> CommandT:

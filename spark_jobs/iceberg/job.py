@@ -228,7 +228,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 
 
 @job.command("iceberg")
-@click.option("--bootstrap", metavar="HOST:PORT[,...]", required=True, help="Of Kafka.")
+@job.bootstrap_option
 @click.option(
     "--catalog", metavar="DIRECTORY|NAME", required=True,
     help="A directory, with a slash in it, for tables and a catalog in SQLite, or PyIceberg's name"
@@ -248,14 +248,15 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     help="Where a record says which table it is for.",
 )  # fmt: skip
 @click.option(
-    "--values", "kind", default="json", show_default=True,
+    "--input-format", "kind", default="json", show_default=True,
     type=click.Choice([one.value for one in Format if not one.needs_key]),
     help="The format of the records' values.",
 )  # fmt: skip
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--name", default="sink", show_default=True, callback=_to_name,
               help="A run with the same name goes on where the last one ended.")  # fmt: skip
-@click.option("--control-topic", default="iceberg-control", show_default=True, callback=_to_name)
+@click.option("--control-topic", default="iceberg-control", show_default=True, callback=_to_name,
+              help="Where the workers and their leader agree on commits.")  # fmt: skip
 @click.option("--create", is_flag=True, help="Make tables that are missing, by what records have.")
 @click.option("--evolve", is_flag=True, help="Add columns for new fields; widen int and float.")
 @click.option(
@@ -285,7 +286,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 def command(run: JobRun, /, **given: Any) -> JobReport:
     """Write the topics --topic into Iceberg tables, each committed record once.
 
-    Dead letters go to the database brokerhouse_feeds of --servers.
+    Dead letters go to the database brokerhouse_feeds of --http.
     """
     if run.topics == glob_pattern(()):
         raise JobFailure("name the topics: --topic")

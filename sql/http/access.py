@@ -30,7 +30,14 @@ from itertools import pairwise
 
 from sql.http.definitions import refuse_definitions
 from sql.http.engine import WHOLE, Handle, run
-from sql.http.errors import STD_EXCEPTION, SYNTAX_ERROR, SqlError, access_denied, sql_error
+from sql.http.errors import (
+    STD_EXCEPTION,
+    SYNTAX_ERROR,
+    SqlError,
+    access_denied,
+    needs_sql_user,
+    sql_error,
+)
 from sql.http.private import lines_of, refuse_private
 from sql.http.resolved import refuse_resolved
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
@@ -116,7 +123,7 @@ def _action(words: list[Token], query_class: str, role: Role) -> Action:
     ):
         return Action.SESSION
     if role is Role.READER:
-        raise access_denied(_READ_ONLY)
+        raise needs_sql_user(_READ_ONLY)
     if first.is_word(b"CREATE") and second.is_word(b"TEMPORARY"):
         return Action.SESSION
     # An INSERT into a temporary table counts as more than a change of tables when the database is

@@ -34,12 +34,27 @@ def access_denied(why: str) -> SqlError:
     return sql_error(497, "ACCESS_DENIED", f"Not enough privileges. {why}")
 
 
+def needs_sql_user(why: str) -> SqlError:
+    """For a reader without credentials: also how to get some."""
+    return access_denied(f"{why} {_GET_SQL_USER}")
+
+
+_GET_SQL_USER = (
+    "Log in with the name and the password in the broker's settings sql_user and sql_password; if"
+    " they are not set, set them and restart the broker."
+)
+
+
 def wrong_credentials(user: str, password: str) -> SqlError:
+    """Words of ClickHouse where a password was given; nobody is told that none is incorrect."""
+    if password:
+        why = "password is incorrect, or there is no user with such name."
+    elif user:
+        why = f"no password was given. {_GET_SQL_USER}"
+    else:
+        why = f"credentials are needed here (sql_anonymous). {_GET_SQL_USER}"
     message = _worded(
-        516,
-        "AUTHENTICATION_FAILED",
-        f"{user or 'default'}: Authentication failed: password is incorrect,"
-        " or there is no user with such name.",
+        516, "AUTHENTICATION_FAILED", f"{user or 'default'}: Authentication failed: {why}"
     )
     return SqlError(516, message) if user or password else CredentialsNeeded(516, message)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
-from sql.http.errors import SqlError, access_denied
+from sql.http.errors import SqlError, access_denied, needs_sql_user
 from sql.http.text import Token, TokenKind, tokens, unquote
 
 DISPLAY_NAME = "brokerhouse"
@@ -100,23 +100,23 @@ def refuse_private(
     """
     _refuse_functions(words, params)
     if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
-        raise access_denied("SHOW PROCESSLIST is not available without credentials.")
+        raise needs_sql_user("SHOW PROCESSLIST is not available without credentials.")
     for function in (b"MERGE", b"LOOP"):  # the tables that they read may be named by strings
         if any(one.is_word(function) and two.is_sign(b"(") for one, two in pairwise(words)):
-            raise access_denied(
+            raise needs_sql_user(
                 f"{function.decode().lower()} is not available without credentials."
             )
     tables = _system_tables(tree, database)
     for table in tables:
         if table not in SHOWN_TABLES and table not in PRIVATE_COLUMNS:
-            raise access_denied(f"system.{table} is not available without credentials.")
+            raise needs_sql_user(f"system.{table} is not available without credentials.")
     private = frozenset(column for table in tables for column in PRIVATE_COLUMNS.get(table, ()))
     if not private:
         return database == "system"
     _refuse_line_breaks(words, params)
     names = set(_names_used(words)) | set(_columns_in(tree))
     if hidden := sorted(private & names):
-        raise access_denied(f"The column {hidden[0]} is not available without credentials.")
+        raise needs_sql_user(f"The column {hidden[0]} is not available without credentials.")
     if _wants_all_columns(tree, private):
         raise AllColumnsWanted(min(tables & PRIVATE_COLUMNS.keys()), private)
     return True
@@ -129,10 +129,10 @@ def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None
         name = unquote(word).decode("utf-8", "replace")
         called = after is not None and after.is_sign(b"(")
         if name.lower() in _NAMES or (called and name.lower() in _CALLS):
-            raise access_denied(f"The function {name} is not available without credentials.")
+            raise needs_sql_user(f"The function {name} is not available without credentials.")
     for value in params.values():
         if value.lower() in _NAMES:
-            raise access_denied(f"The function {value} is not available without credentials.")
+            raise needs_sql_user(f"The function {value} is not available without credentials.")
 
 
 def _system_tables(tree: str, database: str) -> set[str]:

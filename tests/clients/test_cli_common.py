@@ -30,7 +30,7 @@ def test_any_broker_of_a_list_will_do(broker: BrokerProcess, filled: str, closed
     assert filled in output("groups", "list", *to)
     tail = ("tail", filled, "--offset", "earliest", "--exit-at-end")
     assert len(output(*tail, *to).splitlines()) == 3
-    assert len(output(*tail, BROKERHOUSE_KAFKA=to[1]).splitlines()) == 3
+    assert len(output(*tail, BROKERHOUSE_BOOTSTRAP=to[1]).splitlines()) == 3
 
 
 def test_every_broker_that_does_not_answer_is_named(closed_port: int) -> None:

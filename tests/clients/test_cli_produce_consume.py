@@ -20,6 +20,8 @@ from tests.support.waiting import until
 
 EVERYTHING = "%t %p %o %T %k=%s %K %S %h %%\\n"
 
+JSON = ["--input-format", "json"]
+
 
 @pytest.fixture
 def made(broker: BrokerProcess, topic: str) -> str:
@@ -82,18 +84,17 @@ def test_json_carries_whole_records_from_topic_to_topic(broker: BrokerProcess, m
         producer.send(made, b"\xff\x00", key="ü".encode(), headers=[("h", b"\xfe"), ("h", b"")],
                       partition=2, timestamp_ms=5).get(timeout=LIMIT_S)  # fmt: skip
         producer.send(made, None, key=b"", partition=0, timestamp_ms=6).get(timeout=LIMIT_S)
-    printed = consume(broker, made, "--format", "json")
+    printed = consume(broker, made, "--json")
     assert {json.loads(line)["timestamp_ms"] for line in printed.splitlines()} == {5, 6}
     copy = f"{made}.copy"
     output("topics", "create", copy, "--partitions", "3", "--bootstrap", broker.kafka)
-    produce(broker, copy, "--format", "json", stdin=printed)
-    again = consume(broker, copy, "--format", "json")
+    produce(broker, copy, "--input-format", "json", stdin=printed)
+    again = consume(broker, copy, "--json")
     assert sorted(again.replace(copy, made).splitlines()) == sorted(printed.splitlines())
     produce(
         broker,
         made,
-        "--format",
-        "json",
+        *JSON,
         stdin='{"headers": {"a": "b"}, "partition": 1, "key": "k"}\n\n',
     )
     template = consume(broker, made, "--format", EVERYTHING, "--partition", "1").split()
@@ -107,7 +108,7 @@ def test_files_are_values_or_lines(broker: BrokerProcess, made: str, tmp_path: P
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     produce(broker, made, *paths, "--partition", "0")
     assert consume(broker, made) == "1\n2\n3\n"
-    produce(broker, made, *paths, "--format", "file", "--partition", "1")
+    produce(broker, made, *paths, "--input-format", "file", "--partition", "1")
     assert consume(broker, made, "--partition", "1", "--delimiter", "|") == "1\n2\n|3|"
 
 
@@ -127,16 +128,16 @@ def test_every_codec_and_acks(broker: BrokerProcess, made: str, codec: str, acks
          " 0 records are stored"),
         (["--key-delimiter", "="], "a=1\nb\n", "standard input, record 2: there is no key"
          " delimiter '='; 1 records are stored"),
-        (["--format", "json"], '{"value": "1"}\n[\n', "standard input, record 2 is not JSON: "),
-        (["--format", "json"], '{"valeu": "1"}\n', "record 1: unknown field 'valeu'; "),
-        (["--format", "json"], '{"value": 1}\n', "record 1: 1 is neither a string, null nor "),
-        (["--format", "json"], '{"key": {"base64": "?"}}\n', "record 1: '?' is not base64"),
-        (["--format", "json"], '{"partition": 9}\n', "topic {} has no partition 9"),
-        (["--format", "json"], '{"partition": true}\n', "True is not a number from 0 to "),
+        (JSON, '{"value": "1"}\n[\n', "standard input, record 2 is not JSON: "),
+        (JSON, '{"valeu": "1"}\n', "record 1: unknown field 'valeu'; "),
+        (JSON, '{"value": 1}\n', "record 1: 1 is neither a string, null nor "),
+        (JSON, '{"key": {"base64": "?"}}\n', "record 1: '?' is not base64"),
+        (JSON, '{"partition": 9}\n', "topic {} has no partition 9"),
+        (JSON, '{"partition": true}\n', "True is not a number from 0 to "),
         (["--empty-is-null"], "\n", "record 1: a record without a value needs a key"),
-        (["--format", "json"], '{"headers": [["a"]]}\n', "headers are a list of [name, value]"),
-        (["--format", "json"], '{"headers": {"a": null}}\n', "header 'a' is null"),
-        ([], "x" * 2_000_000, "MESSAGE_SIZE_TOO_LARGE: "),
+        (JSON, '{"headers": [["a"]]}\n', "headers are a list of [name, value]"),
+        (JSON, '{"headers": {"a": null}}\n', "header 'a' is null"),
+        ([], "x" * 2_000_000, "(max.message.bytes) (MESSAGE_SIZE_TOO_LARGE); 0 records are stored"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_produced_is_told(
@@ -208,7 +209,7 @@ def test_a_poll_that_ends_while_the_group_is_joined_again_loses_no_assignment(
         consumer.poll(timeout_ms=1)
         return any(part.topic == topic for part in consumer.assignment())
 
-    with consumer_client(Bootstrap([parse_address(broker.kafka)]), made) as consumer:
+    with consumer_client(Bootstrap((parse_address(broker.kafka),)), made) as consumer:
         consumer.subscribe([made, late])
         until(lambda: reads(made), every_s=0)
         output("topics", "create", late, "--bootstrap", broker.kafka)

@@ -68,7 +68,13 @@ def test_the_table_has_what_postgresql_has_after_each_kind_of_change(
         worker.configure("debezium", postgres_source(postgres, "pg", ["public.orders"], settings))
         records(broker.kafka, "pg.public.orders", lambda found: len(found) == 4)
         made = tables(
-            "create", "shop.orders", "--topic", "pg.public.orders", "--format", "debezium", "--yes"
+            "create",
+            "shop.orders",
+            "--topic",
+            "pg.public.orders",
+            "--input-format",
+            "debezium",
+            "--yes",
         )
         assert "created shop.orders" in made
         until(lambda: in_clickhouse() == in_postgres(), "the table has the snapshot")

@@ -42,7 +42,7 @@ def test_every_job_has_the_same_options() -> None:
     for name in JOBS:
         result = CliRunner().invoke(main, ["jobs", "run", name, "--help"])
         assert result.exit_code == 0, result.output
-        for option in ("--servers", "--user", "--master", "--dry-run", "--group", "--topic"):
+        for option in ("--http", "--user", "--master", "--dry-run", "--group", "--topic"):
             assert option in result.stdout
 
 
@@ -239,7 +239,7 @@ def test_without_a_terminal_progress_is_a_line_at_times_on_stderr(
         assert all(asked.acquire(timeout=30) for _ in range(4))
         return JobReport((), (), "done")
 
-    code, stdout, stderr = run_command(counts, "--format", "json")
+    code, stdout, stderr = run_command(counts, "--json")
     assert (code, json.loads(stdout)["summary"]) == (0, "done")
     first, second, *_, last = stderr.splitlines()
     assert first == "counts: reading (10 rows)"
@@ -249,7 +249,7 @@ def test_without_a_terminal_progress_is_a_line_at_times_on_stderr(
 
 
 def test_the_report_may_be_json() -> None:
-    code, stdout, _ = run_command(try_it, "--format", "json", "--what", "bad")
+    code, stdout, _ = run_command(try_it, "--json", "--what", "bad")
     assert code == 1
     assert '"name": "o\\u001bdd"' in stdout
     assert '"ok": false' in stdout

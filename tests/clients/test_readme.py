@@ -56,7 +56,7 @@ def type_in(session: str, broker: BrokerProcess, log_file: Path) -> str:
     result = subprocess.run(
         ["bash", "-eu", "-o", "pipefail", "-c", script],
         cwd=PROJECT,
-        env={**os.environ, "BROKERHOUSE_KAFKA": broker.kafka, "BROKERHOUSE_HTTP": broker.http},
+        env={**os.environ, "BROKERHOUSE_BOOTSTRAP": broker.kafka, "BROKERHOUSE_HTTP": broker.http},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -152,7 +152,7 @@ def test_new_tables_are_like_another_and_tables_that_exist_are_filled(tables: Ty
 def test_a_router_that_begins_at_the_end_leaves_out_what_was_there(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "later", 1)
     produce(tables, "later", {"id": 1}, headers={"kind": "late"})
-    tables("create", "end.*", "--topic", "later", "--route", "header=kind", "--from", "latest")
+    tables("create", "end.*", "--topic", "later", "--route", "header=kind", "--offset", "latest")
     tables.await_started("end.*")
     produce(tables, "later", {"id": 2}, headers={"kind": "late"})
 
@@ -227,11 +227,20 @@ def test_columns_are_added_for_new_fields(tables: TypedTables) -> None:
         (["bad.*", "--topic", "events", "--route", "body=x"], "header=NAME"),
         (["bad.*", "--topic", "events", "--route", "field=a..b"], "not the path of a field"),
         (["bad.*", "--topic", "events", "--route", "key=:", "--columns", "id UInt8"], "by itself"),
-        (["bad.*", "--topic", "events", "--route", "key=:", "--format", "csv"], "give --like"),
-        (["bad.*", "--topic", "events", "--route", "field=x", "--format", "avro"], "reads JSON"),
+        (
+            ["bad.*", "--topic", "events", "--route", "key=:", "--input-format", "csv"],
+            "give --like",
+        ),
+        (
+            ["bad.*", "--topic", "events", "--route", "field=x", "--input-format", "avro"],
+            "reads JSON",
+        ),
         (["bad.t", "--topic", "events", "--route", "key=:"], "go together"),
         (["bad.t", "--topic", "events", "--like", "model.row"], "--like is for DATABASE.*"),
-        (["bad.t", "--topic", "events", "--format", "csv", "--add-columns"], "fields with names"),
+        (
+            ["bad.t", "--topic", "events", "--input-format", "csv", "--add-columns"],
+            "fields with names",
+        ),
         (["bad.*", "--topic", "events", "--route", "key=:", "--like", "a.*"], "not one table"),
     ],
 )
@@ -251,8 +260,8 @@ def test_a_table_is_filled_from_an_offset_on(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "part", 1)
     for number in range(5):
         produce(tables, "part", {"id": number})
-    for name, start in (("part.two", "offset:3"), ("part.none", "offset:999")):
-        tables("create", name, "--topic", "part", "--columns", "id UInt8", "--from", start)
+    for name, start in (("part.two", "3"), ("part.none", "999")):
+        tables("create", name, "--topic", "part", "--columns", "id UInt8", "--offset", start)
     tables.await_fed("part.two", 5)
     tables.await_started("part.none")
     produce(tables, "part", {"id": 9})

@@ -139,7 +139,7 @@ def test_avro_schemas_of_a_registry_evolve_while_the_feed_runs(registered: Regis
     registered.client.register_schema("shop.Money", Schema(MONEY_AVRO, "AVRO"))
     create_topic(registered.broker.kafka, "avro", 1)
     tables(
-        "create", "avro.orders", "--topic", "avro", "--format", "avro", "--columns", COLUMNS,
+        "create", "avro.orders", "--topic", "avro", "--input-format", "avro", "--columns", COLUMNS,
         "--path", "amount=price.amount",
     )  # fmt: skip
     first = {"id": 1, "at": 1795514400000, "price": {"amount": Decimal("9.99")}}
@@ -165,7 +165,7 @@ def test_protobuf_schemas_of_a_registry_evolve_while_the_feed_runs(
     tables = registered.tables
     create_topic(registered.broker.kafka, "protobuf", 1)
     tables(
-        "create", "protobuf.orders", "--topic", "protobuf", "--format", "protobuf",
+        "create", "protobuf.orders", "--topic", "protobuf", "--input-format", "protobuf",
         "--columns", COLUMNS, "--path", "amount=price.amount",
     )  # fmt: skip
     old = message_class(tmp_path / "old", order_protobuf())
@@ -194,7 +194,14 @@ def test_a_feed_waits_for_a_registry_that_was_killed(registered: Registered) -> 
     schema = '{"type": "record", "name": "Only", "fields": [{"name": "id", "type": "long"}]}'
     create_topic(registered.broker.kafka, "waiting", 1)
     tables(
-        "create", "waiting.t", "--topic", "waiting", "--format", "avro", "--columns", "id UInt64"
+        "create",
+        "waiting.t",
+        "--topic",
+        "waiting",
+        "--input-format",
+        "avro",
+        "--columns",
+        "id UInt64",
     )
     tables("pause", "waiting.t")
     registered.produce("waiting", AvroSerializer(registered.client, schema), {"id": 7})

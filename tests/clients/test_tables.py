@@ -29,7 +29,7 @@ def test_a_table_is_made_and_filled_and_its_feed_is_in_sql(tables: TypedTables) 
     create_topic(tables.broker.kafka, "orders", 2)
     columns = "id UInt64, at DateTime64(3, 'UTC'), amount Decimal(18,2), _offset Int64"
     made = tables(
-        "create", "shop.orders", "--topic", "orders", "--format", "json",
+        "create", "shop.orders", "--topic", "orders", "--input-format", "json",
         "--columns", columns, "--order-by", "id",
     )  # fmt: skip
     assert made == "created shop.orders, filled from orders\n"
@@ -100,7 +100,11 @@ def test_columns_are_inferred_and_shown_before_anything_is_made(tables: TypedTab
         ("id UInt8", ["--unit", "id=ms"], "--unit id: there is no such column of dates"),
         ("n Nested(a Date, b DateTime)", ["--unit", "n.a=ms"], "give them the same --unit"),
         ("_offset Int64", [], "the table has no column for values"),
-        ("a String, b String", ["--format", "raw"], "the format raw fills one column, and the tab"),
+        (
+            "a String, b String",
+            ["--input-format", "raw"],
+            "the format raw fills one column, and the tab",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_filled_gets_no_feed(
@@ -289,12 +293,19 @@ def test_where_a_feed_begins(tables: TypedTables) -> None:
                              " WHERE topic = 'begun'")[0]["ok"], "time has passed")  # fmt: skip
     [row] = tables.sql("SELECT toUnixTimestamp64Milli(now64(3)) AS ms")
     tables(
-        "create", "begun.latest", "--topic", "begun", "--columns", "id UInt8", "--from", "latest"
+        "create", "begun.latest", "--topic", "begun", "--columns", "id UInt8", "--offset", "latest"
     )
     tables.await_fed("begun.latest", 1)
     tables.produce("begun", '{"id": 2}')
     tables(
-        "create", "begun.at", "--topic", "begun", "--columns", "id UInt8", "--from", str(row["ms"])
+        "create",
+        "begun.at",
+        "--topic",
+        "begun",
+        "--columns",
+        "id UInt8",
+        "--offset",
+        f"@{row['ms']}",
     )
     for table in ("begun.latest", "begun.at"):
         tables.await_rows(table, 1)
@@ -306,7 +317,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
     tables: TypedTables, tmp_path: Path
 ) -> None:
     create = ("create", "made.t", "--topic", "made", "--topic", "too", "--columns", "id UInt8")
-    tables(*create, "--bootstrap", tables.broker.kafka)
+    tables(*create, "--create-topics", "--bootstrap", tables.broker.kafka)
     tables.produce("made", '{"id": 7}')
     tables.await_fed("made.t", 1)
 
@@ -314,7 +325,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
     assert tables.sql("SELECT name FROM brokerhouse.topics WHERE name = 'too'") == [{"name": "too"}]
     refused = tables.refused(
         "create", "x.t", "--topic", "a/b", "--columns", "a String",
-        "--bootstrap", tables.broker.kafka,
+        "--create-topics", "--bootstrap", tables.broker.kafka,
     )  # fmt: skip
     assert "topic a/b" in refused
 
@@ -322,12 +333,18 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["create", "x.t", "--topic", "nowhere", "--columns", "a String"], "there is no topic"),
+        (
+            ["create", "x.t", "--topic", "nowhere", "--columns", "a String"],
+            "topic nowhere does not exist",
+        ),
         (["create", "x.t", "--topic", "bad", "--columns", "a Strin"], "Unknown data type"),
         (["create", "x.t", "--topic", "bad", "--columns", "a String) ENGINE = File(CSV"], "Syntax"),
         (["create", "x.t", "--topic", "bad"], "has no JSON objects to infer columns from"),
-        (["create", "x.t", "--topic", "bad", "--format", "csv"], "cannot be inferred"),
-        (["create", "x.t", "--topic", "bad", "--format", "debezium"], "no record with a schema"),
+        (["create", "x.t", "--topic", "bad", "--input-format", "csv"], "cannot be inferred"),
+        (
+            ["create", "x.t", "--topic", "bad", "--input-format", "debezium"],
+            "no record with a schema",
+        ),
         (["pause", "x.t"], "there is no feed x.t"),
         (["drop", "x.t"], "there is no feed x.t"),
         (["describe", "x.t"], "there is no feed x.t"),

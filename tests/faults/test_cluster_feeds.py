@@ -413,7 +413,7 @@ def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None
     """They leave the shard for the decoder, and come back as lines."""
     tables = ClusterTables(calm_cluster)
     create_topic(calm_cluster.bootstrap, "packed", PARTITIONS)
-    tables("create", PACKED, "--topic", "packed", "--format", "msgpack", "--columns", COLUMNS)
+    tables("create", PACKED, "--topic", "packed", "--input-format", "msgpack", "--columns", COLUMNS)
     values = [msgpack.packb({"id": n, "name": f"n{n}"}) if n % 5 else b"\xc1" for n in range(40)]
     producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
     for number, value in enumerate(values):

@@ -147,7 +147,8 @@ def check_formats(
         for kind in kinds:
             create_topic(broker.kafka, kind, PARTITIONS)
             tables(
-                "create", f"fed.{kind}", "--topic", kind, "--format", kind, "--interval-ms", "10",
+                "create", f"fed.{kind}", "--topic", kind, "--input-format", kind,
+                "--interval-ms", "10",
                 "--columns", COLUMNS, "--engine", "MergeTree",
             )  # fmt: skip
             record, made[kind] = numbered(kind)
@@ -187,7 +188,7 @@ def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
     broker = own_broker(**SETTINGS)
     tables = TypedTables(broker)
     create_topic(broker.kafka, TOPIC, 1)
-    tables("create", TABLE, "--topic", TOPIC, "--format", "msgpack", "--columns", COLUMNS)
+    tables("create", TABLE, "--topic", TOPIC, "--input-format", "msgpack", "--columns", COLUMNS)
     record, sent = numbered("msgpack")
     logged = broker.log_size()
 

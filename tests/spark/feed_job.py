@@ -26,7 +26,7 @@ class FeedJob:
         """`target`: URL of the ClickHouse that has the table; the broker's own, if not given."""
         self._command = [
             sys.executable, "-m", "broker.cli", "jobs", "run", "feed", *arguments,
-            "--bootstrap", broker.kafka, "--servers", target or broker.http_url,
+            "--bootstrap", broker.kafka, "--http", target or broker.http_url,
             "--master", "local[2]", "--jars", ",".join(tools.spark_source_jars()),
         ]  # fmt: skip
         if target is None:

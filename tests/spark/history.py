@@ -137,7 +137,7 @@ class Ended:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The report of --format json."""
+        """The report of --json."""
         told: dict[str, Any] = json.loads(self.stdout)
         return told
 
@@ -145,7 +145,7 @@ class Ended:
 def run_job(command: click.Command, url: str, *arguments: str, user: str | None = USER) -> Ended:
     """One run of a job in this process, on the test's Spark session. Raises what the job raises."""
     credentials = [] if user is None else ["--user", user, "--password", PASSWORD]
-    result = CliRunner().invoke(command, ["--servers", url, *credentials, *arguments])
+    result = CliRunner().invoke(command, ["--http", url, *credentials, *arguments])
     # What a job keeps in memory ends with its process; here the same query would be found there.
     if (spark := SparkSession.getActiveSession()) is not None:
         spark.catalog.clearCache()

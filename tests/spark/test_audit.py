@@ -202,7 +202,7 @@ PLANTED: dict[str, tuple[Callable[[History], None], set[Found]]] = {
 @pytest.fixture(scope="module")
 def told(history: History, spark: SparkSession) -> dict[str, Any]:
     del spark
-    ended = run_job(audit.command, history.broker.http, "--format", "json", user=None)
+    ended = run_job(audit.command, history.broker.http, "--json", user=None)
     assert ended.code == 1, ended.stderr
     return ended.told
 
@@ -251,7 +251,7 @@ def test_no_other_anomaly_is_found(told: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[str, Any]) -> None:
     command = [sys.executable, "-m", "broker.cli", "jobs", "run", "audit", "--master", "local[2]"]
-    command += ["--servers", history.broker.http]
+    command += ["--http", history.broker.http]
     with subprocess.Popen(
         command, cwd=PROJECT, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as job:
@@ -259,7 +259,7 @@ def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[
         assert any(line.startswith("audit: reading the blocks") for line in job.stderr)
         signal_session(job.pid, signal.SIGKILL)
     assert job.returncode == -signal.SIGKILL
-    again = run_job(audit.command, history.broker.http, "--format", "json")
+    again = run_job(audit.command, history.broker.http, "--json")
     assert json.loads(again.stdout)["rows"] == told["rows"]
 
 
@@ -282,7 +282,7 @@ def test_offsets_that_compaction_removed_are_not_a_gap(history: History) -> None
         " SELECT name, topic_id, 0, [(11, 11), (14, 16), (12, 12)] FROM brokerhouse.topics"
         " WHERE name = 'hole'",
     )
-    ended = run_job(audit.command, history.broker.http, "--topic", "hole", "--format", "json")
+    ended = run_job(audit.command, history.broker.http, "--topic", "hole", "--json")
     assert found(ended.told, "hole") == [("gap", "log", 10, 10), ("gap", "log", 18, 18)]
 
 
@@ -292,7 +292,7 @@ def test_a_log_longer_than_a_slice_is_read_in_several_queries(
 ) -> None:
     """A block that two queries share counts as one block."""
     monkeypatch.setattr(audit, "SLICE_ROWS", 4)
-    ended = run_job(audit.command, history.broker.http, "--topic", "shared", "--format", "json")
+    ended = run_job(audit.command, history.broker.http, "--topic", "shared", "--json")
     assert found(ended.told, "shared") == [("overlap", "log", 8, 9)]
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", "--group", "nobody")
     assert ended.code == 0
@@ -334,7 +334,7 @@ def test_no_anomalies_after_crashes_resets_and_deletions(
         [ConsumerGroupTopicPartitions(ODD, back)]
     ).values():
         reset.result()
-    ended = run_job(audit.command, broker.http, "--format", "json", user=None)
+    ended = run_job(audit.command, broker.http, "--json", user=None)
     assert (ended.code, ended.told["summary"]) == (
         0, "0 anomalies (0 backward, 0 overlap, 0 duplicate, 0 gap); 1 resets of offsets",
     )  # fmt: skip

@@ -59,7 +59,7 @@ def feed(cluster: Cluster, tables: ClusterTables, number: int) -> None:
 def audited(cluster: Cluster) -> Ended:
     servers = ",".join(engine.urls[0] for engine in cluster.engines)
     credentials = ("--user", SQL_USER, "--password", SQL_PASSWORD)
-    return run_job(audit.command, servers, *credentials, "--format", "json", user=None)
+    return run_job(audit.command, servers, *credentials, "--json", user=None)
 
 
 def test_each_anomaly_is_found_on_its_shard_and_nothing_before(fed: Cluster) -> None:

@@ -189,7 +189,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
             engine.sql(f"ALTER TABLE {UNCOUNTED} DROP COLUMN _block")
             engine.stop()
         broker.start()
-        yield run_job(audit.command, broker.http, "--format", "json").told
+        yield run_job(audit.command, broker.http, "--json").told
 
 
 def fill(tables: TypedTables) -> None:
@@ -255,7 +255,7 @@ def test_nothing_is_found_in_a_feed_whose_table_was_changed_and_whose_broker_was
     tables("replay", "shop.t")
     tables.await_rows("shop.t", 6)
     broker.restart()
-    ended = run_job(audit.command, broker.http, "--format", "json")
+    ended = run_job(audit.command, broker.http, "--json")
     assert (ended.code, ended.told["rows"]) == (0, [])
 
 

@@ -52,13 +52,13 @@ def compacting(own_broker: OwnBroker, spark: SparkSession) -> BrokerProcess:
 
 
 def options(broker: BrokerProcess, *more: str) -> list[str]:
-    return ["--servers", broker.http_url, "--user", "writer", "--password", "secret",
+    return ["--http", broker.http_url, "--user", "writer", "--password", "secret",
             "--master", "local[2]", *more]  # fmt: skip
 
 
 def compact(broker: BrokerProcess, *more: str) -> dict[str, Any]:
     """Run the job in this process; returns its report."""
-    done = CliRunner().invoke(compaction.command, [*options(broker, *more), "--format", "json"])
+    done = CliRunner().invoke(compaction.command, [*options(broker, *more), "--json"])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code == 0, done.output
     report: dict[str, Any] = json.loads(done.stdout)
@@ -544,7 +544,7 @@ def test_a_job_without_a_password_removes_nothing(compacting: BrokerProcess, top
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     done = CliRunner().invoke(
         compaction.command,
-        ["--servers", compacting.http_url, "--topic", topic, "--master", "local[2]"],
+        ["--http", compacting.http_url, "--topic", topic, "--master", "local[2]"],
     )
     assert done.exit_code == 1
     assert "give user and password" in done.output
@@ -560,7 +560,7 @@ def test_the_job_fails_when_no_broker_removes(
         compaction, "query", lambda name: query(name).replace("{run_id:UUID}", "generateUUIDv4()")
     )
     done = CliRunner().invoke(
-        compaction.command, options(compacting, "--topic", topic, "--patience", "1")
+        compaction.command, options(compacting, "--topic", topic, "--timeout", "1")
     )
     assert done.exit_code == 1
     assert "the broker has removed nothing for 1 s" in done.output
@@ -586,7 +586,7 @@ def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     done = subprocess.run(
         [submit, "--master", "local[2]", PROJECT / "spark_jobs" / "compaction.py",
-         "--servers", compacting.http_url, "--user", "writer", "--password", "secret",
+         "--http", compacting.http_url, "--user", "writer", "--password", "secret",
          "--topic", topic],
         cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True,
         text=True, check=False, timeout=LIMIT_S,
@@ -607,7 +607,7 @@ def test_compacted_and_deleted_records_are_not_an_anomaly(
     upto = confluent_kafka.TopicPartition(topic, 0, 600)
     admin.delete_records([upto])[upto].result(30)
 
-    audited = CliRunner().invoke(audit.command, [*options(broker), "--format", "json"])
+    audited = CliRunner().invoke(audit.command, [*options(broker), "--json"])
 
     assert audited.exit_code == 0, audited.output
     assert json.loads(audited.stdout)["rows"] == []

@@ -59,7 +59,7 @@ def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
     ended = CliRunner().invoke(
         feed.command,
         [
-            TABLE, "--topic", "events", "--bootstrap", broker.kafka, "--servers", broker.http_url,
+            TABLE, "--topic", "events", "--bootstrap", broker.kafka, "--http", broker.http_url,
             *credentials, "--columns", "id UInt64",
         ],
     )  # fmt: skip
@@ -327,9 +327,15 @@ def test_avro_and_protobuf_with_a_schema_registry(tables: TypedTables) -> None:
     more = ("--once", "--schema-registry", schemas.url, *columns)
     try:
         told = run_feed(
-            tables.broker, "fed.avro", "--topic", "avro", "--values", "avro", *more
+            tables.broker, "fed.avro", "--topic", "avro", "--input-format", "avro", *more
         ) + run_feed(
-            tables.broker, "fed.protobuf", "--topic", "protobuf", "--values", "protobuf", *more
+            tables.broker,
+            "fed.protobuf",
+            "--topic",
+            "protobuf",
+            "--input-format",
+            "protobuf",
+            *more,
         )
     finally:
         schemas.close()
@@ -366,11 +372,12 @@ CSV_COLUMNS = (
 def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
-    tables("create", "own.csv", "--topic", "csv", "--format", "csv", "--columns", CSV_COLUMNS,
+    tables("create", "own.csv", "--topic", "csv", "--input-format", "csv", "--columns", CSV_COLUMNS,
            "--order-by", "id")  # fmt: skip
     # In blocks of three: a quote that is open must not reach others in any of them.
     told = run_feed(
-        tables.broker, "fed.csv", "--topic", "csv", "--values", "csv", "--columns", CSV_COLUMNS,
+        tables.broker, "fed.csv", "--topic", "csv", "--input-format", "csv", "--columns",
+        CSV_COLUMNS,
         "--once", "--block-records", "3",
     )  # fmt: skip
     tables.await_fed("own.csv", len(CSV))
@@ -400,9 +407,9 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
         "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2))",
         "--order-by", "id",
     ]  # fmt: skip
-    tables("create", "own.changes", "--topic", "changes", "--format", "debezium", *options)
+    tables("create", "own.changes", "--topic", "changes", "--input-format", "debezium", *options)
     told = run_feed(
-        tables.broker, "fed.changes", "--topic", "changes", "--values", "debezium", *options,
+        tables.broker, "fed.changes", "--topic", "changes", "--input-format", "debezium", *options,
         "--once", "--block-records", "3",
     )  # fmt: skip
     tables.await_fed("own.changes", len(records))

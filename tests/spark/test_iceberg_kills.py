@@ -119,7 +119,7 @@ def test_each_record_is_in_the_table_once_for_long(
     [
         (["--user", USER, "--password", "wrong"], f"refuses user {USER}"),
         ([], "allows only its sql_user to do this"),
-        (["--servers", "127.0.0.1:1"], "127.0.0.1:1 does not answer"),
+        (["--http", "127.0.0.1:1"], "127.0.0.1:1 does not answer"),
     ],
 )
 @pytest.mark.parametrize("once", [["--once"], []])
@@ -131,7 +131,7 @@ def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
     ended = CliRunner().invoke(
         job.command,
         [
-            "--bootstrap", events_broker.kafka, "--servers", events_broker.http_url, *credentials,
+            "--bootstrap", events_broker.kafka, "--http", events_broker.http_url, *credentials,
             "--topic", "events", "--catalog", f"{tmp_path}/warehouse", "--table", "db.events",
             "--create", *once,
         ],
@@ -169,7 +169,7 @@ class IcebergJob(FeedJob):
         super().__init__(broker)
         self._command = [
             sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg", *arguments,
-            "--bootstrap", broker.kafka, "--servers", broker.http_url, "--master", "local[2]",
+            "--bootstrap", broker.kafka, "--http", broker.http_url, "--master", "local[2]",
             "--topic", "events", "--catalog", str(directory), "--table", "db.events", "--create",
             "--user", USER, "--password", PASSWORD, "--interval-ms", "500",
             "--session-timeout-ms", "2000", "--transaction-timeout-ms", "10000",

@@ -482,7 +482,7 @@ def test_the_command_does_all_of_it_with_spark(keyed: ChangingTable) -> None:
     before = keyed.stored_files()
     arguments = (
         "jobs", "run", "iceberg-maintenance", "--catalog", str(keyed.directory), "--table", NAME,
-        "--retain", "0", "--orphans-older-than", "2h", "--format", "json",
+        "--retain", "0", "--orphans-older-than", "2h", "--json",
     )  # fmt: skip
     preview = command_line.run(*arguments, "--dry-run")
     assert preview.returncode == 0, preview.stderr

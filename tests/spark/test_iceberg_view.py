@@ -50,7 +50,7 @@ def kafka(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
 def make_view(sink: IcebergSink, clickhouse: FreeEngine, *more: str) -> Any:
     return command_line.run(
         "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table", "db.t",
-        "--servers", clickhouse.urls[0], "--log", sink.broker.http_url, *more,
+        "--http", clickhouse.urls[0], "--log", sink.broker.http_url, *more,
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_a_broker_itself_refuses_the_view(kafka: BrokerProcess, tmp_path: Path, 
         sink.run_until_rows(1)
         ended = command_line.run(
             "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table",
-            "db.t", "--servers", kafka.http_url, "--user", USER, "--password", PASSWORD,
+            "db.t", "--http", kafka.http_url, "--user", USER, "--password", PASSWORD,
         )  # fmt: skip
         assert ended.returncode == 1
         assert "Table function icebergLocal is not available here" in ended.stderr

@@ -56,7 +56,7 @@ def test_a_view_of_history_and_log_in_the_brokers_own_sql(
         sink.run_until_rows(1)
         ended = command_line.run(
             "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse),
-            "--table", "db.t", "--servers", broker.http_url, "--user", USER, "--password", PASSWORD,
+            "--table", "db.t", "--http", broker.http_url, "--user", USER, "--password", PASSWORD,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
         produce(broker, topic, [json.dumps({"id": 2})], partition=1)

@@ -96,7 +96,7 @@ def test_lag_is_written_to_one_shard_once(cluster: ClusterHistory) -> None:
 
 def test_audit_reads_the_rows_of_all_shards(cluster: ClusterHistory) -> None:
     """Of a feed, too: its table is read as the one of all shards, and its history once."""
-    ended = run_job(audit.command, cluster.engine.http, "--format", "json", user=None)
+    ended = run_job(audit.command, cluster.engine.http, "--json", user=None)
     assert [
         (row["of"], row["kind"], row["first"], row["last"], row["detail"])
         for row in ended.told["rows"]

@@ -75,7 +75,7 @@ def _of(rows: list[dict[str, Any]], group: str, topic: str = "orders") -> list[d
 def test_every_window_since_the_first_commit_is_computed(history: History) -> None:
     ended = run_job(
         lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
-        "--trend-windows", "3", "--format", "json",
+        "--trend-windows", "3", "--json",
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
     rows = _of(_rows(history.broker), ODD)
@@ -218,7 +218,7 @@ def test_without_credentials_the_error_says_who_may_write(history: History) -> N
         (["--window", "soon"], "write a time such as 90s"),
         (["--plot", "lag.gif"], "the name must end with .png or .html"),
         (["--alert-growing", "0"], "range"),
-        (["--servers", "ftp://x"], "write a URL or HOST:PORT"),
+        (["--http", "ftp://x"], "write a URL or HOST:PORT"),
     ],
 )
 def test_wrong_options_are_errors(history: History, arguments: list[str], complaint: str) -> None:
@@ -239,7 +239,7 @@ def test_after_a_killed_run_the_next_one_stores_every_window_once(history: Histo
     history.commits("since long", "long", history.topic("long"), [(since, 0)])
     history.done()
     command = [sys.executable, "-m", "broker.cli", "jobs", "run", "lag", "--master", "local[2]"]
-    command += ["--servers", broker.http, "--user", USER, "--backfill", "1d"]
+    command += ["--http", broker.http, "--user", USER, "--backfill", "1d"]
     command += ["--alert-records", "2000"]
     environment = {**os.environ, "BROKERHOUSE_SQL_PASSWORD": PASSWORD}
     process = subprocess.Popen(command, cwd=PROJECT, env=environment, start_new_session=True)

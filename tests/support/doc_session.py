@@ -30,7 +30,7 @@ def typed(script: str, broker: BrokerProcess, directory: Path = PROJECT) -> str:
         env={
             **os.environ,
             "PYTHONPATH": str(PROJECT),
-            "BROKERHOUSE_KAFKA": broker.kafka,
+            "BROKERHOUSE_BOOTSTRAP": broker.kafka,
             "BROKERHOUSE_HTTP": broker.http,
             "BROKERHOUSE_SQL_USER": USER,
             "BROKERHOUSE_SQL_PASSWORD": PASSWORD,

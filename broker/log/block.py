@@ -257,7 +257,6 @@ def _add(
             else first_entry(header, base_offset, now_ms),
         )
     if header.transactional:
-        partition.verifying.pop(producer_id, None)
         begun = OpenTransaction(base_offset, header.producer_epoch)
         block.staging.begin_transaction(partition, producer_id, begun)
     block.new_batches.append((partition, base_offset, base_offset + header.count, data))

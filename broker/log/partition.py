@@ -188,6 +188,7 @@ class Staging:
         self._open: list[tuple[PartitionLog, int, OpenTransaction | None]] = []
         self.begun: list[tuple[PartitionLog, int, OpenTransaction]] = []
         self._aborted: list[tuple[PartitionLog, AbortedTransaction]] = []
+        self._words: list[tuple[PartitionLog, int, object]] = []
 
     def reserve(self, partition: PartitionLog, count: int) -> None:
         """Give the next `count` offsets of the partition to the block."""
@@ -204,7 +205,10 @@ class Staging:
     def begin_transaction(
         self, partition: PartitionLog, producer_id: int, begun: OpenTransaction
     ) -> None:
-        """Does nothing if the producer has an open one."""
+        """Does nothing if the producer has an open one. The coordinator's word is used up."""
+        word = partition.verifying.pop(producer_id, None)
+        if word is not None:
+            self._words.append((partition, producer_id, word))
         if producer_id not in partition.transactions.open:
             self._open.append((partition, producer_id, None))
             self.begun.append((partition, producer_id, begun))
@@ -248,6 +252,9 @@ class Staging:
             else:  # a marker
                 del partition.producers[producer_id]
         self._forget_before()
+        for partition, producer_id, word in self._words:
+            # Batches behind the first one have the same word, and no marker came.
+            partition.verifying[producer_id] = word
         for partition, first_offset in self._offsets.items():
             partition.next_offset = first_offset
         for partition, producer_id, open_before in reversed(self._open):

@@ -215,15 +215,19 @@ async def test_the_log_start_moves_only_when_the_states_are_stored(house: Leader
     assert tables == [PRODUCER_STATES.name, PRODUCER_STATES.name, CHECKPOINTS.name]
 
 
-async def test_a_start_that_an_earlier_leader_stored_brings_its_states(house: Leaders) -> None:
+@pytest.mark.parametrize("adopted", [True, False])
+async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
+    house: Leaders, adopted: bool
+) -> None:
     await house.send(*batches(0, 2))
     earlier = house.log
     house.change()
-    assert await house.send(plain(b"x")) == [4]  # what it knows of the log it has read
+    assert await house.send(*batches(0, producer_id=OTHER)) == [4]  # no checkpoint until now
     await house.starts.raise_to(earlier, 4)
-    house.log.begin_at(4)
+    if adopted:
+        house.log.begin_at(4)
     await house.remove_rows(4)
-    assert await house.send(*batches(2, 4)) == [2, 5]
+    assert await house.send(*batches(4), *batches(2)) == [6, 2]
 
 
 async def test_states_on_several_engines_count_once(house: Leaders) -> None:

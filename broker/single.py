@@ -27,6 +27,7 @@ from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
+from broker.log.producer_states import ProducerStates, ProducerStateSweep
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
 from broker.log.retention import Retention, upkeep
@@ -142,7 +143,13 @@ class SingleNode:
             Clock(),
         )
         self.transactions = transaction_coordinator(settings, hosted, producer_ids)
-        log_starts = LogStarts(SingleRowLane(self.rows, engine.embedded.reserve))
+        row_lane = SingleRowLane(self.rows, engine.embedded.reserve)
+        expiration_ms = settings.producer_id_expiration_ms
+        # A log is opened when all its rows are in the engine.
+        producer_states = ProducerStates(
+            row_lane, SingleRowSource(engine.embedded), expiration_ms, wall_ms
+        )
+        log_starts = LogStarts(row_lane, producer_states)
         retention = Retention(
             self.topics.logs,
             SingleRowSource(engine.embedded),
@@ -156,6 +163,7 @@ class SingleNode:
             self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
             TransactionSweep(engine.patient, wall_ms).round,
+            ProducerStateSweep(engine.patient, expiration_ms, wall_ms).round,
         )
         self._reclaim = Reclaim(
             engine.embedded,
@@ -188,6 +196,7 @@ class SingleNode:
             self.topics,
             self.broker.row_sources,
             self.broker.cold_reader,
+            producer_states,
         )
         self._feeds_here = settings.feeds
         self._feeds = TableFeeds(

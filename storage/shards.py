@@ -60,12 +60,13 @@ SYNCED_TABLES = (
     "group_heartbeats",
     "partition_checkpoints",
     "leader_epochs",
+    "producer_states",
     "topic_versions",
     "transaction_versions",
     "transaction_offsets",
     "open_transaction_versions",
     "aborted_transactions",
-)
+)  # fmt: skip
 _PING_S = 0.5
 _PING_ASKED_S = 1.0
 """For how long a replica that owes an answer may be silent before it is pinged."""

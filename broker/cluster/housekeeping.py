@@ -24,6 +24,7 @@ from broker.cluster.leases import BrokerSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
 from broker.cluster.topics import SharedCatalog, portions
+from broker.log.producer_states import ProducerStateSweep
 from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
@@ -91,6 +92,7 @@ class Housekeeping:
         catalog: SharedCatalog,
         hosts: ShardHosts,
         sweep_every_ms: int,
+        producer_id_expiration_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._ownership = ownership
@@ -107,8 +109,14 @@ class Housekeeping:
             )
             for host in hosts
         }
-        self._sweeps = {host.name: Sweep(host.engine, clock_ms) for host in hosts}
-        self._transactions = {host.name: TransactionSweep(host.engine, clock_ms) for host in hosts}
+        self._sweeps = {
+            host.name: (
+                Sweep(host.engine, clock_ms),
+                TransactionSweep(host.engine, clock_ms),
+                ProducerStateSweep(host.engine, producer_id_expiration_ms, clock_ms),
+            )
+            for host in hosts
+        }
         self._sweep_every_s = sweep_every_ms / 1000
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._mirrored: dict[str, tuple[int, float]] = {}
@@ -149,8 +157,8 @@ class Housekeeping:
     async def _sweep(self, host: ShardHost) -> None:
         if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:
             self._swept_s[host.name] = time.monotonic()
-            await self._sweeps[host.name].round()
-            await self._transactions[host.name].round()
+            for sweep in self._sweeps[host.name]:
+                await sweep.round()
 
     def _is_mirrored(self, host: ShardHost) -> bool:
         version, at_s = self._mirrored.get(host.name, (-1, 0.0))

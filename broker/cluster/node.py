@@ -49,6 +49,7 @@ from broker.feed_groups import CLIENT, feeding_instance
 from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
+from broker.log.producer_states import ProducerStates
 from broker.log.removals import Removals
 from broker.log.retention import Retention, upkeep
 from broker.log.tail_cache import TailCache
@@ -147,7 +148,9 @@ class ClusterNode:
         self._transactions = transactions = ShardedTransactions(served, owners, coordinators)
         slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
-        log_starts = LogStarts(logs)
+        expiration_ms = settings.producer_id_expiration_ms
+        producer_states = ProducerStates(logs, logs, expiration_ms, wall_ms)
+        log_starts = LogStarts(logs, producer_states)
         admin_store = AdminStore(changed_by_clients)
         self.broker = Broker(
             settings,
@@ -189,13 +192,16 @@ class ClusterNode:
         )
         retention = Retention(logs, logs, log_starts, wall_ms)
         self._upkeep = upkeep(settings.retention_check_interval_ms, retention.round)
-        self._removals = Removals(self._hosts, self._topics, logs, self.broker.cold_reader)
+        self._removals = Removals(
+            self._hosts, self._topics, logs, self.broker.cold_reader, producer_states
+        )
         self._housekeeping = Housekeeping(
             self._ownership,
             topic_registry,
             self._topics,
             self._hosts,
             settings.retention_check_interval_ms,
+            expiration_ms,
         ).periodic
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
         shown = settings.metrics_partitions_max

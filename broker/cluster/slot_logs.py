@@ -194,7 +194,7 @@ class SlotLogs(OpenLogs):
                 starts[key] = max(starts.get(key, 0), start)
             # On a shard that it was moved to, a log must begin where it ended before.
             lacking = [
-                (*key, starts[key], end)
+                (*key, starts[key], end, False)
                 for key, (end, start) in before.items()
                 for start_here, floor in (checkpoints.get(key, (0, 0)),)
                 if end > max(found.get(key, 0), floor) or start > start_here

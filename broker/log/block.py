@@ -257,7 +257,6 @@ def _add(
             else first_entry(header, base_offset, now_ms),
         )
     if header.transactional:
-        partition.verifying.pop(producer_id, None)
         begun = OpenTransaction(base_offset, header.producer_epoch)
         block.staging.begin_transaction(partition, producer_id, begun)
     block.new_batches.append((partition, base_offset, base_offset + header.count, data))
@@ -378,13 +377,13 @@ def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:
             f"producer {header.producer_id} sent sequence {header.base_sequence}, but "
             f"{sequence} was refused and must be sent first"
         )
-    # An earlier leader may have refused batches of this producer. No row is missing, and none has
-    # this producer's id, so its first batch must come first: a client takes the acknowledgement of
-    # a later batch as proof that all before it are stored. A single broker knows what it refused.
+    # An earlier leader may have refused batches of this producer. No producer was forgotten here,
+    # and this one is not known, so its first batch must come first: a client takes the
+    # acknowledgement of a later batch as proof that all before it are stored. A single broker knows
+    # what it refused.
     if (
         header.base_sequence != 0
         and partition.leader_epoch != SINGLE_BROKER_EPOCH
-        and partition.log_start_offset == 0
         and not partition.has_forgotten
     ):
         raise OutOfOrderSequenceNumber(

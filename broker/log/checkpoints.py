@@ -1,12 +1,16 @@
 """`partition_checkpoints`: where a log starts and ends, when rows at its start or end are deleted.
 
-A checkpoint is a log start offset and a floor of the next offset. If a partition has several, the
-largest of each counts, so storing one twice, or an older one late, changes nothing.
+A checkpoint is a log start offset, a floor of the next offset, and whether producers were forgotten
+(their rows were deleted, and they have no row in `producer_states`). If a partition has several,
+the largest of each counts, so storing one twice, or an older one late, changes nothing.
+
+A checkpoint that a version without `producer_states` stored says that producers were forgotten.
 
 Checkpoints are written by log_starts.py (a log start moved), removals.py (before compaction removes
 rows) and broker/cluster/slot_logs.py (a slot was moved to another shard); read with
 `read_checkpoints`, which open_logs.py, slot_logs.py, retention.py and sweep.py call. sweep.py
-deletes those of deleted topics.
+deletes those of deleted topics. producer_states.py writes some that say only that producers were
+forgotten, and producer_recovery.py asks for that.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from storage.blocks import INT32, INT64, UUIDS, Table
+from storage.blocks import BOOL, INT32, INT64, UUIDS, Table
 from storage.engine import Engine
 
 Key = tuple[UUID, int]
@@ -27,6 +31,7 @@ CHECKPOINTS = Table(
         ("partition", INT32),
         ("log_start_offset", INT64),
         ("next_offset_floor", INT64),
+        ("forgot_producers", BOOL),
     ),
 )
 

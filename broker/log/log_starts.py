@@ -1,8 +1,9 @@
 """Moves the starts of logs, for retention, DeleteRecords and everything else that removes records.
 
-The checkpoint is stored first, on every engine that may have rows of the partition. Then consumers
-get OFFSET_OUT_OF_RANGE below it. Rows are deleted last, in the background
-(broker/log/sweep.py): after a crash at any point a record is either stored in full, or not served.
+The states of producers below it are stored first (producer_states.py), then the checkpoint, on
+every engine that may have rows of the partition. Then consumers get OFFSET_OUT_OF_RANGE below it.
+Rows are deleted last, in the background (broker/log/sweep.py): after a crash at any point a record
+is either stored in full, or not served.
 
 A log start is never above the high watermark, and the floor that is stored with it is the high
 watermark: an emptied partition continues with its next offset after any restart. In a cluster, a
@@ -17,6 +18,7 @@ import asyncio
 
 from broker.log.checkpoints import CHECKPOINTS
 from broker.log.partition import PartitionLog
+from broker.log.producer_states import ProducerStates
 from broker.log.row_sources import RowLanes
 from storage.row_lane import TableRows
 
@@ -24,8 +26,9 @@ from storage.row_lane import TableRows
 class LogStarts:
     """Moves log starts. Nothing else moves one while its log is open."""
 
-    def __init__(self, checkpoints: RowLanes) -> None:
+    def __init__(self, checkpoints: RowLanes, producer_states: ProducerStates) -> None:
         self._checkpoints = checkpoints
+        self._producer_states = producer_states
 
     async def raise_to(self, partition: PartitionLog, offset: int) -> None:
         """Remove the records below `offset`, which is at most the high watermark.
@@ -36,8 +39,15 @@ class LogStarts:
         assert offset <= partition.high_watermark, f"{partition}: {offset} is beyond the end"
         if offset <= partition.log_start_offset:
             return
-        row = (partition.topic_id, partition.partition, offset, partition.high_watermark)
-        checkpoint = TableRows(CHECKPOINTS, [row])
         lanes = self._checkpoints.lanes(partition)
+        await self._producer_states.save(partition, offset)
+        row = (
+            partition.topic_id,
+            partition.partition,
+            offset,
+            partition.high_watermark,
+            bool(partition.has_forgotten),
+        )
+        checkpoint = TableRows(CHECKPOINTS, [row])
         await asyncio.gather(*(lane.store(checkpoint) for lane in lanes))
         partition.begin_at(offset)

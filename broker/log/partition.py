@@ -37,14 +37,18 @@ class PartitionLog:
         "earlier",
         "epochs",
         "first_fresh_producer_id",
+        "has_deleted",
         "has_forgotten",
         "high_watermark",
         "last_stable_offset",
         "leader_epoch",
         "log_start_offset",
         "next_offset",
+        "opened_at",
         "partition",
         "producers",
+        "producers_before",
+        "producers_saved_below",
         "refused",
         "tail",
         "topic",
@@ -80,7 +84,15 @@ class PartitionLog:
         self.refused: dict[int, tuple[int, int]] = {}
         # Producers with a lower id may have rows from before this process started.
         self.first_fresh_producer_id = first_fresh_producer_id
-        self.has_forgotten = False  # a producer that was silent for long, or has no rows
+        # Rows of the partition; None: not known yet (producer_recovery.py).
+        self.has_deleted: bool | None = None
+        # A producer that wrote here and is in no table. None as above.
+        self.has_forgotten: bool | None = None
+        self.opened_at = next_offset  # `producers` has all that was appended from here on
+        # Below this offset the states of producers are stored (producer_states.py).
+        self.producers_saved_below = log_start_offset
+        # What producers were before the block that is being stored; None: not known.
+        self.producers_before: dict[int, ProducerEntry | None] = {}
         self.tail = PartitionTail()
         self.waiters: set[Callable[[PartitionLog], None]] = set()
 
@@ -113,6 +125,10 @@ class PartitionLog:
     def begin_at(self, offset: int) -> None:
         """Serve nothing below `offset` any more. A checkpoint with it has been stored."""
         assert offset <= self.high_watermark, f"{self}: the log cannot begin beyond its end"
+        if offset > self.log_start_offset:
+            self.has_deleted = True
+            # Whoever stored the checkpoint has stored these states.
+            self.producers_saved_below = max(self.producers_saved_below, offset)
         self.log_start_offset = max(self.log_start_offset, offset)
         self.epochs = self.epochs.since(self.log_start_offset)
         self.transactions.forget_below(self.log_start_offset)
@@ -154,6 +170,13 @@ class PartitionLog:
             del self.producers[producer_id]
             self.has_forgotten = True
 
+    def stored_producers(self) -> dict[int, ProducerEntry]:
+        """The producers by what is stored, without the block that is on its way."""
+        found: dict[int, ProducerEntry | None] = dict(self.producers)
+        # In this order: the thread that builds a block notes here what it changes before it does.
+        found.update(self.producers_before)
+        return {producer_id: one for producer_id, one in found.items() if one is not None}
+
     def wake(self) -> None:
         """Make every waiting fetch look at this partition again."""
         for waiter in tuple(self.waiters):
@@ -169,6 +192,7 @@ class Staging:
         self._open: list[tuple[PartitionLog, int, OpenTransaction | None]] = []
         self.begun: list[tuple[PartitionLog, int, OpenTransaction]] = []
         self._aborted: list[tuple[PartitionLog, AbortedTransaction]] = []
+        self._words: list[tuple[PartitionLog, int, object]] = []
 
     def reserve(self, partition: PartitionLog, count: int) -> None:
         """Give the next `count` offsets of the partition to the block."""
@@ -176,14 +200,19 @@ class Staging:
         partition.next_offset += count
 
     def set_producer(self, partition: PartitionLog, producer_id: int, entry: ProducerEntry) -> None:
-        before = partition.producers.pop(producer_id, None)
+        before = partition.producers.get(producer_id)
+        partition.producers_before.setdefault(producer_id, before)
         self._producers.append((partition, producer_id, before, entry))
+        partition.producers.pop(producer_id, None)  # it becomes the last
         partition.producers[producer_id] = entry
 
     def begin_transaction(
         self, partition: PartitionLog, producer_id: int, begun: OpenTransaction
     ) -> None:
-        """Does nothing if the producer has an open one."""
+        """Does nothing if the producer has an open one. The coordinator's word is used up."""
+        word = partition.verifying.pop(producer_id, None)
+        if word is not None:
+            self._words.append((partition, producer_id, word))
         if producer_id not in partition.transactions.open:
             self._open.append((partition, producer_id, None))
             self.begun.append((partition, producer_id, begun))
@@ -204,8 +233,13 @@ class Staging:
 
     def publish(self) -> None:
         """The block is stored: aborted transactions are known from now on."""
+        self._forget_before()
         for partition, aborted in self._aborted:
             partition.transactions.note_aborted(aborted)
+
+    def _forget_before(self) -> None:
+        for partition in self._offsets:
+            partition.producers_before.clear()
 
     @property
     def first_offsets(self) -> dict[PartitionLog, int]:
@@ -221,6 +255,10 @@ class Staging:
                 partition.producers[producer_id] = refused_first_entry(entry)
             else:  # a marker
                 del partition.producers[producer_id]
+        self._forget_before()
+        for partition, producer_id, word in self._words:
+            # Batches behind the first one have the same word, and no marker came.
+            partition.verifying[producer_id] = word
         for partition, first_offset in self._offsets.items():
             partition.next_offset = first_offset
         for partition, producer_id, open_before in reversed(self._open):

@@ -1,19 +1,26 @@
-"""Reads the state of an idempotent producer back from the rows of a partition.
+"""Reads the state of an idempotent producer back from the tables.
 
 A new leader knows no producers. When a producer that may have written before sends a batch, its
-last batches are read from the rows, so that duplicates are found.
+last batches are read, so that duplicates are found: from the rows of the log, and from
+`producer_states` for rows that were deleted (producer_states.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
-from broker.log.producers import BATCHES_KEPT, ProducerEntry, recovered_range
+from broker.log.partition_sql import log_parameters
+from broker.log.producer_states import RANGES_KEPT, ProducerRange
+from broker.log.producers import BATCHES_KEPT, SEQUENCES, ProducerEntry, recovered_range
 from protocol._batches import BatchHeader
 from sql.queries import query
-from storage.engine import Engine, Row
+from storage.engine import Engine
+
+_CHECKPOINT = (
+    "SELECT count(), max(forgot_producers) FROM partition_checkpoints"
+    " WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
+)
 
 
 def may_have_rows(partition: PartitionLog, header: BatchHeader) -> bool:
@@ -33,52 +40,89 @@ async def recover_producer(partition: PartitionLog, header: BatchHeader, engine:
     if not may_have_rows(partition, header):
         return
     engines = (*partition.earlier, engine)
-    found = await stored_producer(partition, header.producer_id, engines)
+    if partition.has_deleted is None or partition.has_forgotten is None:
+        await _read_checkpoint(partition, engines)
+    found = await _stored_producer(partition, header.producer_id, engines)
+    if found is None and header.base_sequence and not partition.has_forgotten:
+        # It goes on with what is stored nowhere. Perhaps an earlier leader deleted rows meanwhile.
+        was_deleted = partition.has_deleted
+        await _read_checkpoint(partition, engines)
+        if partition.has_deleted and not was_deleted:
+            found = await _stored_producer(partition, header.producer_id, engines)
     if found is not None:
         partition.producers[header.producer_id] = found
-    elif header.base_sequence and not partition.has_forgotten:
-        # An earlier leader may have known this producer; compaction has removed its rows since.
-        partition.has_forgotten = await _lacks_rows(partition, engines)
 
 
 async def stored_producer(
     partition: PartitionLog, producer_id: int, engines: Collection[Engine]
 ) -> ProducerEntry | None:
-    """What the rows say about a producer; None if it has none. Raises `EngineError`.
+    """What the tables say about a producer; None if nothing. Raises `EngineError`.
 
     `engines`: all that may have rows of the partition.
     """
-    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT + 1}
-    rows: list[Row] = []
-    for one in engines:
-        rows += await one.rows(query("producer_batches"), parameters)
-    return _recovered_entry(rows) if rows else None
+    if partition.has_deleted is None:
+        await _read_checkpoint(partition, engines)
+    return await _stored_producer(partition, producer_id, engines)
 
 
-async def _lacks_rows(partition: PartitionLog, engines: Sequence[Engine]) -> bool:
-    """Whether fewer rows are stored than the log has offsets."""
-    count = f"SELECT count() FROM messages WHERE {IS_PARTITION}"
-    found = [await engine.rows(count, log_parameters(partition)) for engine in engines]
-    offsets = partition.next_offset - partition.log_start_offset
-    stored: int = sum(rows[0][0] for rows in found)
-    return stored < offsets
+async def _stored_producer(
+    partition: PartitionLog, producer_id: int, engines: Collection[Engine]
+) -> ProducerEntry | None:
+    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": RANGES_KEPT}
+    names = ["producer_batches"]
+    if partition.has_deleted:
+        names.append("stored_producer_state")
+    found: list[ProducerRange] = []
+    for engine in engines:
+        for name in names:
+            rows = await engine.rows(query(name), parameters)
+            found += (ProducerRange(producer_id, *row) for row in rows)
+    return _recovered_entry(_merged(found)) if found else None
 
 
-def _recovered_entry(rows: Sequence[Row]) -> ProducerEntry:
-    newest = sorted(rows, key=lambda row: (row[0], row[2]), reverse=True)
-    epoch, last_append_ms = newest[0][0], newest[0][4]
-    coordinator_epoch = max(row[6] for row in rows)
+async def _read_checkpoint(partition: PartitionLog, engines: Iterable[Engine]) -> None:
+    """Whether rows of the partition were deleted, and whether of producers without a state."""
+    has_deleted = has_forgotten = False
+    for engine in engines:
+        ((checkpoints, forgot),) = await engine.rows(_CHECKPOINT, log_parameters(partition))
+        has_deleted = has_deleted or checkpoints > 0
+        has_forgotten = has_forgotten or bool(forgot)
+    partition.has_deleted = partition.has_deleted or has_deleted
+    partition.has_forgotten = partition.has_forgotten or has_forgotten
+
+
+def _merged(found: Iterable[ProducerRange]) -> list[ProducerRange]:
+    """The newest first. Part of a range may be in the log and part of it deleted."""
+    merged: dict[tuple[int, bool, int], ProducerRange] = {}
+    for one in found:
+        key = one.producer_epoch, one.control, one.shift
+        other = merged.get(key, one)
+        merged[key] = one._replace(
+            first_offset=min(one.first_offset, other.first_offset),
+            last_offset=max(one.last_offset, other.last_offset),
+            coordinator_epoch=max(one.coordinator_epoch, other.coordinator_epoch),
+            append_ms=max(one.append_ms, other.append_ms),
+        )
+    return sorted(
+        merged.values(), key=lambda one: (one.producer_epoch, one.last_offset), reverse=True
+    )
+
+
+def _recovered_entry(newest: list[ProducerRange]) -> ProducerEntry:
+    epoch = newest[0].producer_epoch
+    of_epoch = [one for one in newest if one.producer_epoch == epoch]
     ranges = [
-        recovered_range(first_offset, last_offset, last_sequence)
-        for row_epoch, first_offset, last_offset, last_sequence, _, control, _ in newest
-        if row_epoch == epoch and not control
+        recovered_range(
+            one.first_offset, one.last_offset, (one.last_offset - one.shift) % SEQUENCES
+        )
+        for one in of_epoch
+        if not one.control
     ][:BATCHES_KEPT]
-    markers = [row[2] for row in rows if row[0] == epoch and row[5]]
     return ProducerEntry(
         epoch,
         tuple(reversed(ranges)),
-        last_append_ms,
+        max(one.append_ms for one in newest),
         recovered=True,
-        coordinator_epoch=coordinator_epoch,
-        ended_offset=max(markers, default=-1),
+        coordinator_epoch=max(one.coordinator_epoch for one in newest),
+        ended_offset=max((one.last_offset for one in of_epoch if one.control), default=-1),
     )

@@ -6,8 +6,8 @@ five in flight. A remembered batch that is sent again is a duplicate and is answ
 offset; a sequence that does not follow the last one is out of order; an epoch below the known one
 is fenced.
 
-After a restart the batches are read back from the rows (`recovered`). Neighbouring batches have
-become one range there, so a batch is a duplicate if it lies inside a range.
+After a restart the batches are read back (producer_recovery.py: `recovered`). Neighbouring batches
+have become one range there, so a batch is a duplicate if it lies inside a range.
 
 Unlike Kafka, a batch is no duplicate of one whose transaction has ended: UNKNOWN_PRODUCER_ID. A
 client that ends a transaction waits for its batches or gives them up, and does not send them again.
@@ -30,7 +30,7 @@ from protocol._batches import BatchHeader
 from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
 
 BATCHES_KEPT = 5
-_SEQUENCES = 1 << 31
+SEQUENCES = 1 << 31
 
 
 class SequenceRange(NamedTuple):
@@ -40,24 +40,28 @@ class SequenceRange(NamedTuple):
     last: int
     first_offset: int
 
+    @property
+    def last_offset(self) -> int:
+        return self.first_offset + (self.last - self.first) % SEQUENCES
+
     def offset_of(self, first: int, last: int) -> int | None:
         """The offset of `first` when first..last lies within this range."""
-        start = (first - self.first) % _SEQUENCES
-        length = (self.last - self.first) % _SEQUENCES
-        if start + (last - first) % _SEQUENCES <= length:
+        start = (first - self.first) % SEQUENCES
+        length = (self.last - self.first) % SEQUENCES
+        if start + (last - first) % SEQUENCES <= length:
             return self.first_offset + start
         return None
 
 
 def comes_after(sequence: int, other: int) -> bool:
     """Whether a producer sends `sequence` after `other`; half of all sequences are before it."""
-    return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2
+    return 0 < (sequence - other) % SEQUENCES < SEQUENCES // 2
 
 
 def recovered_range(first_offset: int, last_offset: int, last_sequence: int) -> SequenceRange:
     """The range of neighbouring rows; if its sequences wrapped around, the end of it."""
-    length = min(last_offset - first_offset, _SEQUENCES // 2)
-    return SequenceRange((last_sequence - length) % _SEQUENCES, last_sequence, last_offset - length)
+    length = min(last_offset - first_offset, SEQUENCES // 2)
+    return SequenceRange((last_sequence - length) % SEQUENCES, last_sequence, last_offset - length)
 
 
 class ProducerEntry(NamedTuple):
@@ -77,7 +81,7 @@ class ProducerEntry(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        return (self.ranges[-1].last + 1) % _SEQUENCES if self.ranges else self.begins_at
+        return (self.ranges[-1].last + 1) % SEQUENCES if self.ranges else self.begins_at
 
     def after(self, header: BatchHeader, base_offset: int, now_ms: int) -> ProducerEntry:
         """The entry once this batch is stored at `base_offset`."""

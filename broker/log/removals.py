@@ -5,7 +5,8 @@ where the log ends and what is cached. Anybody with the SQL password can write a
 nothing in a batch is trusted:
 * Rows are removed only from a topic whose cleanup.policy has `compact` now, from the log start on,
   and below the last record. The last record always stays, and with it the end of the log.
-* The floor of the next offset is stored before the first row is removed.
+* The states of producers (producer_states.py) and the floor of the next offset are stored before
+  the first row is removed.
 * Caches are emptied after the removal: a consumer must not read an old value from a cache when
   the tombstone behind it has been removed.
 
@@ -31,6 +32,7 @@ from uuid import UUID
 
 from broker.led_partitions import LedPartitions
 from broker.log.partition import PartitionLog
+from broker.log.producer_states import ProducerStates
 from broker.log.reader import ColdReader
 from broker.log.row_sources import RowSources
 from broker.topics import TopicCatalog
@@ -69,8 +71,9 @@ _NOTE = (
     " {removed:UInt64}, {refused:String}"
 )
 _FLOOR = (
-    "INSERT INTO partition_checkpoints (topic_id, partition, log_start_offset, next_offset_floor)"
-    " SELECT {topic_id:UUID}, {partition:Int32}, 0, {floor:Int64}"
+    "INSERT INTO partition_checkpoints"
+    " (topic_id, partition, log_start_offset, next_offset_floor, forgot_producers)"
+    " SELECT {topic_id:UUID}, {partition:Int32}, 0, {floor:Int64}, {forgot:Bool}"
 )
 _UNDER_WAY = (
     "SELECT count(), max(latest_fail_reason) FROM system.mutations"
@@ -237,6 +240,7 @@ class Removals(Periodic):
         topics: TopicCatalog,
         row_sources: RowSources,
         reader: ColdReader,
+        producer_states: ProducerStates,
     ) -> None:
         """Batches are read from, and noted on, the `shards`."""
         super().__init__("removals", _EVERY_S, self._round_if_due)
@@ -245,6 +249,7 @@ class Removals(Periodic):
         self._partitions = LedPartitions(topics)
         self._row_sources = row_sources
         self._reader = reader
+        self._producer_states = producer_states
         self._settled_ms: dict[str, int] = {}
         self._settled_s: dict[str, float] = {}
         self._looked_s = -_REFUSE_EVERY_S
@@ -329,7 +334,8 @@ class Removals(Periodic):
             ranges = clipped(
                 await _ranges(engine, batch),
                 partition.log_start_offset,
-                partition.high_watermark - 1,
+                # Nor is anything decided of a transaction that is open.
+                min(partition.high_watermark - 1, partition.last_stable_offset),
             )
             removed[batch] = 0
             if not ranges:
@@ -342,7 +348,9 @@ class Removals(Periodic):
                     if not statements[-1].has_room_for(piece):
                         statements.append(_Deletion())
                     statements[-1].add(partition, piece)
-        for partition in below:
+        for partition, offset in below.items():
+            await self._producer_states.save(partition, offset)
+            partition.has_deleted = True
             await self._store_floor(partition)
         try:
             for source, statements in deletions.items():
@@ -351,7 +359,6 @@ class Removals(Periodic):
         finally:  # also when interrupted: some rows may be removed
             for partition, offset in below.items():
                 partition.tail.hide_below(offset)
-                partition.has_forgotten = True
                 self._reader.forget(partition)
         for batch, partition in batches:
             log.info(
@@ -370,6 +377,7 @@ class Removals(Periodic):
                     "topic_id": str(partition.topic_id),
                     "partition": partition.partition,
                     "floor": partition.high_watermark,
+                    "forgot": int(bool(partition.has_forgotten)),
                 },
             )
 

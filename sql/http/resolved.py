@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Set
 
-from sql.http.errors import access_denied
+from sql.http.errors import access_denied, needs_sql_user
 from sql.http.private import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
 from sql.http.text import output_clauses, tokens
 
@@ -42,10 +42,10 @@ def refuse_resolved(explain: Callable[[bytes], str], sql: bytes) -> None:
         raise access_denied("With these settings the server cannot check the statement.")
     tables = set(_tables(tree))
     for table in sorted(tables - SHOWN_TABLES - PRIVATE_COLUMNS.keys()):
-        raise access_denied(f"system.{table} is not available without credentials.")
+        raise needs_sql_user(f"system.{table} is not available without credentials.")
     private = {column for table in tables for column in PRIVATE_COLUMNS.get(table, ())}
     for column in sorted(private & set(_COLUMN.findall(tree))):
-        raise access_denied(f"The column {column} is not available without credentials.")
+        raise needs_sql_user(f"The column {column} is not available without credentials.")
     for table in sorted(_compared(tree) & PRIVATE_COLUMNS.keys()):
         raise access_denied(
             f"IN system.{table} would compare all of its columns: without credentials use"

@@ -1,21 +1,30 @@
--- The newest batches of one idempotent producer in one partition, newest first. Neighbouring
--- batches come as one range, because their rows do not say where one ended.
---
--- Transaction markers come as ranges of their own: they may have raised the epoch. The last column is the highest
--- epoch of their coordinators, the same in every row.
+-- What the rows of one partition tell about one idempotent producer: its newest batches and markers, newest first.
+-- Neighbouring batches come as one range, because their rows do not say where one ended; the markers of an epoch come
+-- as one range, with the highest epoch of their coordinators. `shift` tells the sequences of a range.
 --
 -- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted.
 SELECT
-    producer_epoch,
-    min(offset),
-    max(offset) AS last,
-    argMax(sequence, offset),
-    toUnixTimestamp64Milli(max(append_time)),
-    control,
-    max(max(if(control, reinterpretAsInt32(reverse(substring(assumeNotNull(value), 3, 4))), -1))) OVER ()
-FROM messages
-WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
-    AND producer_id = {producer_id:Int64}
-GROUP BY producer_epoch, control, if(control, 0, positiveModulo(offset - sequence, 2147483648))
+    producer_epoch, control, shift, min(first_offset), max(last_offset) AS last, max(coordinator_epoch),
+    max(append_ms)
+FROM
+(
+    SELECT
+        producer_epoch, control, toInt32(positiveModulo(offset - sequence, 2147483648)) AS shift,
+        min(offset) AS first_offset, max(offset) AS last_offset, toInt32(-1) AS coordinator_epoch,
+        toUnixTimestamp64Milli(max(append_time)) AS append_ms
+    FROM messages
+    WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
+        AND producer_id = {producer_id:Int64} AND NOT control
+    GROUP BY producer_epoch, control, shift
+    UNION ALL
+    SELECT
+        producer_epoch, control, toInt32(0), min(offset), max(offset),
+        max(reinterpretAsInt32(reverse(substring(assumeNotNull(value), 3, 4)))), toUnixTimestamp64Milli(max(append_time))
+    FROM messages
+    WHERE topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}
+        AND producer_id = {producer_id:Int64} AND control
+    GROUP BY producer_epoch, control
+)
+GROUP BY producer_epoch, control, shift
 ORDER BY producer_epoch DESC, last DESC
 LIMIT {kept:UInt8};

@@ -722,21 +722,21 @@ async def test_a_batch_that_an_earlier_leader_refused_is_not_overtaken_by_the_ne
     assert await repeated(appender, log, first, second) == [0, 2]
 
 
-@pytest.mark.parametrize("removed", [True, False])
-async def test_a_producer_whose_rows_were_compacted_away_goes_on_at_the_next_leader(
-    engine: EmbeddedEngine, appender: Appender, removed: bool
+async def test_a_producer_whose_rows_were_deleted_is_forgotten_only_if_a_checkpoint_says_so(
+    engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
     await repeated(appender, log, numbered(0, 3, PRODUCER), plain(b"x"))
-    gone = PRODUCER if removed else PRODUCER + 1
-    await engine.execute(f"DELETE FROM messages WHERE producer_id = {gone}")
-    other = numbered(5, 1, PRODUCER + 1)
+    await engine.execute(f"DELETE FROM messages WHERE producer_id = {PRODUCER}")
     await appender.settled()
     taken = PartitionLog(log.topic, 0, 0, 4, NOTHING_FRESH, leader_epoch=3)
-    assert await outcomes([append(appender, taken, other)]) == [
-        4 if removed else OutOfOrderSequenceNumber
-    ]
-    assert await repeated(appender, taken, numbered(3, 1, PRODUCER)) == [5 if removed else 4]
+    unknown = numbered(3, 1, PRODUCER)
+    assert await outcomes([append(appender, taken, unknown)]) == [OutOfOrderSequenceNumber]
+    for forgot, outcome in (("false", OutOfOrderSequenceNumber), ("DEFAULT", 4)):
+        await engine.execute(
+            f"INSERT INTO partition_checkpoints VALUES ('{log.topic_id}', 0, 0, 4, {forgot})"
+        )
+        assert await outcomes([append(appender, taken, unknown)]) == [outcome]
 
 
 # --- Leader epochs ---

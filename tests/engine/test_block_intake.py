@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from broker.log.checkpoints import CHECKPOINTS
+from broker.log.producer_states import PRODUCER_STATES
 from common.clock import wall_ms
 from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
 from protocol._decode_batches import BlockBuilder
@@ -64,7 +65,9 @@ def log_block() -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "table", [GROUPS, MEMBERS, HEARTBEATS, OFFSETS, CHECKPOINTS], ids=lambda table: table.name
+    "table",
+    [GROUPS, MEMBERS, HEARTBEATS, OFFSETS, CHECKPOINTS, PRODUCER_STATES],
+    ids=lambda table: table.name,
 )
 async def test_rows_of_groups_and_checkpoints_go_into_the_journal(
     journal: JournaledEngine, intake: BlockIntake, table: Table

@@ -467,4 +467,5 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
         "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
+        "producer_states",
     }  # fmt: skip

@@ -248,7 +248,9 @@ async def rows(engine: EmbeddedEngine) -> Rows:
     await rows.commit(FIRST, "billing", "orders", 1, 1)
     await rows.commit(SECOND, "shipping", "payments", 0, 2)
     await rows.commit(SECOND, "shipping", "orders", 0, 11)
-    await rows.put("partition_checkpoints", f"SELECT '{ORDERS}', 1, toInt64(2), toInt64(0)", SECOND)
+    await rows.put(
+        "partition_checkpoints", f"SELECT '{ORDERS}', 1, toInt64(2), toInt64(0), 0", SECOND
+    )
     await rows.open_transaction(SECOND, "id")
     await rows.put(
         "failed_view_versions (database, view, error)", "SELECT 'default', 'typed', 'bad'", FIRST
@@ -339,6 +341,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
         "transaction_versions", "transaction_offsets", "aborted_transactions",
         "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
         "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
+        "producer_states",
     }  # fmt: skip
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():

@@ -4,6 +4,7 @@ whatever a batch says."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 from broker.config import Settings
 from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
+from broker.log.producer_states import ProducerStates
 from broker.log.reader import ColdReader
 from broker.log.removals import Piece, Range, Removals, SingleRemovalShard, clipped, pieces
-from broker.log.row_sources import SingleRowSource
+from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.tail_cache import TailCache
 from broker.topics import LocalCatalog
+from common.clock import DAY_MS, wall_ms
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
+from storage.row_lane import RowLane
 from tests.support.log_parts import (
     ScriptedEngine,
     append,
@@ -30,6 +34,7 @@ from tests.support.log_parts import (
 )
 from tests.support.one_topic import create_topic
 from tests.support.record_batches import Record, batch_of
+from tests.support.small_tables import make_lane
 
 ALL = 1 << 40
 COMPACT = {"cleanup.policy": "compact"}
@@ -47,13 +52,15 @@ class Shard(SingleRemovalShard):
 class CompactedTopics:
     """A log, and the part of the broker that removes."""
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
         self.engine = engine
         self.scripted = ScriptedEngine(engine)
         self.catalog = LocalCatalog(engine, Settings())
         self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
         self.shard = Shard(engine)
-        self.removals = Removals(self.shard, self.catalog, SingleRowSource(engine), self.reader)
+        sources = SingleRowSource(engine)
+        states = ProducerStates(SingleRowLane(lane), sources, DAY_MS, wall_ms)
+        self.removals = Removals(self.shard, self.catalog, sources, self.reader, states)
 
     async def log(
         self,
@@ -103,8 +110,10 @@ class CompactedTopics:
 
 
 @pytest.fixture
-def house(engine: EmbeddedEngine) -> CompactedTopics:
-    return CompactedTopics(engine)
+async def house(engine: EmbeddedEngine) -> AsyncIterator[CompactedTopics]:
+    lane = make_lane(engine)
+    yield CompactedTopics(engine, lane)
+    await lane.close()
 
 
 async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: CompactedTopics) -> None:

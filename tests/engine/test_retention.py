@@ -12,10 +12,12 @@ import pytest
 from broker.log.checkpoints import read_checkpoints
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
+from broker.log.producer_states import ProducerStates
 from broker.log.retention import AlwaysSettled, Retention
-from broker.log.row_sources import SingleRowLane, SingleRowSource
+from broker.log.row_sources import RowLanes, SingleRowLane, SingleRowSource
+from common.clock import DAY_MS, wall_ms
 from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
 from tests.support.clock import NOON, Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic
@@ -27,6 +29,10 @@ MINUTE = 60_000
 LONG_AGO = NOON - 10_000 * HOUR
 
 
+def log_starts(engine: Engine, lanes: RowLanes) -> LogStarts:
+    return LogStarts(lanes, ProducerStates(lanes, SingleRowSource(engine), DAY_MS, wall_ms))
+
+
 class RetainedLogs:
     """Partitions that this broker leads, their rows, and a clock that the test sets."""
 
@@ -34,7 +40,7 @@ class RetainedLogs:
         self.engine = engine
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
-        self.starts = LogStarts(SingleRowLane(lane))
+        self.starts = log_starts(engine, SingleRowLane(lane))
         self.retention = Retention(
             self, SingleRowSource(engine), self.starts, self.clock, many=many
         )
@@ -321,7 +327,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
 ) -> None:
     scripted = ScriptedEngine(engine)
     lane = make_lane(scripted)
-    starts = LogStarts(SingleRowLane(lane))
+    starts = log_starts(engine, SingleRowLane(lane))
     log = make_log(end=10)
     scripted.gate.clear()
     moving = asyncio.create_task(starts.raise_to(log, 7))
@@ -356,7 +362,7 @@ async def test_it_is_stored_wherever_the_partition_may_have_rows(house: Retained
         def lanes(self, _: PartitionLog) -> tuple[Lane, Lane]:
             return Lane("old"), Lane("new")
 
-    starts = LogStarts(Lanes())  # type: ignore[arg-type]
+    starts = log_starts(house.engine, Lanes())  # type: ignore[arg-type]
     await starts.raise_to(log, 4)
     assert sorted(stored) == ["new", "old"]
     await starts.raise_to(log, 4)
@@ -371,7 +377,8 @@ async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end
     for log, start in ((behind, 3), (beyond, 9)):
         await house.append(log, *aged(1, 1, 1, 1))
         await house.engine.execute(
-            "INSERT INTO partition_checkpoints SELECT {id:UUID}, 0, {start:Int64}, 9",
+            "INSERT INTO partition_checkpoints (* EXCEPT(forgot_producers))"
+            " SELECT {id:UUID}, 0, {start:Int64}, 9",
             {"id": str(log.topic_id), "start": start},
         )
     await house.retention.round()

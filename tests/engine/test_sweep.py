@@ -61,7 +61,8 @@ class SweptLog:
 
     async def start_at(self, topic_id: UUID, offset: int, partition: int = 0) -> None:
         await self.engine.execute(
-            "INSERT INTO partition_checkpoints SELECT {id:UUID}, {partition:Int32},"
+            "INSERT INTO partition_checkpoints (* EXCEPT(forgot_producers))"
+            " SELECT {id:UUID}, {partition:Int32},"
             " {offset:Int64}, {offset:Int64}",
             {"id": str(topic_id), "partition": partition, "offset": offset},
         )

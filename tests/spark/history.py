@@ -113,7 +113,8 @@ class History:
         )
 
     def checkpoint(self, topic_id: UUID, log_start: int, floor: int, partition: int = 0) -> None:
-        self._put("partition_checkpoints", [f"'{topic_id}', {partition}, {log_start}, {floor}"])
+        row = f"'{topic_id}', {partition}, {log_start}, {floor}, 0"
+        self._put("partition_checkpoints", [row])
 
     def _put(self, table: str, rows: Sequence[str]) -> None:
         for start in range(0, len(rows), 500):

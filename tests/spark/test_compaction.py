@@ -433,7 +433,8 @@ def test_random_histories_are_compacted_as_in_the_model(
                 database="brokerhouse",
             )
             engine.sql(
-                f"INSERT INTO partition_checkpoints VALUES ('{ids[kind]}', {number},"
+                "INSERT INTO partition_checkpoints (* EXCEPT(forgot_producers))"
+                f" VALUES ('{ids[kind]}', {number},"
                 f" {starts[kind][number]}, 0)",
                 database="brokerhouse",
             )

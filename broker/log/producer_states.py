@@ -1,0 +1,209 @@
+"""`producer_states`: what partitions know about producers, stored before their rows can be deleted.
+
+Kafka keeps this in snapshots beside its segments: a producer is forgotten when it has been silent
+for `producer.id.expiration.ms`, not when its records are deleted. Here the rows of the log tell it
+(producer_recovery.py), so it is stored for itself before rows are deleted: by log_starts.py for
+retention and DeleteRecords, by removals.py for compaction. No record waits for that.
+
+`ProducerStates.save` stores the batches and markers below an offset. Those that were appended since
+the log was opened it takes from memory; older ones it reads from the rows, once. What is stored
+twice, or late, or by an earlier leader, changes nothing: rows with the same key are merged, and
+reading adds what the log still has. The state of a producer that has expired is not stored; that
+there was one is noted in the checkpoint of the partition (checkpoints.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from broker.log.partition import PartitionLog
+from broker.log.partition_sql import IS_IN_RANGE, IS_PARTITION, log_parameters
+from broker.log.producers import BATCHES_KEPT, SEQUENCES
+from broker.log.row_sources import RowLanes, RowSources
+from common.clock import HOUR_MS
+from sql.queries import query
+from storage.blocks import BOOL, DATETIME64_MS, INT16, INT32, INT64, UUIDS, Table
+from storage.engine import Engine
+from storage.row_lane import TableRows
+
+PRODUCER_STATES = Table(
+    "producer_states",
+    (
+        ("topic_id", UUIDS),
+        ("partition", INT32),
+        ("producer_id", INT64),
+        ("producer_epoch", INT16),
+        ("control", BOOL),
+        ("shift", INT32),
+        ("first_offset", INT64),
+        ("last_offset", INT64),
+        ("coordinator_epoch", INT32),
+        ("append_time", DATETIME64_MS),
+    ),
+)
+RANGES_KEPT = BATCHES_KEPT + 1
+"""Of each producer: its last batches, and the markers of its epoch."""
+_ROWS_AT_ONCE = 8192
+"""Read or stored together: encoding them takes the loop 16 ms."""
+_NO_MARKER = -1
+
+_OLDER_ROW = (
+    f"SELECT 1 FROM messages WHERE {IS_PARTITION} AND offset >= {{first:Int64}}"
+    " AND offset < {end:Int64} AND producer_id >= 0"
+    " AND append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC') LIMIT 1"
+)
+
+
+class ProducerRange(NamedTuple):
+    """A row of `producer_states` without its partition: neighbouring batches, or markers."""
+
+    producer_id: int
+    producer_epoch: int
+    control: bool
+    shift: int
+    first_offset: int
+    last_offset: int
+    coordinator_epoch: int
+    append_ms: int
+
+
+class ProducerStates:
+    """Stores the states of producers before their rows are deleted."""
+
+    def __init__(
+        self,
+        lanes: RowLanes,
+        row_sources: RowSources,
+        expiration_ms: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        """`row_sources`: of rows from before a log was opened; they need not have newer ones."""
+        self._lanes = lanes
+        self._row_sources = row_sources
+        self._expiration_ms = expiration_ms
+        self._clock_ms = clock_ms
+
+    async def save(self, log: PartitionLog, below: int) -> None:
+        """Store what producers have written below this offset, which is at most the high watermark.
+
+        To be called before a checkpoint allows to delete these rows. Raises `EngineError`: then
+        nothing may be deleted.
+        """
+        first = log.producers_saved_below
+        if below <= first:
+            return
+        await self._store(log, _known_ranges(log, first, below))
+        if first < log.opened_at:
+            await self._save_older(log, first, min(below, log.opened_at))
+        log.producers_saved_below = max(log.producers_saved_below, below)
+
+    async def _save_older(self, log: PartitionLog, first: int, end: int) -> None:
+        """Of rows from before the log was opened, whose producers may not be known."""
+        parameters = log_parameters(log) | {
+            "first": first,
+            "end": end,
+            "since_ms": max(self._clock_ms() - self._expiration_ms, 0),
+            "kept": RANGES_KEPT,
+            "rows": _ROWS_AT_ONCE,
+        }
+        text = query("producers_of_range", is_in_range=IS_IN_RANGE)
+        for engine in self._row_sources.engines(log):
+            if not log.has_forgotten and await engine.rows(_OLDER_ROW, parameters):
+                log.has_forgotten = True
+            producer_id = 0
+            while True:
+                rows = await engine.rows(text, parameters | {"producer_id": producer_id})
+                await self._store(log, (ProducerRange(*row) for row in rows))
+                if len(rows) < _ROWS_AT_ONCE:
+                    break
+                producer_id = rows[-1][0]  # its rows may have been cut off
+
+    async def _store(self, log: PartitionLog, ranges: Iterator[ProducerRange]) -> None:
+        while some := list(islice(ranges, _ROWS_AT_ONCE)):
+            rows = TableRows(PRODUCER_STATES, [(log.topic_id, log.partition, *one) for one in some])
+            await asyncio.gather(*(lane.store(rows) for lane in self._lanes.lanes(log)))
+
+
+def _known_ranges(log: PartitionLog, first: int, below: int) -> Iterator[ProducerRange]:
+    """What the log knows of batches and markers in first <= offset < below.
+
+    All of it is stored: batches of a block that may yet be refused are not below the high
+    watermark, and `stored_producers` has what was known before that block.
+    """
+    for producer_id, entry in log.stored_producers().items():
+        for one in entry.ranges:
+            if one.first_offset < below and one.last_offset >= first:
+                yield ProducerRange(
+                    producer_id,
+                    entry.epoch,
+                    False,
+                    (one.first_offset - one.first) % SEQUENCES,
+                    one.first_offset,
+                    one.last_offset,
+                    _NO_MARKER,
+                    entry.last_append_ms,
+                )
+        if first <= entry.ended_offset < below:
+            yield ProducerRange(
+                producer_id,
+                entry.epoch,
+                True,
+                0,
+                entry.ended_offset,
+                entry.ended_offset,
+                entry.coordinator_epoch,
+                entry.last_append_ms,
+            )
+
+
+_LAST_RANGES = f"""
+SELECT topic_id, partition, producer_id, producer_epoch, control, shift
+FROM
+(
+    SELECT
+        topic_id, partition, producer_id, producer_epoch, control, shift, max(last_offset) AS last
+    FROM producer_states
+    GROUP BY topic_id, partition, producer_id, producer_epoch, control, shift
+)
+ORDER BY producer_epoch DESC, last DESC
+LIMIT {RANGES_KEPT} BY topic_id, partition, producer_id
+"""
+_EXPIRED = "append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+_NOTE_FORGOTTEN = f"""
+INSERT INTO partition_checkpoints
+    (topic_id, partition, log_start_offset, next_offset_floor, forgot_producers)
+SELECT DISTINCT topic_id, partition, 0, 0, true FROM producer_states WHERE {_EXPIRED}
+"""
+_DELETE = f"""
+ALTER TABLE producer_states DELETE
+WHERE {_EXPIRED}
+    OR topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
+    OR (topic_id, partition, producer_id, producer_epoch, control, shift) NOT IN ({_LAST_RANGES})
+"""
+
+
+class ProducerStateSweep:
+    """Deletes rows of producers that have expired, of deleted topics, and those that later rows
+    replace: at the start and once an hour.
+    """
+
+    def __init__(self, engine: Engine, expiration_ms: int, clock_ms: Callable[[], int]) -> None:
+        """`engine` has all tables as they are, as for `TransactionSweep`."""
+        self._engine = engine
+        self._expiration_ms = expiration_ms
+        self._clock_ms = clock_ms
+        self._swept_ms: int | None = None
+
+    async def round(self) -> None:
+        """Does nothing if the last one was less than an hour ago. Raises `EngineError`."""
+        now_ms = self._clock_ms()
+        if self._swept_ms is not None and now_ms - self._swept_ms < HOUR_MS:
+            return
+        if await self._engine.rows("SELECT 1 FROM producer_states LIMIT 1"):
+            since = {"since_ms": max(now_ms - self._expiration_ms, 0)}
+            await self._engine.execute(_NOTE_FORGOTTEN, since)
+            await self._engine.execute(_DELETE, since)
+        self._swept_ms = now_ms

@@ -117,6 +117,18 @@ def test_transactional_producers_go_on_after_their_records_were_deleted_and_a_ki
     commit_one_each("fourth")
     wanted = [f"{value}-{partition}" for partition in range(3) for value in ("third", "fourth")]
     until(lambda: committed(broker, topic) == wanted, "the later ones are committed")
+    for partition, producer in enumerate(producers):
+        producer.begin()
+        producer.send(topic, "deleted while open", partition)
+        producer.flush()
+    delete(broker, target, partitions=len(OLDER_FLOW))
+    rows_are_deleted(broker, topic)
+    restart(broker)
+    for partition, producer in enumerate(producers):
+        producer.send(topic, f"fifth-{partition}", partition)
+        producer.commit()
+    wanted = [f"fifth-{partition}" for partition in range(3)]
+    until(lambda: committed(broker, topic) == wanted, "what is left of them is committed")
 
 
 @pytest.mark.parametrize("removed_by", ["DeleteRecords", "retention"])

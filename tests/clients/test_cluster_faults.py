@@ -291,6 +291,45 @@ def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
     assert then == [NotLeaderOrFollower.code, 0, 0, OutOfOrderSequenceNumber.code]
 
 
+def test_the_next_leader_knows_a_producer_whose_records_were_deleted(
+    cluster: Cluster, target: Target
+) -> None:
+    def scenario() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Error code and base offset of batches: those of the first leader, those of the next."""
+        led = stored(cluster, target, NODES)
+        first, others = node(cluster, led.node_id), NODES - {led.node_id}
+        with Wire(first) as wire:
+            producer_id = wire.ask(samples.sample(ApiKey.InitProducerId, 4, target), 4).producer_id
+
+            def send(wire: Wire, sequence: int, producer_id: int = producer_id) -> tuple[int, int]:
+                request = messages.produce(target, numbered(sequence, 1, producer_id).data)
+                answer = wire.ask(request, 9).responses[0].partition_responses[0]
+                return int(answer.error_code), int(answer.base_offset)
+
+            before = [send(wire, sequence) for sequence in range(3)]
+            (deleted,) = wire.ask(messages.delete_records(target, -1, 0), 2).topics
+            assert [one.error_code for one in deleted.partitions] == [0]
+        for engine in cluster.engines:
+            engine.sql(
+                "DELETE FROM messages WHERE topic = {topic:String} AND partition = 0",
+                {"topic": target.name},
+            )
+        with away(first, killed=True):
+            successor = stored(cluster, target, others)
+            with Wire(node(cluster, successor.node_id)) as wire:
+                after = [send(wire, sequence) for sequence in (1, 2, 4, 3)]
+                after.append(send(wire, 5, producer_id + 1))
+        return before, after
+
+    before, after = undisturbed(cluster, scenario)
+    gap = OutOfOrderSequenceNumber.code, -1
+    assert [error for error, _ in before] == [0, 0, 0]
+    assert after[:3] == [*before[1:], gap]
+    assert after[3][0] == 0
+    assert after[3][1] > before[2][1]
+    assert after[4] == gap
+
+
 def stored(cluster: Cluster, target: Target, among: set[int]) -> Leader:
     """Stores a batch in the first partition, as soon as one of these brokers leads it."""
     alive = [node(cluster, node_id) for node_id in sorted(among)]

@@ -33,6 +33,26 @@ def test_kafka_features_lists_the_features_and_leaves_them_at_their_levels(run: 
     assert "transaction.version is at level 2" in refused
 
 
+def test_kafka_features_says_without_a_change_what_it_would_do(run: Tools) -> None:
+    def dry(command: str, *levels: str) -> tuple[str, ...]:
+        features = [part for level in levels for part in ("--feature", level)]
+        return FEATURES, command, "--dry-run", *features
+
+    levels = ("metadata.version=30", "transaction.version=2")
+    same = run(*dry("upgrade", *levels))
+    assert "metadata.version can be upgraded to 30" in same
+    assert "transaction.version can be upgraded to 2" in same
+    assert "can be downgraded to 2" in run(*dry("downgrade", "transaction.version=2"))
+    disabled = run(FEATURES, "disable", "--dry-run", "--feature", "group.version")
+    assert "group.version can be disabled" in disabled
+    refused = run.refused(*dry("downgrade", "metadata.version=29"))
+    assert "metadata.version is at level 30; it cannot be set to 29" in refused
+    # Asks for every feature of that release: the answer names all that are missing.
+    refused = run.refused(FEATURES, "upgrade", "--dry-run", "--release-version", "4.3-IV0")
+    for feature in ("group.version", "kraft.version", "share.version"):
+        assert f"does not have the feature '{feature}'; leave it out." in refused
+
+
 def test_kafka_leader_election_finds_the_leader_elected(run: Tools, topic: str) -> None:
     run(TOPICS, "--create", "--topic", topic, "--partitions", "2")
     one = run(LEADER_ELECTION, "--election-type", "preferred", "--topic", topic, "--partition", "1")

@@ -119,7 +119,7 @@ class SingleNode:
             EndlessLease(uuid4()),
             self._decompressions,
         )
-        row_sources = SingleRowSource(engine, engine)
+        row_sources = SingleRowSource(engine, engine, lambda: engine.recovery.found)
         self.rollup = Rollup(
             engine.patient,
             self.appender,

@@ -8,7 +8,8 @@
 * journal.py: the embedded engine behind a journal. journal_files.py: its files;
   journal_reading.py reads them, journal_register.py says which exist. journal_queue.py:
   changes of the files, one at a time. journal_spares.py: files that were emptied. journal_drain.py
-  and journal_recovery.py: how its blocks get into the engine. journal_statements.py: what a
+  and journal_recovery.py: how its blocks get into the engine. journal_found.py: those that have no
+  space there. journal_statements.py: what a
   statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
   other processes go into it. merge_pace.py: merges wait while it drains at full speed.
 * part_codecs.py: how parts of the log are compressed.

@@ -21,7 +21,7 @@ from common.counted_lines import counted
 from storage._merge_blocks import merge_blocks
 from storage.engine import EngineError
 from storage.journal import JournaledEngine
-from storage.journal_recovery import LOG_KEY
+from storage.journal_found import LOG_KEY
 from storage.journal_statements import ALL, LOG_TABLE
 from storage.merge_blocks import BlockColumns, block_columns
 from storage.native_types import UnmergeableBlock

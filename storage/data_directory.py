@@ -10,14 +10,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import stat
 from pathlib import Path
+
+from storage.journal_register import register_path
 
 log = logging.getLogger(__name__)
 
 LOCK = "LOCK"
 RESTORE_MARKER = "RESTORE"
 """In a data directory into which a backup is being restored (storage/restore.py)."""
+_UUID = re.compile(rb"ATTACH TABLE _ UUID '([0-9a-f-]{36})'")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -66,6 +70,33 @@ def lock_directory(data_dir: Path) -> int:
         log.info("the process id is not in %s: %s", data_dir / LOCK, error.strerror)
     make_private(data_dir)
     return fd
+
+
+def refuse_without_tables(data_dir: Path, database: str) -> None:
+    """Raises `DataDirectoryError` if files of tables were removed: they would begin anew, empty.
+
+    A journal is made after the database, and the directory of a table before its definition.
+    """
+    clickhouse = data_dir / "clickhouse"
+    needed = clickhouse / "metadata" / f"{database}.sql"
+    if register_path(data_dir / "journal").exists() and not needed.exists():
+        raise _removed(needed)
+    for definition in sorted(clickhouse.glob("metadata/*/*.sql")):
+        text = definition.read_bytes()
+        found = _UUID.search(text)
+        if found is None or b"MergeTree" not in text:
+            continue
+        table_id = found[1].decode()
+        needed = clickhouse / "store" / table_id[:3] / table_id
+        if not needed.exists():
+            raise _removed(needed, f", which has the rows of {definition.stem},")
+
+
+def _removed(path: Path, what: str = "") -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{path}{what} was removed, and records with it: put it back, or restore a backup into"
+        " another directory"
+    )
 
 
 def make_private(data_dir: Path) -> None:

@@ -106,10 +106,11 @@ class DiskReserve:
 
     def is_full(self) -> NotSent:
         """The error for whoever wants to store something."""
-        free = max(self.free_for_records(), 0)
+        more = "" if self._is_held else f", and {self.size >> 20} MB more for deleting"
         return NotSent(
-            f"the disk of {self._directory} is full ({free >> 20} MB are free, at least"
-            f" {KEEP_FREE_BYTES >> 20} MB are kept free): delete topics or records, or add space",
+            f"the disk of {self._directory} is full ({self.free_bytes() >> 20} MB are free, at"
+            f" least {KEEP_FREE_BYTES >> 20} MB are kept free{more}): delete topics or records, or"
+            " add space",
             NOT_ENOUGH_SPACE,
         )
 

@@ -31,7 +31,11 @@ from common.counted_lines import counted
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile, Join
-from storage.data_directory import DataDirectoryError, lock_directory
+from storage.data_directory import (
+    DataDirectoryError,
+    lock_directory,
+    refuse_without_tables,
+)
 from storage.definition_files import DefinitionError, DefinitionFiles
 from storage.definition_guard import DefinitionGuard, Handle
 from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
@@ -124,6 +128,7 @@ class EmbeddedEngine:
             self.reserve = _reserve(data_dir, reserve_bytes)
             if self.reserve.free_bytes() < _TO_START_BYTES:
                 self.reserve.release("the start")
+            refuse_without_tables(data_dir, DATABASE)
             self._connection_string = _prepare(
                 data_dir,
                 fsync,

@@ -266,11 +266,11 @@ class JournaledEngine:
         small_tables = limits.drain_small_tables or limits.drain
         # A part of the log that is full of deleted records must fit into the reserve.
         self._log_limits = limits.drain.at_most(embedded.reserve.part_max_bytes)
-        self._recovery = Recovery(embedded)
-        insert_found = self._recovery.insert
+        self.recovery = Recovery(embedded)
+        found = self.recovery
         self.streams = [
-            DrainStream(LOG, embedded, self._rounds, self._log_limits, identity, insert_found),
-            DrainStream(ROWS, embedded, self._rounds, small_tables, identity, insert_found),
+            DrainStream(LOG, embedded, self._rounds, self._log_limits, identity, found),
+            DrainStream(ROWS, embedded, self._rounds, small_tables, identity, found),
         ]
         self._rounds.streams = self.streams
         self.standstill = Standstill(self.streams)
@@ -296,7 +296,9 @@ class JournaledEngine:
                 log.info("%d blocks of the journal go into the tables", len(found))
             stream.start(contents.last_sequence, found)
         for stream in reversed(self.streams):  # small tables need little space, and a start all
-            await self._recovery.drain(stream)
+            await self.recovery.drain(stream)
+        blocks = [one for one in contents.blocks if one.stream == LOG]
+        await self.recovery.keep_readable(self.streams, blocks, self._log_limits)
         await self._rounds.recycle()
         await self._pace.recover()
         constrained = await self.embedded.rows(
@@ -315,6 +317,7 @@ class JournaledEngine:
 
     async def close_files(self) -> None:
         """Close the journal alone; what waits stays in it."""
+        await self.recovery.close()
         for stream in self.streams:
             await stream.stop()
         await self._pace.close()
@@ -477,7 +480,14 @@ class JournaledEngine:
         return self.embedded.read_native(sql, params, chunk_bytes)
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
-        await self.drained_for(sql, at_once=True)
+        try:
+            await self.drained_for(sql, at_once=True)
+        except EngineError:
+            found = self.recovery.found
+            with_all = None if found is None else found.with_all(sql)
+            if with_all is None:
+                raise
+            sql = with_all
         return await self.embedded.rows(sql, params)
 
     async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:

@@ -17,7 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,6 +120,16 @@ class TableInsert:
     join: Join | None
 
 
+class FoundInserts(Protocol):
+    """Inserts blocks that the last run has left (storage/journal_recovery.py)."""
+
+    async def check_space(self, stream: int, blocks: Collection[JournalBlock]) -> None:
+        """Raises `EngineError` if the disk has no space for a round."""
+
+    async def insert(self, stream: int, insert: TableInsert) -> None:
+        """Insert what is missing of these blocks. It may be repeated. Raises `EngineError`."""
+
+
 class DrainStream:
     """One stream: its blocks that are not in the engine, and the task that puts them there."""
 
@@ -122,12 +140,9 @@ class DrainStream:
         rounds: RoundLog,
         limits: DrainLimits,
         identity: str,
-        insert_found: Callable[[int, TableInsert], Awaitable[None]],
+        found: FoundInserts,
     ) -> None:
-        """`identity` makes the tokens of inserts unique.
-
-        `insert_found(stream, insert)` inserts blocks of the last run (storage/journal_recovery.py).
-        """
+        """`identity` makes the tokens of inserts unique; `found` inserts blocks of the last run."""
         self.number = number
         self.appended = 0
         """The last block of the stream, by its sequence number."""
@@ -144,8 +159,8 @@ class DrainStream:
         self._rounds = rounds
         self._limits = limits
         self._identity = identity
-        self._insert_found = insert_found
-        self._found_until = 0
+        self._found = found
+        self.found_until = 0
         """Blocks up to this one are of the last run."""
         self._waiting: deque[JournalBlock] = deque()
         self._waiting_insert_bytes = 0
@@ -170,7 +185,7 @@ class DrainStream:
         self.appended = self.drained = last
         if found:
             self.appended = self.drained = found[0].sequence - 1
-            self._found_until = found[-1].sequence
+            self.found_until = found[-1].sequence
             for block in found:
                 self.add(block)
         self._task = asyncio.create_task(self._run(), name=f"journal-drain-{self.number}")
@@ -314,12 +329,12 @@ class DrainStream:
         """The first of them: all of the last run, or none."""
         if not self.has_found:
             return blocks
-        return [block for block in blocks if block.sequence <= self._found_until]
+        return [block for block in blocks if block.sequence <= self.found_until]
 
     @property
     def has_found(self) -> bool:
         """Whether blocks of the last run wait."""
-        return self.drained < self._found_until
+        return self.drained < self.found_until
 
     async def _until_due(self) -> None:
         self._due.clear()
@@ -355,6 +370,8 @@ class DrainStream:
             lambda: self._rounds.end_round(self.number),
         ]
         steps_with_rows = len(steps) - 1
+        if self.has_found:  # an entry needs space, too
+            steps.insert(0, partial(self._found.check_space, self.number, blocks))
         while steps:
             self._attempts += 1
             try:
@@ -369,7 +386,7 @@ class DrainStream:
                     return False
                 pause_s = backoff.after(error, log, "rows stay in the journal")
                 await event_within(self._retry, pause_s)
-                if self._may_halve(error, blocks) and len(steps) == steps_with_rows:
+                if self._may_halve(error, blocks) and len(steps) >= steps_with_rows:
                     self._halvings += 1
                     return False
             else:
@@ -379,7 +396,7 @@ class DrainStream:
 
     async def _insert(self, one: TableInsert, token: str) -> None:
         if self.has_found:
-            await self._insert_found(self.number, one)
+            await self._found.insert(self.number, one)
             return
         await self._engine.insert_blocks(
             self.number, one.table, one.columns, one.blocks, token, one.join

@@ -10,21 +10,25 @@ stays in the journal, and goes into the tables when there is space.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection, Sequence
 from uuid import uuid4
 
 from storage.disk_reserve import KEEP_FREE_BYTES, NOT_ENOUGH_SPACE
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
-from storage.journal_drain import DrainStream, TableInsert, insert_bytes
-from storage.journal_statements import LOG, LOG_TABLE
+from storage.journal_drain import DrainLimits, DrainStream, TableInsert, insert_bytes
+from storage.journal_files import JournalBlock
+from storage.journal_found import LOG_KEY, FoundRecords
+from storage.journal_statements import LOG, LOG_TABLE, ROWS
 from storage.log_views import PARTITION_KEY, LogRange
+
+log = logging.getLogger(__name__)
 
 _FOR_DELETING_BYTES = 16 << 20
 """Recovery leaves so much of the reserve for what deletes topics and records."""
 _ATTEMPTS = 8
 """Rounds become smaller each time that there is no space (storage/journal_drain.py)."""
-LOG_KEY = ("topic_id", "partition", "offset", "append_time")
-"""What tells whether a row of the log is in its table."""
 
 
 class Recovery:
@@ -32,12 +36,27 @@ class Recovery:
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
+        self._found: FoundRecords | None = None
+        self._log_stream: DrainStream | None = None
+
+    @property
+    def found(self) -> FoundRecords | None:
+        """Records that the last run has left, while they have no space in the table."""
+        is_needed = self._log_stream is not None and self._log_stream.has_found
+        return self._found if is_needed else None
+
+    async def check_space(self, stream: int, blocks: Collection[JournalBlock]) -> None:
+        """As `FoundInserts.check_space`."""
+        size = sum(insert_bytes(block.data) for block in blocks)
+        reserve = self._engine.reserve
+        kept = KEEP_FREE_BYTES + (_FOR_DELETING_BYTES if stream == LOG else 0)
+        if reserve.size and reserve.free_bytes() < kept + size:
+            raise reserve.is_full()
 
     async def insert(self, stream: int, insert: TableInsert) -> None:
-        """Insert what is missing of these blocks. It may be repeated. Raises `EngineError`."""
+        """As `FoundInserts.insert`."""
         engine = self._engine
         if stream == LOG:
-            self._check_space(insert)
             await _insert_missing(engine, insert)
             return
         await engine.insert_blocks(
@@ -60,11 +79,31 @@ class Recovery:
                 self._engine.reserve.release("recovery")
                 refused = 1 if stream.drained > before else refused + 1
 
-    def _check_space(self, insert: TableInsert) -> None:
-        size = sum(map(insert_bytes, insert.blocks))
-        reserve = self._engine.reserve
-        if reserve.size and reserve.free_bytes() < KEEP_FREE_BYTES + _FOR_DELETING_BYTES + size:
-            raise reserve.is_full()
+    async def keep_readable(
+        self, streams: Sequence[DrainStream], blocks: Sequence[JournalBlock], limits: DrainLimits
+    ) -> None:
+        """After `drain`: let the records that still wait be read. `blocks`: those of the log.
+
+        Raises `EngineError` if rows of small tables wait: nothing works without them.
+        """
+        log_stream, small_tables = streams[LOG], streams[ROWS]
+        if small_tables.has_found:
+            raise small_tables.refusal or self._engine.reserve.is_full()
+        if not log_stream.has_found:
+            return
+        waiting = [one for one in blocks if one.sequence > log_stream.drained]
+        self._found, self._log_stream = FoundRecords(self._engine), log_stream
+        await self._found.load(waiting, limits)
+        self._found.forget_when_drained(log_stream)
+        log.error(
+            "%d blocks of acknowledged records stay in the journal, because the disk of %s is full:"
+            " Kafka clients can read them, SQL cannot; delete topics or records, or add space",
+            len(waiting), self._engine.data_dir,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        if self._found is not None:
+            await self._found.close()
 
 
 async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:

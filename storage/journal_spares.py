@@ -15,6 +15,8 @@ _MAX = 12
 """Segments for whose bytes files are kept: a round empties about six, or some larger ones."""
 _SHARE = 8
 """With less space on the disk than for so many times these files, one segment's bytes are kept."""
+_SMALL_BELOW = 8
+"""With less space than for so many segments, a new one is that much smaller."""
 
 
 def spare_files(directory: Path) -> list[Path]:
@@ -65,11 +67,19 @@ class SpareFiles:
         return found.size
 
     def _new_size(self, needed: int) -> int:
-        """A multiple, so that the file will be large enough for others like this one."""
+        """A multiple, so that the file will be large enough for others like this one.
+
+        A nearly full disk gives no more than is of use soon.
+        """
+        if self._free_bytes() < _SMALL_BELOW * self._segment_bytes:
+            return max(needed, self._segment_bytes // _SMALL_BELOW)
         if needed > self._segment_bytes and self._has_space():
             return needed + -needed % self._segment_bytes
         return max(needed, self._segment_bytes)
 
     def _has_space(self) -> bool:
+        return self._free_bytes() >= _SHARE * _MAX * self._segment_bytes
+
+    def _free_bytes(self) -> int:
         disk = os.statvfs(self._directory)
-        return disk.f_bavail * disk.f_frsize >= _SHARE * _MAX * self._segment_bytes
+        return disk.f_bavail * disk.f_frsize

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.engine import DATABASE, Engine
-from storage.schema_files import ROW_BYTES_BY_SIZES, Rendering, SchemaError, schema_files
+from storage.schema_files import (
+    ROW_BYTES_BY_SIZES,
+    Rendering,
+    SchemaError,
+    schema_files,
+    tables_behind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,20 @@ async def migrate(engine: Engine) -> list[Migration]:
     finally:
         if done:
             await record_applied(engine, DATABASE, done)
+    await _check_all_there(engine)
     return pending
+
+
+async def _check_all_there(engine: Engine) -> None:
+    """Raises `SchemaError` if a table or view was removed after it was made."""
+    rows = await engine.rows(f"SELECT name FROM system.tables WHERE database = '{DATABASE}'")
+    missing = tables_behind().keys() - {name for (name,) in rows}
+    if missing:
+        raise SchemaError(
+            f"the definition of {DATABASE}.{min(missing)} was removed, and its rows with it: put"
+            f" clickhouse/metadata/{DATABASE}/{min(missing)}.sql back, or restore a backup into"
+            " another directory"
+        )
 
 
 async def make_history(engine: Engine, database: str) -> None:

@@ -8,7 +8,7 @@ begin and end is stored nowhere: the next row on each shard tells where to read 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,15 +16,25 @@ from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
 from broker.log.tail_cache import AllInEngine, LogProgress
 from storage.disk_reserve import DiskReserve
-from storage.engine import Engine
+from storage.engine import Engine, NativeBlock, Parameter
+from storage.journal_found import FoundRecords
 from storage.row_lane import RowLane
+
+
+class LogReads(Protocol):
+    """What reads ranges of the log."""
+
+    def read_native(
+        self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
+    ) -> AsyncGenerator[NativeBlock, None]:
+        """As `Engine.read_native`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
     """An engine that has all rows up to the offset `end`; None: up to the end of the log."""
 
-    engine: Engine
+    engine: LogReads
     end: int | None = None
 
 
@@ -39,11 +49,25 @@ class RowSources(Protocol):
 class SingleRowSource:
     """`RowSources` of a broker with one ClickHouse."""
 
-    def __init__(self, engine: Engine, progress: LogProgress | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        progress: LogProgress | None = None,
+        found: Callable[[], FoundRecords | None] = lambda: None,
+    ) -> None:
+        """`found`: records that are not in the table, because the disk was full at the start."""
         self._engine = engine
         self._progress = progress or AllInEngine()
+        self._found = found
 
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
+        found = self._found()
+        if found is not None:
+            first, end = found.range_of(partition.topic_id, partition.partition)
+            if offset < first < end:
+                return RowSource(self._engine, first)
+            if first <= offset < end:
+                return RowSource(found, end)
         return RowSource(self._engine, partition.tail.first_after(self._progress.in_engine))
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:

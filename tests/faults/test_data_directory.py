@@ -80,6 +80,36 @@ class TestDataDirectory:
             assert last.startswith("Error: ")
             assert str(damaged) in last
 
+    def test_files_of_tables_that_were_removed_are_missed(
+        self, own_broker: OwnBrokers, topic: str, tmp_path: Path
+    ) -> None:
+        """They would begin anew, empty."""
+        broker = own_broker()
+        with Wire(broker) as wire:
+            wire.ask(
+                messages.produce(messages.create_topic(wire, topic), messages.small_batch()),
+                VERSION,
+            )
+        broker.stop()
+        (part, *_) = _parts_of_messages(broker.data_dir)
+        removed = {
+            "clickhouse": "clickhouse/metadata/brokerhouse.sql",
+            "clickhouse/metadata/brokerhouse.sql": "clickhouse/metadata/brokerhouse.sql",
+            "clickhouse/metadata/brokerhouse/topic_versions.sql": "topic_versions.sql back",
+            str(part.parent.relative_to(broker.data_dir)): "which has the rows of messages",
+        }
+        copy = tmp_path / "copy"
+        for name, said in removed.items():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(broker.data_dir, copy, symlinks=True)
+            path = copy / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            code, printed = start_that_fails(copy)
+            assert code == 1
+            sentence = one_sentence(printed)
+            assert said in sentence
+            assert "restore a backup into another directory" in sentence
+
     def test_what_is_written_at_each_start_may_be_garbage(self, own_broker: OwnBrokers) -> None:
         broker = own_broker()
         broker.stop()

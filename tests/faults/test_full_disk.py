@@ -24,7 +24,7 @@ from kafka.protocol.admin import (
 
 from protocol import errors
 from tests.support import messages
-from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import NEVER_MS, BrokerProcess
 from tests.support.messages import Target
 from tests.support.prometheus import get
 from tests.support.record_batches import Record, batch_of
@@ -36,11 +36,13 @@ from tests.support.small_disk import (
     running,
     small_disk,
 )
+from tests.support.sql_rows import SqlError
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
 STORAGE_ERROR = errors.KafkaStorageError.code
 ADVICE = "delete topics or records, or add space"
+FETCH_VERSION = 12  # the last with topic names
 VERSION = 9  # of Produce: the last but one with topic names, and with error messages
 
 
@@ -123,6 +125,30 @@ class Full:
     def reserve_is_held(self) -> bool:
         return (self.disk.path / "reserve").exists()
 
+    def take_reserve(self, left_bytes: int) -> None:
+        (self.disk.path / "reserve").unlink()
+        self.disk.fill()
+        self.disk.free(left_bytes)
+
+    def end_of(self, target: Target) -> int:
+        """The offset after the last record that a consumer gets, from the first one on."""
+        position = 0
+        while True:
+            asked = messages.fetch(target, position)
+            found = self.wire.ask(asked, FETCH_VERSION).responses[0].partitions[0]
+            assert found.error_code == 0
+            if position == found.high_watermark:
+                return position
+            position = messages.end_offset(bytes(found.records))
+
+    def waits(self) -> bool:
+        """Whether acknowledged records have no space in the table."""
+        try:
+            self.broker.sql("SELECT count() FROM messages")
+        except SqlError:
+            return True
+        return False
+
     def start_again(self) -> None:
         self.broker.kill()
         self.broker.start()
@@ -181,6 +207,42 @@ def test_a_broker_that_was_killed_on_a_full_disk_starts_and_deleting_frees_it(
         full.start_again()
         assert full.takes_records()
         full.check_kept()
+
+
+@in_a_mount_namespace
+def test_a_broker_that_cannot_drain_its_journal_starts_reads_and_lets_topics_be_deleted(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Another program has taken the reserve, too, while no broker ran."""
+    with disk_with_records(tmp_path, 300 * MIB, journal_insert_ms=NEVER_MS) as full:
+        for target in (full.doomed, full.kept):  # each in parts of its own
+            for _ in range(40):
+                assert full.send(target) == 0
+            full.wait_until_nothing_is_written()
+        waiting = messages.create_topic(full.wire, "waiting")
+        for target in (waiting, full.kept, waiting):
+            assert full.send(target) == 0
+        full.broker.kill()
+        full.take_reserve(72 * MIB)
+        for _ in range(2):
+            full.start_again()
+            assert full.end_of(waiting) == 2
+            assert full.end_of(full.kept) == 41
+            assert full.end_of(full.doomed) == 40
+            with pytest.raises(SqlError, match=r"rows cannot be put into the table.*is full"):
+                full.broker.sql("SELECT count() FROM messages")
+            assert not full.takes_records()
+            full.check_ready_says_why_records_are_refused()
+        full.delete_topic()
+        until(lambda: not full.waits(), limit_s=180)
+        full.check_kept()
+        full.disk.free()
+        until(full.takes_records, limit_s=180)
+        until(full.reserve_is_held, limit_s=180)
+        until(lambda: full.ready()[0] == 200)
+        full.start_again()
+        full.check_kept()
+        assert full.end_of(waiting) == 2
 
 
 @pytest.mark.long

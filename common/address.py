@@ -1,7 +1,8 @@
-"""An address in text: HOST:PORT, or [IPV6]:PORT."""
+"""An address in text: HOST:PORT, or [IPV6]:PORT; and which clients count as one address."""
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple
 
 
@@ -27,3 +28,16 @@ def parse_address(text: str) -> Address:
     if not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
     return Address(host, int(port))
+
+
+def client_network(remote: str | None) -> str:
+    """What counts as one address: of IPv6 the network of a customer, /64."""
+    try:
+        address = ipaddress.ip_address((remote or "").partition("%")[0])
+    except ValueError:
+        return remote or ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias, cast
 
@@ -36,6 +36,7 @@ from broker.response_memory import is_tiny
 from broker.shared_buffer import SharedBufferProtocol, shared_buffer
 from broker.slow_clients import SlowClients
 from broker.turns import RecentCost, Turns
+from common.address import client_network
 from common.counted_lines import counted
 from protocol._frames import FrameError
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
@@ -83,6 +84,7 @@ class Connection(SharedBufferProtocol):
         self._counts = broker.requests
         self._transport: asyncio.Transport | None = None
         self.peer = "?"
+        self.network = ""
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[bytes] = deque()
         self._running: deque[_BegunRequest] = deque()
@@ -109,6 +111,7 @@ class Connection(SharedBufferProtocol):
         _limit_unsent(transport.get_extra_info("socket"))
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
+        self.network = client_network(address[0] if address else None)
         if not self._connections.admit(self):
             log.warning("%s refused: max_connections is reached", self.peer, extra=counted())
             self._transport.abort()
@@ -413,6 +416,7 @@ class Connections:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._open: set[Connection] = set()
+        self._by_network: Counter[str] = Counter()
         self.receive_buffer = shared_buffer()
         self.turns = Turns()
         self.slow_clients = SlowClients(
@@ -426,18 +430,41 @@ class Connections:
 
     def admit(self, connection: Connection) -> bool:
         """Add a new connection. False if the limit is reached or the broker is stopping."""
-        if self._draining or len(self._open) >= self._broker.settings.max_connections:
+        if self._draining or not self._has_place_for(connection):
             self._broker.requests.refused += 1
             return False
         self._broker.requests.accepted += 1
         self._open.add(connection)
+        self._by_network[connection.network] += 1
+        return True
+
+    def _has_place_for(self, connection: Connection) -> bool:
+        """At the limit, an address with more than half of all places loses one to another address:
+        that of the connection which has been silent longest, and waits for no answer.
+        """
+        max_connections = self._broker.settings.max_connections
+        if len(self._open) < max_connections:
+            return True
+        crowd, count = self._by_network.most_common(1)[0]
+        if connection.network == crowd or 2 * count <= max_connections:
+            return False
+        idle = [one for one in self._open if one.network == crowd and one.idle]
+        if not idle:
+            return False
+        silent = min(idle, key=lambda one: one.last_active)
+        self.forget(silent)
+        silent.drop()
         return True
 
     def __len__(self) -> int:
         return len(self._open)
 
     def forget(self, connection: Connection) -> None:
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.remove(connection)
+            self._by_network[connection.network] -= 1
+            if not self._by_network[connection.network]:
+                del self._by_network[connection.network]
 
     def close_idle(self) -> None:
         """Close connections that have been silent for `connections_max_idle_ms`."""

@@ -1,4 +1,4 @@
-"""An address in text: HOST:PORT, or [IPV6]:PORT."""
+"""An address in text: HOST:PORT, or [IPV6]:PORT; and which clients count as one address."""
 
 from __future__ import annotations
 
@@ -48,3 +48,16 @@ def host_to_connect_to(host: str) -> str:
     if not is_wildcard(host):
         return host
     return "::1" if ":" in host else "127.0.0.1"
+
+
+def client_network(remote: str | None) -> str:
+    """What counts as one address: of IPv6 the network of a customer, /64."""
+    try:
+        address = ipaddress.ip_address((remote or "").partition("%")[0])
+    except ValueError:
+        return remote or ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))

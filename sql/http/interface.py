@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, n
 
 from aiohttp import web
 
+from common.address import client_network
 from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import Body, CodingThreads, Patience, StalledError
@@ -29,7 +30,6 @@ from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
 from sql.http.kill_query import StatementsById
-from sql.http.listener import origin
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
@@ -264,7 +264,7 @@ class HttpInterface:
             text, head = await _read_statement(wanted, body, hold)
             text = self._statements.kill(wanted, request.remote, text) or text
             stack.enter_context(self._statements.with_one(wanted, request.remote, context.mark))
-            permit = await self._gateway.pool.permit(wanted.role, origin(request.remote))
+            permit = await self._gateway.pool.permit(wanted.role, client_network(request.remote))
             try:
                 wanted.max_time_s = self._longest_s(wanted.role)
                 async with asyncio.timeout(wanted.max_time_s) as wanted.time_limit:

@@ -14,7 +14,6 @@ A connection waits, or a request of it is being handled. What must hold:
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections import Counter
 from typing import cast
@@ -22,7 +21,7 @@ from typing import cast
 from aiohttp import web, web_protocol
 from aiohttp.typedefs import Handler
 
-from common.address import Address
+from common.address import Address, client_network
 from common.tasks import Periodic
 
 log = logging.getLogger(__name__)
@@ -35,19 +34,6 @@ _LOG_EVERY_S = 60.0
 # Requests that a client sends without waiting for an answer. Each may have a megabyte of URL and
 # as much of headers, and aiohttp would read 32 of them into memory.
 _PIPELINED_MAX = 1
-
-
-def origin(remote: str | None) -> str:
-    """What counts as one address: of IPv6 the network of a customer, /64."""
-    try:
-        address = ipaddress.ip_address((remote or "").partition("%")[0])
-    except ValueError:
-        return remote or ""
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))
 
 
 class HttpListener:
@@ -156,7 +142,7 @@ class _Visitor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self.origin = origin(str(peer[0]) if peer else None)
+        self.origin = client_network(str(peer[0]) if peer else None)
         self._is_in = self._listener.enter(self)
         if self._is_in:
             self.inner.connection_made(transport)

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from common.address import client_network
 from sql.http.access import Role
 from sql.http.errors import SqlError, sql_error
-from sql.http.listener import origin
 
 
 class RequestPlaces:
@@ -30,7 +30,7 @@ class RequestPlaces:
     @contextmanager
     def place(self, role: Role, remote: str | None) -> Iterator[None]:
         """Raises TOO_MANY_SIMULTANEOUS_QUERIES."""
-        where = origin(remote)
+        where = client_network(remote)
         if self._taken.total() >= self._max[role]:
             raise _too_many(f"{self._max[role]} requests with SQL are handled")
         if role is Role.READER and self._by_origin[where] >= self._max_of_one:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
-from common.address import Address
+from common.address import Address, client_network
 from sql.http import listener as listener_module
-from sql.http.listener import HttpListener, origin
+from sql.http.listener import HttpListener
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -118,4 +118,4 @@ def test_the_place_that_a_new_connection_gets_is_of_the_address_with_most() -> N
     ],
 )
 def test_what_counts_as_one_address(remote: str | None, counted: str) -> None:
-    assert origin(remote) == counted
+    assert client_network(remote) == counted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -133,6 +134,24 @@ class TestMemory:
             until(lambda: _is_served(broker))
         assert "max_connections is reached" in broker.log()
 
+    @pytest.mark.parametrize("sent", [b"", b"\0\0\1\0half"], ids=["nothing", "half a frame"])
+    def test_one_address_that_has_all_connections_loses_one_to_another_address(
+        self, own_broker: OwnBrokers, sent: bytes
+    ) -> None:
+        broker = own_broker(max_connections="20")
+        asked = frame(request_body(ApiVersionsRequest(), 0))
+        with contextlib.ExitStack() as held:
+            for _ in range(25):
+                connection = held.enter_context(_connected(broker, "127.0.0.1"))
+                with contextlib.suppress(ConnectionError):  # the last five are refused
+                    connection.sendall(sent)
+            other = held.enter_context(_connected(broker, "127.0.0.2"))
+            other.sendall(asked)
+            assert other.recv(65536)
+            with _connected(broker, "127.0.0.1") as same, contextlib.suppress(ConnectionError):
+                same.sendall(asked)
+                assert not same.recv(65536)
+
     def test_clients_that_leave_in_a_long_poll_are_forgotten(
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:
@@ -171,6 +190,11 @@ class TestMemory:
 def _send_all(wire: Wire, data: bytes) -> None:
     with contextlib.suppress(OSError, Closed):
         wire.send(data)
+
+
+def _connected(broker: BrokerProcess, source: str) -> socket.socket:
+    host, port = broker.kafka.split(":")
+    return socket.create_connection((host, int(port)), timeout=30, source_address=(source, 0))
 
 
 def _is_served(broker: BrokerProcess) -> bool:

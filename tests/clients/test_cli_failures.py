@@ -161,9 +161,7 @@ def test_a_kafka_command_names_what_is_wrong_with_an_address(
 def test_an_sql_command_names_what_is_wrong_with_an_address(
     addresses: dict[str, str], command: str, fault: str
 ) -> None:
-    wrong = ("--http", addresses[fault])
-    if command != "tables replay" or "never answers" in fault:
-        wrong = (*wrong, "--timeout", "1")
+    wrong = ("--http", addresses[fault], "--timeout", "1")
     code = 2 if fault == "port 0" else 1
     assert HTTP_FAULTS[fault] in told(code, *command.split(), *HTTP[command], *wrong)
 
@@ -250,11 +248,9 @@ def filled(broker: BrokerProcess) -> str:
 WRITING = {
     "config": [],
     "topics list": ["--bootstrap", "{kafka}"],
-    "topics list --json": ["--bootstrap", "{kafka}"],
     "consume of-failures --exit-at-end": ["--bootstrap", "{kafka}"],
     "tail of-failures --exit-at-end --offset earliest": ["--bootstrap", "{kafka}"],
     "sql": ["SELECT * FROM messages", "--http", "{http}"],
-    "tables list": ["--http", "{http}"],
 }
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -47,6 +47,12 @@ RETRY_WINDOW_MS = 10 * MINUTE_MS
 wait for an answer in all (delivery.timeout.ms)."""
 _POLL_S = 0.2
 
+_RECENT = (
+    "SELECT count() FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
+    " AND partition = {partition:Int32} AND offset >= {start:Int64} AND offset < {bound:Int64}"
+    " AND producer_id >= 0 AND NOT control"
+    " AND toUnixTimestamp64Milli(append_time) > {recent_ms:Int64}"
+)
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
 _PENDING = (
     "SELECT toInt64(count()) FROM compaction_batches"
@@ -66,6 +72,11 @@ class CompactionTotals:
     bytes: int = 0
     batches: int = 0
     first_blocked: int | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether records are removed."""
+        return self.superseded + self.tombstones > 0
 
 
 @job.command("compaction")
@@ -123,7 +134,19 @@ def command(
     if not run.dry_run:
         removed = _wait(run, run_id, list(totals.values()), patience)
         _store_progress(run, run_id, chosen, totals, removed)
-    return _report(run, targets, chosen, totals, removed)
+    recent = {
+        number: _recent(run, target, now_ms - retry_window_ms)
+        for number, target in enumerate(chosen)
+        if not totals.get(number, CompactionTotals()).anything
+    }
+    return _report(run, targets, chosen, totals, removed, recent, retry_window_ms)
+
+
+def _recent(run: JobRun, target: CompactionTarget, recent_ms: int) -> int:
+    """How many records stay because an idempotent producer may still send them again."""
+    parameters = {**target.parameters, "bound": target.bound, "recent_ms": recent_ms}
+    ((records,),) = run.servers.rows(_RECENT, parameters)
+    return int(records)
 
 
 def _decide_and_write(
@@ -260,7 +283,10 @@ def _report(
     chosen: Sequence[CompactionTarget],
     totals: dict[int, CompactionTotals],
     removed: Removed,
+    recent: Mapping[int, int],
+    retry_window_ms: int,
 ) -> JobReport:
+    """`recent`: by the number of a target of which nothing is removed, records that are recent."""
     rows = []
     numbers = {target: number for number, target in enumerate(chosen)}
     removed_records = refusals = 0
@@ -271,6 +297,8 @@ def _report(
         removed_records += count
         refusals += bool(refused)
         state = refused or target.reason or f"not compacted: {target.dirty:.0%} is new"
+        if number in recent:
+            state = f"{state}; {_why_nothing(recent[number], retry_window_ms)}"
         rows.append(
             (target.topic, target.partition, target.records, one.superseded, one.tombstones,
              None if run.dry_run else count, one.bytes, state)
@@ -290,6 +318,15 @@ def _report(
         summary,
         ok=not refusals,
     )  # fmt: skip
+
+
+def _why_nothing(recent: int, retry_window_ms: int) -> str:
+    if not recent:
+        return "no record is superseded"
+    return (
+        f"nothing removed: {counted(recent, 'record')} of the last {retry_window_ms / 60_000:g} min"
+        " may be sent again by their producer (--retry-window-ms)"
+    )
 
 
 if __name__ == "__main__":

@@ -194,13 +194,13 @@ def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
         @click.pass_context
         @functools.wraps(work)
         def invoke(
-            context: click.Context, /, servers: str, user: str | None, password: str | None,
+            context: click.Context, /, http: str, user: str | None, password: str | None,
             master: str | None, dry_run: bool, groups: tuple[str, ...], topics: tuple[str, ...],
             as_json: bool, **own: Any,
         ) -> None:  # fmt: skip
             with shown(name) as progress, _failures_in_one_sentence():
                 run = JobRun(
-                    SqlServers.parse(servers, user, password),
+                    SqlServers.parse(http, user, password),
                     dry_run,
                     glob_pattern(groups),
                     glob_pattern(topics),

@@ -8,7 +8,7 @@ each other.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,10 @@ import click
 
 from broker.cli.options import WrongSettings, json_option, print_json, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
+from broker.cluster.leases import BrokerSession
+from broker.cluster.registry_view import SESSION_PREFIX
 from broker.config_sources import CONFIG_FILE_ENV
+from common.address import Address
 from common.console import console, new_table
 from storage.engine import EngineError
 from storage.registry import Registry
@@ -103,17 +106,20 @@ def show(as_json: bool, config: ClusterConfig) -> None:
     New records go to the last shard of a slot; its groups are stored on its first shard.
     """
 
-    async def read() -> SlotMap:
+    async def read() -> tuple[SlotMap, dict[int, BrokerSession]]:
         async with _registry(config) as registry:
-            return await _slot_map(registry)
+            found = await registry.list(SESSION_PREFIX)
+            sessions = [BrokerSession.from_text(row.value) for row in found.values()]
+            return await _slot_map(registry), {one.session_id: one for one in sessions}
 
-    ranges = list(_ranges(_run(read())))
+    slot_map, sessions = _run(read())
+    ranges = list(_ranges(slot_map))
     if as_json:
         print_json(
             [
                 {
                     "slots": name,
-                    "owner": None if slot.owner == NOBODY else slot.owner,
+                    **_owner(slot, sessions),
                     "epoch": slot.epoch,
                     "shards": list(slot.shards),
                     "moving_to": slot.shards[-1] if slot.behind else None,
@@ -124,10 +130,31 @@ def show(as_json: bool, config: ClusterConfig) -> None:
         return
     table = new_table("slots", "owner", "epoch", "shards", "", right=["epoch"])
     for name, slot in ranges:
-        owner = "-" if slot.owner == NOBODY else str(slot.owner)
+        owner = _owner_text(slot, sessions)
         moving = f"moving to {slot.shards[-1]}" if slot.behind else ""
         table.add_row(name, owner, str(slot.epoch), ", ".join(slot.shards), moving)
     console().print(table)
+
+
+def _owner(slot: Slot, sessions: Mapping[int, BrokerSession]) -> dict[str, Any]:
+    """The broker that serves a slot; null where nobody does, or its session is not known."""
+    session = sessions.get(slot.owner)
+    return {
+        "broker": session and session.node_id,
+        "address": session and str(Address(session.host, session.port)),
+        "session": None if slot.owner == NOBODY else slot.owner,
+        "session_is_over": slot.owner != NOBODY and (session is None or session.is_over),
+    }
+
+
+def _owner_text(slot: Slot, sessions: Mapping[int, BrokerSession]) -> str:
+    if slot.owner == NOBODY:
+        return "-"
+    owner = _owner(slot, sessions)
+    if owner["broker"] is None:
+        return f"a broker that is gone (session {slot.owner})"
+    over = ", its session is over" if owner["session_is_over"] else ""
+    return f"broker {owner['broker']} ({owner['address']}{over})"
 
 
 def _to_slots(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:

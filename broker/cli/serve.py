@@ -79,7 +79,7 @@ class _Grouped(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         grouped = {name for names in _GROUPS.values() for name in names}
-        others = tuple(name for name in records if name is not None and name not in grouped)
+        others = tuple(name for name in records if name not in grouped)
         for heading, names in {**_GROUPS, "Other": others}.items():
             rows = [record for name in names if (record := records.get(name)) is not None]
             if rows:

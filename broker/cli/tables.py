@@ -412,7 +412,7 @@ def replay_table(name: str, no_wait: bool, timeout_s: int, sql_server: SqlServer
 
     Waits until the broker has done it. Ctrl-C ends only the waiting.
     """
-    server = FeedServer(sql_server)
+    server = FeedServer(replace(sql_server, timeout_s=timeout_s))
     feed = _feed(server, name)
     with ctrl_c() as pressed:
         _change(server, name, ASKED_NOW)

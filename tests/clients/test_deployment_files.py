@@ -95,6 +95,9 @@ def test_the_health_check_of_the_image_says_whether_the_broker_serves_clients(
         return (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
     until(is_healthy, "the health check ends with 0 and says nothing")  # Docker repeats it, too
+    port = broker.http.rpartition(":")[2]
+    assert health(f"0.0.0.0:{port}").returncode == 0, "where it listens is not where to connect"
+    assert "Connection refused" in health(f"127.0.0.2:{port}").stderr, "another address"
 
     nobody = health(f"127.0.0.1:{free_port()}")
     assert nobody.returncode == 1

@@ -7,6 +7,7 @@ Keeper.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,7 @@ from click.testing import CliRunner, Result
 
 from broker.cli import cluster as cli_cluster
 from broker.cluster.config import ClusterConfig, load_cluster
+from broker.cluster.leases import BrokerSession
 from broker.cluster.servers import layout, opened, registry_of
 from storage import cluster_schema
 from storage.clickhouse import ClickHouseServer
@@ -328,6 +330,11 @@ async def set_slots(cluster: Cluster, slots: SlotMap) -> None:
         assert await registry.compare_and_set(SLOTS_KEY, row, slots.to_text())
 
 
+async def set_session(cluster: Cluster, session: BrokerSession) -> None:
+    async with opened_registry(cluster) as registry:
+        await registry.create({f"session/{session.session_id}": session.to_text()})
+
+
 async def until_slots_move(cluster: Cluster) -> None:
     async with opened_registry(cluster) as registry:
 
@@ -349,12 +356,24 @@ def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Clu
 
 
 def test_slots_are_shown_in_ranges(standing: Cluster) -> None:
-    asyncio.run(set_slots(standing, standing.config.first_map().claim(range(2), 7)))
+    asyncio.run(set_session(standing, BrokerSession(7, 3, "kafka-3", 9092, None, 4000)))
+    asyncio.run(
+        set_slots(standing, standing.config.first_map().claim(range(2), 7).claim(range(2, 3), 8))
+    )
+    printed = standing.run("slots", "show").output
+    assert [line.split()[0] for line in printed.splitlines()] == ["slots", "0-1", "2", "3", "4-7"]
+    assert "0-1    broker 3 (kafka-3:9092) " in printed
+    assert "2      a broker that is gone (session 8) " in printed
+    first, *_ = json.loads(standing.run("slots", "show", "--json").output)
+    assert first == {
+        "slots": "0-1", "broker": 3, "address": "kafka-3:9092", "session": 7,
+        "session_is_over": False, "epoch": 1, "shards": ["one"], "moving_to": None,
+    }  # fmt: skip
+    asyncio.run(set_slots(standing, standing.config.first_map()))
     rows = [line.split() for line in standing.run("slots", "show").output.splitlines()]
     assert rows == [
         ["slots", "owner", "epoch", "shards"],
-        ["0-1", "7", "1", "one"],
-        ["2-3", "-", "0", "one"],
+        ["0-3", "-", "0", "one"],
         ["4-7", "-", "0", "two"],
     ]
 

@@ -217,6 +217,13 @@ def test_what_was_aborted_goes_and_nothing_behind_an_open_transaction_does(
         ended.commit_transaction(LIMIT_S)
     until(lambda: committed(broker, topic) == [b"0", b"2"], "four have ended")
 
+    (row,) = compact(broker, "--topic", topic, "--force")["rows"]
+    assert row["removed"] == 0
+    assert row["state"] == (
+        "--force; nothing removed: 4 records of the last 10 min may be sent again by their producer"
+        " (--retry-window-ms)"
+    )
+
     at_once = ("--topic", topic, "--force", "--retry-window-ms", "0")
     (row,) = compact(broker, *at_once)["rows"]
 

@@ -33,8 +33,8 @@ def test_the_sessions_do_what_the_page_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     client = ConfluentKafka()
-    client.create_topic(broker.kafka, "dpkg", 2)
-    client.produce(broker.kafka, "dpkg", [Record(None, line.encode()) for line in LINES])
+    client.create_topic(broker.kafka, "packages", 2)
+    client.produce(broker.kafka, "packages", [Record(None, line.encode()) for line in LINES])
     monkeypatch.chdir(tmp_path)
     batch, stream = SESSION.findall(PAGE)
     names: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def test_the_sessions_do_what_the_page_says(
     for more in (3, 4):
         with_python(lambda: exec("\n".join(statements), names))
         assert eval(last, names) == more
-        client.produce(broker.kafka, "dpkg", [Record(None, b"one more line")])
+        client.produce(broker.kafka, "packages", [Record(None, b"one more line")])
 
 
 def typed(session: str, broker: BrokerProcess) -> str:

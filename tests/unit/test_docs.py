@@ -1,11 +1,14 @@
 """The documentation agrees with the code."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
+import click
 import pytest
 
 from broker import config, config_sources
+from broker.cli.main import main
 from storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -49,5 +52,43 @@ def test_every_environment_variable_that_is_named_sets_something(page: Path) -> 
     assert named <= known | {
         config_sources.CONFIG_FILE_ENV,
         config_sources.CLICKHOUSE_PASSWORD_ENV,
+        config_sources.BOOTSTRAP_ENV,
         "BROKERHOUSE_NAME",
     }
+
+
+def scripts(page: Path) -> str:
+    """What a page has for a shell."""
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.M))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_with_commands_says_once_how_they_get_on_the_path(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    used = re.search(r"(?:^|[|(;\s])brokerhouse [a-z]", scripts(page)) is not None
+    assert text.count("`. .venv/bin/activate`") == used
+    assert ".venv/bin/brokerhouse" not in text
+
+
+def test_no_two_pages_create_the_same_topic() -> None:
+    created = Counter(
+        name
+        for page in PAGES
+        for name in set(re.findall(r"topics create (?!NAME)([\w.-]+)", scripts(page)))
+    )
+    assert [name for name, pages in created.items() if pages > 1] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_one_that_the_parser_knows(page: Path) -> None:
+    joined = scripts(page).replace("\\\n", " ")
+    for words in re.findall(r"(?:^|[|(;]|\s)brokerhouse ([a-z][^|;&<>#\n)]*)", joined):
+        command: click.Command = main
+        rest = words.split()
+        while isinstance(command, click.Group) and rest:
+            found = command.get_command(click.Context(command), rest.pop(0))
+            assert found is not None, words
+            command = found
+        flags = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+        named = set(re.findall(r"(?<!\S)--[a-z][a-z-]+", re.sub(r"'[^']*'|\"[^\"]*\"", "", words)))
+        assert named <= flags, words

@@ -154,7 +154,7 @@ def test_a_group_that_comes_to_life_in_the_middle_of_a_reset_keeps_its_offsets(
     with consuming(broker, stopped_group, filled) as consumer:
         consumer.values_to_the_end()
         with (
-            kafka_client.admin_client(Bootstrap([parse_address(broker.kafka)])) as admin,
+            kafka_client.admin_client(Bootstrap((parse_address(broker.kafka),))) as admin,
             pytest.raises(click.ClickException, match="became active: nothing was changed"),
         ):
             # What the command does after it has seen no members.

@@ -24,6 +24,7 @@ from broker.known_topics import KnownTopics, collision
 from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
 from common.counted_lines import counted
+from common.tasks import in_turns
 from protocol.errors import (
     InvalidPartitions,
     KafkaError,
@@ -207,7 +208,7 @@ class TopicCatalog(ABC):
                     refused = await self._store_new(list(new.values()))
                 except EngineError as error:
                     refused = dict.fromkeys(new, error)
-            for topic in new.values():
+            async for topic in in_turns(new.values(), _PER_TURN):
                 if topic.name not in refused:
                     self.logs.open_new(topic, range(topic.partitions))
                     self._publish(topic)

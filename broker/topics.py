@@ -24,6 +24,7 @@ from broker.known_topics import KnownTopics, collision
 from broker.log.open_logs import LocalLogs, OpenLogs
 from broker.log.topic import Topic
 from common.counted_lines import counted
+from common.tasks import in_turns
 from protocol.errors import (
     InvalidPartitions,
     KafkaError,
@@ -212,7 +213,7 @@ class TopicCatalog(ABC):
             created = [(one, number) for one in made for number in range(one.partitions)]
             if not await self.logs.open_new(created):
                 self._unopened = True
-            for topic in made:
+            async for topic in in_turns(made, _PER_TURN):
                 self._publish(topic)
         outcomes.update(new)
         outcomes.update(refused)

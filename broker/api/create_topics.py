@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
 
@@ -30,6 +31,7 @@ from broker.api.refusals import REFUSALS, as_kafka_error, in_time
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome
+from common.tasks import in_turns
 from protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -40,6 +42,10 @@ from protocol.errors import (
     PolicyViolation,
 )
 from storage import topic_configs
+
+_TOPICS_PER_TURN = 100
+
+_ConfigRow: TypeAlias = CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs
 
 
 async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
@@ -57,9 +63,11 @@ async def create_topics(ctx: RequestContext, request: CreateTopicsRequest) -> Cr
             outcomes[item.name] = error
     if not request.validate_only:
         outcomes |= await _created(ctx, outcomes.values(), request.timeout_ms)
+    rows = _ConfigRows(ctx)
+    answered = in_turns(outcomes.items(), _TOPICS_PER_TURN)
     return CreateTopicsResponse(
         throttle_time_ms=0,
-        topics=[_result(ctx, name, outcome) for name, outcome in outcomes.items()],
+        topics=[_result(rows, name, outcome) async for name, outcome in answered],
     )
 
 
@@ -104,8 +112,31 @@ def _checked(ctx: RequestContext, item: CreateTopicsRequest.CreatableTopic) -> N
     return NewTopic(item.name, _partitions_asked(ctx, item), configs)
 
 
+class _ConfigRows:
+    """The configs of topics, as rows of the response: those of topics with equal configs once."""
+
+    def __init__(self, ctx: RequestContext) -> None:
+        self._broker = ctx.broker
+        self._known: dict[frozenset[tuple[str, str]], list[_ConfigRow]] = {}
+
+    def of(self, configs: Mapping[str, str]) -> list[_ConfigRow]:
+        key = frozenset(configs.items())
+        if key not in self._known:
+            self._known[key] = [
+                _ConfigRow(
+                    name=entry.name,
+                    value=entry.value,
+                    read_only=entry.read_only,
+                    config_source=int(entry.source),
+                    is_sensitive=entry.sensitive,
+                )
+                for entry in topic_entries(configs, self._broker)
+            ]
+        return self._known[key]
+
+
 def _result(
-    ctx: RequestContext, name: str, outcome: NewTopic | Outcome
+    rows: _ConfigRows, name: str, outcome: NewTopic | Outcome
 ) -> CreateTopicsResponse.CreatableTopicResult:
     if isinstance(outcome, REFUSALS):
         error = as_kafka_error(outcome)
@@ -123,16 +154,7 @@ def _result(
         error_message=None,
         num_partitions=outcome.partitions,
         replication_factor=1,
-        configs=[
-            CreateTopicsResponse.CreatableTopicResult.CreatableTopicConfigs(
-                name=entry.name,
-                value=entry.value,
-                read_only=entry.read_only,
-                config_source=int(entry.source),
-                is_sensitive=entry.sensitive,
-            )
-            for entry in topic_entries(outcome.configs, ctx.broker)
-        ],
+        configs=rows.of(outcome.configs),
     )
 
 

@@ -73,10 +73,12 @@ class SlotLogs(OpenLogs):
                 *(_store(hosts[-1], first_epochs(some)) for hosts, some in by_hosts)
             )
         except EngineError as error:
-            log.warning("%d new logs cannot be opened yet: %s", len(created), error)
+            log.warning(
+                "%d new logs cannot be opened yet: %s", len(created), error, extra=counted()
+            )
             return False
         self._add_led(opened)
-        return True
+        return all(self._is_open(one) for one in opened)
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:
         """A shard that does not answer delays only its own logs."""
@@ -93,8 +95,17 @@ class SlotLogs(OpenLogs):
         return not any(self.leads(*one) for one in self.missing(topics))
 
     def _add_led(self, opened: Iterable[PartitionLog]) -> None:
-        """A slot may have been given up meanwhile."""
-        self.add(one for one in opened if self.leads(one.topic, one.partition))
+        """A slot may have been given up meanwhile, or taken again: then others are its logs."""
+        self.add(
+            one
+            for one in opened
+            if not self._is_open(one)
+            and self.leads(one.topic, one.partition)
+            and self._slot(one.topic, one.partition).epoch == one.leader_epoch
+        )
+
+    def _is_open(self, one: PartitionLog) -> bool:
+        return self.find(one.topic_id, one.partition) is not None
 
     def add(self, logs: Iterable[PartitionLog]) -> None:
         logs = list(logs)

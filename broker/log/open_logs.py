@@ -15,6 +15,7 @@ from broker.log.ends import log_ends
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
+from common.tasks import in_turns
 from protocol.errors import UnknownTopicOrPartition
 from storage.blocks import block
 from storage.engine import Engine
@@ -100,7 +101,8 @@ class LocalLogs(OpenLogs):
         return True
 
     async def open_new(self, created: Collection[Partition]) -> bool:
-        self.add(self._opened(topic, number, 0, 0) for topic, number in created)
+        async for topic, number in in_turns(created):
+            self.add([self._opened(topic, number, 0, 0)])
         return True
 
     async def open_missing(self, topics: Collection[Topic]) -> bool:

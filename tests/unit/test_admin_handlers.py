@@ -1,7 +1,9 @@
 """Handlers of the admin APIs over a catalog whose engine can be told to refuse or to wait."""
 
 import asyncio
-from collections.abc import Mapping
+import gc
+import time
+from collections.abc import Awaitable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -217,3 +219,62 @@ async def test_this_broker_coordinates_groups_and_transactional_ids_and_nothing_
     if version >= 1:
         assert await code(1) == 0
         assert await code(2) == INVALID_REQUEST
+
+
+async def longest_step(work: Awaitable[object]) -> float:
+    """The part of the processor time of `work` that passes without a turn for other tasks."""
+    took_s: list[float] = []
+    task = asyncio.ensure_future(work)
+    gc.disable()  # it takes long where there are many objects, as in a test session
+    try:
+        before = time.thread_time()
+        while not task.done():
+            await asyncio.sleep(0)
+            took_s.append(time.thread_time() - before)
+            before = time.thread_time()
+    finally:
+        gc.enable()
+    task.result()
+    return max(took_s) / sum(took_s)
+
+
+MANY = 2000
+
+
+async def test_others_have_their_turns_while_many_topics_are_made_and_described(
+    broker: Broker,
+) -> None:
+    names = [f"topic-{number}" for number in range(MANY)]
+    new = CreateTopics(
+        topics=[new_topic(name) for name in names], timeout_ms=60_000, validate_only=False
+    )
+    made = create_topics.create_topics(context(broker, ApiKey.CreateTopics), new)
+    assert await longest_step(made) < 0.4
+    assert len(broker.topics.all()) == MANY
+    for_all = Metadata(topics=None, allow_auto_topic_creation=False)
+    asked = metadata.metadata(context(broker, ApiKey.Metadata), for_all)
+    assert await longest_step(asked) < 0.4
+    again = await described(context(broker, ApiKey.Metadata), for_all)
+    assert [row.name for row in again.topics] == sorted(names)
+
+
+async def test_topics_with_equal_configs_are_answered_with_the_configs_of_each(
+    broker: Broker,
+) -> None:
+    """They are worked out once for all topics that have the same."""
+    config = CreateTopics.CreatableTopic.CreatableTopicConfig
+    asked = {"a": None, "b": "1000", "c": None, "d": "2000", "e": "1000"}
+    topics = [new_topic(name) for name in asked]
+    for topic in topics:
+        value = asked[topic.name]
+        topic.configs = [] if value is None else [config(name="retention.ms", value=value)]
+    answer = await create_topics.create_topics(
+        context(broker, ApiKey.CreateTopics),
+        CreateTopics(topics=topics, timeout_ms=60_000, validate_only=False),
+    )
+    told = {
+        row.name: next(one.value for one in row.configs if one.name == "retention.ms")
+        for row in answer.topics
+    }
+    default = str(broker.settings.retention_ms)
+    assert told == {name: value or default for name, value in asked.items()}

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from common.tasks import Backoff, Outage, Periodic, cancel, event_within
+from common.tasks import Backoff, Outage, Periodic, cancel, event_within, in_turns
 
 LIMIT_S = 30.0
 
@@ -153,3 +153,22 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
         "topics cannot be read: no route",
         "topics are read again",
     ]
+
+
+async def test_other_tasks_have_a_turn_after_every_few_things() -> None:
+    seen: list[str] = []
+
+    async def other() -> None:
+        for _ in range(2):
+            seen.append("other")
+            await asyncio.sleep(0)
+
+    async def note(text: str) -> None:
+        seen.append(text)
+
+    task = asyncio.create_task(other())
+    async for number in in_turns(range(5), 2):
+        await note(str(number))
+    await task
+
+    assert seen == ["0", "1", "other", "2", "3", "other", "4"]

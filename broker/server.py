@@ -36,7 +36,6 @@ from broker.single import SingleNode, open_engine, open_single
 from common.address import parse_address
 from common.garbage import collect_garbage_less, collect_no_garbage_yet
 from common.logging import log_to_stderr
-from common.session_priority import prefer_own_session
 from common.tasks import Periodic
 from sql.http.listener import HttpListener
 from storage.data_directory import DataDirectoryError
@@ -209,7 +208,6 @@ async def _listen_for_http(
 def run(settings: Settings, cluster: ClusterConfig | None = None) -> int:
     """Serve until a signal. Returns the exit code; an error is one sentence on stderr."""
     log_to_stderr(settings.log_level, settings.log_format)
-    prefer_own_session()
 
     def progress(text: str) -> None:
         print(f"brokerhouse: {text}", file=sys.stderr, flush=True)

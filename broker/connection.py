@@ -54,7 +54,7 @@ _WAITING_APIS = frozenset({ApiKey.JoinGroup, ApiKey.SyncGroup, ApiKey.Fetch})
 _BUILT_COST = 16
 """What a byte costs in a response that is built field by field; a byte of records costs 1."""
 _LARGE_RESPONSE_BYTES = 1 << 20
-"""A response that may be so large is encoded by a thread: it takes a second for 3 MB."""
+"""A response that may be larger, as the last of its kind were, is encoded by a thread."""
 _PRODUCE_KEY = ApiKey.Produce.to_bytes(2)
 
 Response: TypeAlias = ApiMessage | bytes | None
@@ -223,7 +223,7 @@ class Connection(SharedBufferProtocol):
             return response
         self._counts.of(key).note_response(response)
         try:
-            if estimate < _LARGE_RESPONSE_BYTES or isinstance(response, bytes):
+            if estimate <= _LARGE_RESPONSE_BYTES or isinstance(response, bytes):
                 pieces = encode_response(request, response)
             else:
                 pieces = await asyncio.to_thread(encode_response, request, response)

@@ -47,7 +47,9 @@ PRODUCER_STATES = Table(
 RANGES_KEPT = BATCHES_KEPT + 1
 """Of each producer: its last batches, and the markers of its epoch."""
 _ROWS_AT_ONCE = 8192
-"""Read or stored together: encoding them takes the loop 16 ms."""
+"""Stored together: encoding them takes the loop 16 ms."""
+_PORTIONS_READ = 8
+"""So many of these are read together: each query reads the whole range again."""
 _NO_MARKER = -1
 
 _OLDER_ROW = (
@@ -102,12 +104,13 @@ class ProducerStates:
 
     async def _save_older(self, log: PartitionLog, first: int, end: int) -> None:
         """Of rows from before the log was opened, whose producers may not be known."""
+        at_once = _PORTIONS_READ * _ROWS_AT_ONCE
         parameters = log_parameters(log) | {
             "first": first,
             "end": end,
             "since_ms": max(self._clock_ms() - self._expiration_ms, 0),
             "kept": RANGES_KEPT,
-            "rows": _ROWS_AT_ONCE,
+            "rows": at_once,
         }
         text = query("producers_of_range", is_in_range=IS_IN_RANGE)
         for engine in self._row_sources.engines(log):
@@ -117,7 +120,7 @@ class ProducerStates:
             while True:
                 rows = await engine.rows(text, parameters | {"producer_id": producer_id})
                 await self._store(log, (ProducerRange(*row) for row in rows))
-                if len(rows) < _ROWS_AT_ONCE:
+                if len(rows) < at_once:
                     break
                 producer_id = rows[-1][0]  # its rows may have been cut off
 

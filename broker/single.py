@@ -27,6 +27,7 @@ from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
+from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates, ProducerStateSweep
 from broker.log.reclaim import Reclaim
 from broker.log.removals import Removals, SingleRemovalShard
@@ -68,6 +69,7 @@ from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
 from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
+from storage.engine import Engine
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
 from storage.part_codecs import set_part_codecs
@@ -95,6 +97,18 @@ class _TopicData:
 
 async def _nobody_else() -> None:
     """No other broker has to be told of a change."""
+
+
+class _OlderRows(SingleRowSource):
+    """Rows from before the start. All are in the tables, unless the disk was full at the start."""
+
+    def __init__(self, engine: JournaledEngine) -> None:
+        super().__init__(engine)
+        self._journaled = engine
+
+    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
+        engine = self._journaled
+        return (engine.embedded if engine.recovery.found is None else engine,)
 
 
 class SingleNode:
@@ -145,10 +159,7 @@ class SingleNode:
         self.transactions = transaction_coordinator(settings, hosted, producer_ids)
         row_lane = SingleRowLane(self.rows, engine.embedded.reserve)
         expiration_ms = settings.producer_id_expiration_ms
-        # A log is opened when all its rows are in the engine.
-        producer_states = ProducerStates(
-            row_lane, SingleRowSource(engine.embedded), expiration_ms, wall_ms
-        )
+        producer_states = ProducerStates(row_lane, _OlderRows(engine), expiration_ms, wall_ms)
         log_starts = LogStarts(row_lane, producer_states)
         retention = Retention(
             self.topics.logs,

@@ -28,10 +28,12 @@ from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
+from broker.offsets_topic.offsets_topic import GroupPartitions, OffsetsTopic
 from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
+from coordinator.messages import OFFSETS_TOPIC
 from protocol._request_head import RequestHeader
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from protocol.versions import ApiKey
@@ -76,7 +78,7 @@ def broker() -> Broker:
         settings=settings,
         stored_configs=stored,
         dynamic_settings=DynamicSettings(settings, stored, ()),
-        offsets_topic=SimpleNamespace(named=lambda _key: None),
+        offsets_topic=OffsetsTopic(cast(GroupPartitions, SimpleNamespace(count=1)), settings),
         topics=catalog,
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,
@@ -255,7 +257,7 @@ async def test_others_have_their_turns_while_many_topics_are_made_and_described(
     asked = metadata.metadata(context(broker, ApiKey.Metadata), for_all)
     assert await longest_step(asked) < 0.4
     again = await described(context(broker, ApiKey.Metadata), for_all)
-    assert [row.name for row in again.topics] == sorted(names)
+    assert [row.name for row in again.topics] == [*sorted(names), OFFSETS_TOPIC]
 
 
 async def test_topics_with_equal_configs_are_answered_with_the_configs_of_each(

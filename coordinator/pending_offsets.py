@@ -186,7 +186,7 @@ class PendingOffsets:
                 if not gone:
                     continue
                 await self._rows.store(self._row(group_id, producer_id, sent, gone, ended=True))
-                sent.commits = tuple(one for one in sent.commits if one not in gone)
+                sent.commits = tuple(one for one in sent.commits if not chosen(one))
                 if not sent.commits:
                     self._drop(group_id, producer_id, sent)
 

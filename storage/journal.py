@@ -27,11 +27,12 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from common.counted_lines import counted
 from storage.data_directory import DataDirectoryError
 from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
 from storage.embedded import EmbeddedEngine
@@ -106,8 +107,12 @@ class _Rounds:
         return self._writer.may_recycle(self._needed_from())
 
     async def recycle(self) -> None:
+        """Where the disk refuses it, the files stay until the next round."""
         needed_from = self._needed_from()
-        await self._queue.run(lambda: self._writer.recycle(needed_from))
+        try:
+            await self._queue.run(lambda: self._writer.recycle(needed_from))
+        except NotSent as error:
+            log.warning("files of the journal are not reused yet: %s", error, extra=counted())
         if self._writer.file_bytes > self._files_max_bytes // 2:
             for stream in self.streams:  # the one that drains less often keeps files of the other
                 stream.hurry()
@@ -284,10 +289,11 @@ class JournaledEngine:
 
     # --- start and stop
 
-    async def recover(self, contents: JournalContents) -> None:
+    async def recover(self, contents: JournalContents, *, skipped_damage: bool = False) -> None:
         """Put what the files hold into the engine. Before anything else; raises `EngineError`.
 
-        On a full disk some of it may stay in the journal.
+        On a full disk some of it may stay in the journal. `skipped_damage`: the files may be
+        damaged, and are not read again.
         """
         self._tokens = contents.tokens.copy()  # these are the writer's, which has a thread
         for stream in self.streams:
@@ -299,6 +305,9 @@ class JournaledEngine:
             await self.recovery.drain(stream)
         blocks = [one for one in contents.blocks if one.stream == LOG]
         await self.recovery.keep_readable(self.streams, blocks, self._log_limits)
+        if skipped_damage:
+            with suppress(NotSent):  # then the next start finds the damage again
+                await self._queue.run(self.writer.begin_anew)
         await self._rounds.recycle()
         await self._pace.recover()
         constrained = await self.embedded.rows(
@@ -562,7 +571,7 @@ async def open_journal(
         ) from error
     engine = JournaledEngine(embedded, writer, limits, fsync=fsync)
     try:
-        await engine.recover(contents)
+        await engine.recover(contents, skipped_damage=skip_damage)
     except EngineError as error:
         await engine.close_files()
         raise DataDirectoryError(

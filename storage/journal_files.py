@@ -395,15 +395,20 @@ class JournalWriter:
 
         If the journal is durable, `sync` first: the disk has to know why they are not needed.
         """
-        emptied = []
-        while self.may_recycle(needed_from):
-            emptied.append(self._segments.pop(0))
-        if emptied:
-            self._registered().note(self._segments[0].number, self._segments[-1].number)
-        for segment in emptied:
-            self.file_bytes -= segment.size
-            self._spares.keep(segment.path, segment.size)
+        if self.may_recycle(needed_from):
+            needed = (one for one in self._segments if one.last_sequence >= needed_from)
+            first = next(needed, self._segments[-1])
+            self._registered().note(first.number, self._segments[-1].number)
+            while self._segments[0] is not first:
+                emptied = self._segments[0]
+                self._spares.keep(emptied.path, emptied.size)
+                self.file_bytes -= emptied.size
+                del self._segments[0]  # not before: what fails is repeated
         self._spares.remove_surplus()
+
+    def begin_anew(self) -> None:
+        """Begin a segment, so that those before it can be recycled if nothing in them is needed."""
+        self._begin_segment(0)
 
     def close(self) -> None:
         """Entries can no longer be appended."""

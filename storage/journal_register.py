@@ -16,10 +16,12 @@ the register names is needed, and one that it does not name yet has only the kno
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,6 +114,8 @@ class SegmentRegister:
             if durable:
                 os.fsync(file.fileno())
         part.rename(self._path)
+        if durable:  # else a power failure leaves the earlier one, or none
+            _flush_directory(self._path.parent)
 
     def note(self, first: int, last: int) -> None:
         """From now on the journal consists of these segments."""
@@ -122,11 +126,29 @@ class SegmentRegister:
 
     def _write(self, known: KnownSegments) -> None:
         known = replace(known, count=self._known.count + 1)
+        at = RECORD_BYTES * (known.count % 2)
         fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(fd, _record(known), RECORD_BYTES * (known.count % 2))
+            _write_record(fd, known, at)
             if self._durable:
                 os.fsync(fd)
+        except OSError:
+            with suppress(OSError):  # nobody acts on what failed: a start must not find it
+                _write_record(fd, replace(self._known, count=known.count), at)
+            raise
         finally:
             os.close(fd)
         self._known = known
+
+
+def _write_record(fd: int, known: KnownSegments, at: int) -> None:
+    if os.pwrite(fd, _record(known), at) < RECORD_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _flush_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

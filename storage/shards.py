@@ -69,8 +69,7 @@ SYNCED_TABLES = (
 _PING_S = 0.5
 _PING_ASKED_S = 1.0
 """For how long a replica that owes an answer may be silent before it is pinged."""
-_PING_FIRST_S = 2.5
-"""The same for the replica that is asked first, while it owes none."""
+_PING_FIRST_S = 2.5  # the same for the replica that is asked first, while it owes none
 _PING_SPARE_S = 5.0  # the same for the others, which nobody asks while the first one answers
 _HEDGE_S = 0.25
 """How long a server may be silent before the next is asked as well."""

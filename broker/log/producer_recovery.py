@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import log_parameters
-from broker.log.producer_states import RANGES_KEPT, ProducerRange
+from broker.log.producer_states import ProducerRange
 from broker.log.producers import BATCHES_KEPT, SEQUENCES, ProducerEntry, recovered_range
 from protocol._batches import BatchHeader
 from sql.queries import query
@@ -68,7 +68,7 @@ async def stored_producer(
 async def _stored_producer(
     partition: PartitionLog, producer_id: int, engines: Collection[Engine]
 ) -> ProducerEntry | None:
-    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": RANGES_KEPT}
+    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT}
     names = ["producer_batches"]
     if partition.has_deleted:
         names.append("stored_producer_state")

@@ -44,8 +44,6 @@ PRODUCER_STATES = Table(
         ("append_time", DATETIME64_MS),
     ),
 )
-RANGES_KEPT = BATCHES_KEPT + 1
-"""Of each producer: its last batches, and the markers of its epoch."""
 _ROWS_AT_ONCE = 8192
 """Stored together: encoding them takes the loop 16 ms."""
 _PORTIONS_READ = 8
@@ -109,7 +107,7 @@ class ProducerStates:
             "first": first,
             "end": end,
             "since_ms": max(self._clock_ms() - self._expiration_ms, 0),
-            "kept": RANGES_KEPT,
+            "kept": BATCHES_KEPT,
             "rows": at_once,
         }
         text = query("producers_of_range", is_in_range=IS_IN_RANGE)
@@ -162,6 +160,7 @@ def _known_ranges(log: PartitionLog, first: int, below: int) -> Iterator[Produce
             )
 
 
+# Markers are kept beside batches: they tell the coordinator, however much was written since.
 _LAST_RANGES = f"""
 SELECT topic_id, partition, producer_id, producer_epoch, control, shift
 FROM
@@ -172,7 +171,7 @@ FROM
     GROUP BY topic_id, partition, producer_id, producer_epoch, control, shift
 )
 ORDER BY producer_epoch DESC, last DESC
-LIMIT {RANGES_KEPT} BY topic_id, partition, producer_id
+LIMIT {BATCHES_KEPT} BY topic_id, partition, producer_id, control
 """
 _EXPIRED = "append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
 _NOTE_FORGOTTEN = f"""

@@ -2,7 +2,7 @@
 -- Neighbouring batches come as one range, because their rows do not say where one ended; the markers of an epoch come
 -- as one range, with the highest epoch of their coordinators. `shift` tells the sequences of a range.
 --
--- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted.
+-- Parameters: topic, topic_id, partition; producer_id; kept: how many ranges are wanted, and how many of markers.
 SELECT
     producer_epoch, control, shift, min(first_offset), max(last_offset) AS last, max(coordinator_epoch),
     max(append_ms)
@@ -27,4 +27,4 @@ FROM
 )
 GROUP BY producer_epoch, control, shift
 ORDER BY producer_epoch DESC, last DESC
-LIMIT {kept:UInt8};
+LIMIT {kept:UInt8} BY control;

@@ -24,5 +24,5 @@ FROM
     GROUP BY producer_id, producer_epoch, control
 )
 ORDER BY producer_id, producer_epoch DESC, last DESC
-LIMIT {kept:UInt8} BY producer_id
+LIMIT {kept:UInt8} BY producer_id, control
 LIMIT {rows:UInt32};

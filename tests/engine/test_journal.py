@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from storage.engine import EngineError, NotSent, StorageFault
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
 from storage.journal_files import JournalBlock, JournalWriter
+from storage.journal_register import register_path
 from storage.journal_statements import LOG, ROWS, streams_of
 from storage.view_doubts import InDoubt
 from tests.support.journal_engine import NEVER_MS, journal
@@ -657,3 +659,35 @@ async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
         assert 2 not in found
         assert {0, 1, 3} <= set(found)
     assert (data_dir / "journal" / "damaged" / path.name).exists()
+
+
+async def test_damage_is_left_out_once_also_if_nothing_is_appended_then(data_dir: Path) -> None:
+    async with journal(data_dir) as opened:
+        await append(opened, 0)
+    register_path(data_dir / "journal").unlink()
+    with pytest.raises(DataDirectoryError, match="start once with --journal-skip-damage"):
+        async with journal(data_dir):
+            pass
+    async with journal(data_dir, skip_damage=True):
+        pass
+    async with journal(data_dir) as opened:
+        assert await stored(opened) == [0]
+        await append(opened, 9, token="log-0")
+        assert await seen(opened) == [0], "tokens are known as before"
+
+
+async def test_a_journal_that_cannot_recycle_its_files_goes_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(writer: JournalWriter, needed_from: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with journal(data_dir) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(JournalWriter, "recycle", refused)
+            await append(opened, 0)
+            await opened.drained()
+            await append(opened, 1)
+            await opened.drained()
+        assert opened.refused_records() is None
+        assert await stored(opened) == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import UUID, uuid4
@@ -130,3 +131,14 @@ async def test_groups_that_move_take_what_was_sent_to_them_along(engine: Embedde
         assert list(after.groups_with(PRODUCER.producer_id)) == []
         await after.load(lambda group_id: group_id == GROUP)
         assert list(after.groups_with(PRODUCER.producer_id)) == [GROUP]
+
+
+async def test_offsets_of_many_partitions_are_deleted_without_stopping_the_event_loop(
+    engine: EmbeddedEngine,
+) -> None:
+    async with started(engine) as (pending, _):
+        await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(n, 5) for n in range(20_000)])
+        before_s = time.thread_time()
+        await pending.forget_topic(TOPIC, TOPIC_ID)
+        assert time.thread_time() - before_s < 2
+        assert not pending.is_used(GROUP)

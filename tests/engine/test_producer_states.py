@@ -16,7 +16,7 @@ from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import stored_producer
 from broker.log.producer_states import PRODUCER_STATES, ProducerStates, ProducerStateSweep
-from broker.log.producers import ProducerEntry
+from broker.log.producers import BATCHES_KEPT, ProducerEntry
 from broker.log.row_sources import SingleRowLane, SingleRowSource
 from common.clock import DAY_MS, wall_ms
 from protocol.control_batches import control_batch
@@ -176,6 +176,27 @@ async def test_of_a_transaction_the_last_sequence_and_the_coordinator_survive(
     assert await house.send(*batches(2, epoch=2)) == [3]
 
 
+@pytest.mark.parametrize("where", ["in the log", "deleted", "deleted and swept", "read again"])
+async def test_the_coordinator_is_known_however_much_was_written_since_its_marker(
+    house: Leaders, where: str
+) -> None:
+    await house.send(*batches(0, epoch=2))
+    await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
+    for first in range(0, 20, 2):
+        await house.send(plain(b"x"), *batches(first, epoch=3))
+        if where.startswith("deleted"):
+            await house.delete(house.log.high_watermark)
+    if where == "deleted and swept":
+        await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
+    elif where == "read again":
+        house.change()
+        await house.delete(house.log.high_watermark)
+    entry = await house.known()
+    assert entry is not None
+    assert (entry.epoch, entry.coordinator_epoch) == (3, 5)
+    assert [known.first for known in entry.ranges] == [10, 12, 14, 16, 18]
+
+
 async def test_a_marker_alone_keeps_the_epoch(house: Leaders) -> None:
     await house.send(plain(b"x"))
     await house.end_transaction(PRODUCER, 4, coordinator_epoch=1)
@@ -301,7 +322,7 @@ async def test_the_sweep_keeps_the_last_batches_of_each_producer_and_none_of_a_d
         await house.delete(house.log.high_watermark)
     assert await house.states_stored() == 20
     await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
-    assert await house.states_stored() == 2 * states_module.RANGES_KEPT
+    assert await house.states_stored() == 2 * BATCHES_KEPT
     entry = await house.known()
     assert entry is not None
     assert [known.first for known in entry.ranges] == [10, 12, 14, 16, 18]

@@ -6,6 +6,7 @@ happens to them and what the start says; `None`: nothing is lost, and every reco
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -367,3 +368,83 @@ def test_the_register_is_written_for_segments_and_not_for_entries(tmp_path: Path
         append(journal, "three")
         append(journal, "four")
         assert register_path(directory).read_bytes() != before
+
+
+@contextmanager
+def refused_for_the_register(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> Iterator[pytest.MonkeyPatch]:
+    """A file system that copies on write has no space for `pwrite`, or says so at `fsync`."""
+    real = getattr(os, call)
+
+    def refused(fd: int, *args: object) -> object:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".segments"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refused)
+        yield patch
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_segment_that_the_register_could_not_name_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    files = Files(tmp_path)
+    journal = JournalWriter(
+        files.directory, SEGMENT_BYTES, read_journal(files.directory), durable=True
+    )
+    append(journal, "one")
+    append(journal, "two")
+    with refused_for_the_register(monkeypatch, call), pytest.raises(OSError, match="No space"):
+        append(journal, "refused")
+    assert texts(files.directory) == [*WRITTEN, "one", "two"]
+    append(journal, "three")
+    assert texts(files.directory) == [*WRITTEN, "one", "two", "three"]
+    journal.close()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "rename"])
+def test_segments_that_could_not_be_recycled_are_recycled_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    files = Files(tmp_path)
+    with writer(files.directory) as journal:
+        append_round(journal, append(journal, "one"))
+        before = journal.file_bytes
+        with refused_for_the_register(monkeypatch, "pwrite") as patch:
+            if call == "rename":
+                patch.undo()
+                patch.setattr(Path, "rename", no_space)
+            with pytest.raises(OSError, match="No space"):
+                journal.recycle(journal.last_sequence)
+        assert journal.file_bytes == before
+        journal.recycle(journal.last_sequence)
+        assert journal.file_bytes == SEGMENT_BYTES
+        assert len(list(files.directory.glob("*.journal"))) == 1
+    assert texts(files.directory) == []
+
+
+def no_space(path: Path, target: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_durable_register_is_in_its_directory_before_a_segment_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    real = os.fsync
+
+    def noted(fd: int) -> None:
+        flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    journal = JournalWriter(directory, SEGMENT_BYTES, read_journal(directory), durable=True)
+    append(journal, "one")
+    journal.close()
+    segment = next(path for path in flushed if path.endswith("0001.journal"))
+    assert flushed.index(str(tmp_path)) < flushed.index(segment)

@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 _INTERVAL_S = 60.0
@@ -62,7 +63,8 @@ class CountedLines:
         self._interval_s = interval_s
         self._clock = clock
         self._kinds: dict[_Call, dict[str, _Alike]] = {}
-        self._lock = threading.Lock()
+        # The collector of garbage may run here, and what it deletes may log.
+        self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
 
     def may_pass(self, record: logging.LogRecord) -> bool:
@@ -139,9 +141,11 @@ class CountedLines:
         return record
 
     def _tell_later(self, seconds: float) -> None:
-        self._timer = threading.Timer(max(seconds, 0.0), self.tell)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(max(seconds, 0.0), self.tell)
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread can be started; the next line tries again
+            timer.start()
+            self._timer = timer
 
 
 class CountingHandler(logging.StreamHandler):  # type: ignore[type-arg]

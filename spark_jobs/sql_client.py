@@ -27,6 +27,7 @@ from uuid import uuid4
 import pyarrow as pa
 import urllib3
 
+from common.address import host_to_connect_to
 from common.tasks import Backoff
 from storage.engine import DATABASE, Parameter
 from storage.parameters import parameter_texts
@@ -326,6 +327,10 @@ def _checked_url(text: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username:
         raise ValueError(f"write a URL or HOST:PORT, not {url!r}")
+    host = host_to_connect_to(parts.hostname)
+    if host != parts.hostname:
+        port = "" if parts.port is None else f":{parts.port}"
+        parts = parts._replace(netloc=f"[{host}]{port}" if ":" in host else f"{host}{port}")
     if parts.port is None:  # raises ValueError where it is not a number
         parts = parts._replace(netloc=f"{parts.netloc}:{_DEFAULT_PORTS[parts.scheme]}")
     return parts._replace(query="", fragment="").geturl().rstrip("/")

@@ -273,11 +273,7 @@ class ClusterNode:
     def unready(self) -> str | None:
         if not self._ownership.may_serve():
             return "this broker has no session"
-        for host in self._hosts:
-            refused = host.refused_records()
-            if refused is not None:
-                return f"records are refused by shard {host.name}: {refused}"
-        return None
+        return self._hosts.refused_records()
 
     async def _replace_broken_session(self) -> None:
         """A lane that ended because of a bug accepts no more records: a new session is needed."""

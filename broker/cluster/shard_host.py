@@ -169,6 +169,14 @@ class ShardHosts:
         """The hosts whose shard answers."""
         return [host for host in self if not host.engine.away]
 
+    def refused_records(self) -> str | None:
+        """Which shard refused records lately, and why, in one sentence."""
+        for host in self:
+            refused = host.refused_records()
+            if refused is not None:
+                return f"records are refused by shard {host.name}: {refused}"
+        return None
+
     def failures_ms(self, since_ms: int) -> dict[str, int]:
         """When servers have last failed, if that was not before `since_ms`: by URL."""
         return {

@@ -370,14 +370,19 @@ def _check_catalog(settings: SinkSettings) -> None:
             raise JobFailure(f"{name} has no identifier fields: give --id-column")
 
 
+_INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+"""Kafka's own, which no pattern means. Librdkafka lists them among all others."""
+
+
 def _topics(kafka: Mapping[str, str], pattern: str, control_topic: str) -> dict[str, str]:
     """The ids of the topics that match, and last the control topic, which is made if missing."""
     try:
         make_topic(kafka, control_topic)
         admin = AdminClient(client_options(kafka))
         known = admin.list_topics(timeout=ANSWER_LIMIT_S).topics
+        hidden = {control_topic, *_INTERNAL_TOPICS}
         wanted = sorted(
-            topic for topic in known if topic != control_topic and re.match(pattern, topic)
+            topic for topic in known if topic not in hidden and re.match(pattern, topic)
         )
         if not wanted:
             raise JobFailure("no topic matches --topic")

@@ -80,6 +80,7 @@ def judge(
     if action is not Action.SESSION or words[0].is_word(b"CREATE"):
         tree = _syntax_tree(handle, sql, params)
         definitions = _refuse_outside(tree, _WITH_ICEBERG if iceberg else _TABLE_FUNCTIONS)
+        _refuse_hidden_subqueries(words, tree)
         if definitions:
             refuse_definitions(_parsed(handle, sql), definitions)
         if role is Role.READER and refuse_private(words, tree, database, params):
@@ -272,6 +273,20 @@ def _refuse_outside(tree: str, table_functions: frozenset[str]) -> int:
         ):
             raise access_denied(f"Table function {name} is not available here.")
     return definitions
+
+
+_SELECT_LINE = re.compile(r" *\w*SelectQuery\b")
+
+
+def _refuse_hidden_subqueries(words: list[Token], tree: str) -> None:
+    """The tree leaves out WHERE and LIMIT of SHOW, and what APPLY(x -> ...) does: nobody could see
+    what a subquery there reads. Each SELECT of the statement has to be in the tree.
+    """
+    if words[0].is_word(b"CHECK"):  # CHECK GRANT SELECT ON ...
+        return
+    seen = sum(_SELECT_LINE.match(line) is not None for line in lines_of(tree))
+    if sum(word.is_word(b"SELECT") for word in words) > seen:
+        raise access_denied("A subquery cannot be part of SHOW, or of APPLY with a lambda.")
 
 
 def _canonical(handle: Handle, sql: bytes) -> tuple[str, bytes]:

@@ -99,6 +99,8 @@ def refuse_private(
     Returns whether it may name what is private in a way that is only seen in resolved.py.
     """
     _refuse_functions(words, params)
+    if words[0].is_word(b"SHOW"):
+        _refuse_tables_after_in(words)
     if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
         raise needs_sql_user("SHOW PROCESSLIST is not available without credentials.")
     for function in (b"MERGE", b"LOOP"):  # the tables that they read may be named by strings
@@ -112,14 +114,53 @@ def refuse_private(
             raise needs_sql_user(f"system.{table} is not available without credentials.")
     private = frozenset(column for table in tables for column in PRIVATE_COLUMNS.get(table, ()))
     if not private:
-        return database == "system"
+        return database == "system" or _names_system(words, params)
     _refuse_line_breaks(words, params)
+    if any(word.is_word(b"NATURAL") for word in words):
+        # Before resolved.py: an error of what it runs could tell what was compared.
+        raise access_denied(
+            f"NATURAL JOIN would compare private columns of system.{min(tables)}: use USING or ON."
+        )
     names = set(_names_used(words)) | set(_columns_in(tree))
     if hidden := sorted(private & names):
         raise needs_sql_user(f"The column {hidden[0]} is not available without credentials.")
     if _wants_all_columns(tree, private):
         raise AllColumnsWanted(min(tables & PRIVATE_COLUMNS.keys()), private)
     return True
+
+
+def _names_system(words: Sequence[Token], params: Mapping[str, str]) -> bool:
+    """Whether the database `system` is named, maybe in a place that the tree does not show."""
+    return any("system" in value for value in params.values()) or any(
+        _is_name(word) and unquote(word) == b"system" for word in words
+    )
+
+
+_IN_FUNCTION = re.compile(rb"\w*in(?:ignoreset)?", re.IGNORECASE)
+
+
+def _refuse_tables_after_in(words: Sequence[Token]) -> None:
+    """The tree does not show what the WHERE of SHOW compares with: only literals are allowed."""
+    for index, word in enumerate(words):
+        is_operator = word.is_word(b"IN")
+        after = words[index + 1] if index + 1 < len(words) else None
+        is_call = _is_name(word) and after is not None and after.is_sign(b"(")
+        if not (is_operator or (is_call and _IN_FUNCTION.fullmatch(unquote(word)))):
+            continue
+        if not _are_literals(words[index + 1 :]):
+            raise access_denied("IN is followed by a list of literals in SHOW.")
+
+
+def _are_literals(words: Sequence[Token]) -> bool:
+    """Whether these words begin with a list of literals in parentheses."""
+    if not (words and words[0].is_sign(b"(")):
+        return False
+    for word in words[1:]:
+        if word.is_sign(b")"):
+            return True
+        if not (word.kind in (TokenKind.STRING, TokenKind.NUMBER) or word.is_sign(b",", b"-")):
+            return False
+    return False
 
 
 def _refuse_functions(words: Sequence[Token], params: Mapping[str, str]) -> None:

@@ -121,6 +121,30 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
         "SELECT {column:Identifier}.size FROM system.disks",
         "SELECT `a b`.{column:Identifier}.size FROM system.disks AS `a b`",
         "SELECT d.name FROM system.disks AS d NATURAL JOIN system.disks AS e",
+        "SELECT throwIf((SELECT count() FROM system.disks AS d NATURAL JOIN"
+        " values('path String', '/') AS v) > 0)",
+        "SELECT * FROM view(SELECT count() FROM system.disks AS d NATURAL JOIN"
+        " values('path String', '/') AS v)",
+        "DESCRIBE (SELECT toFixedString('a', (SELECT any(`a b`.{column:Identifier}) = '/'"
+        " FROM system.disks AS `a b`) + 1))",
+        "SELECT * FROM view(SELECT ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '')"
+        " IN system.disks)",
+        "EXPLAIN SELECT (SELECT ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '')"
+        " IN system.disks)",
+        "DESCRIBE (SELECT toFixedString('a', 1 + (SELECT ('default', '/', 0, 0, 0, 0, '', '', '',"
+        " 0, 0, 0, 0, 0, '') IN system.disks)))",
+        "SELECT * APPLY(x -> (SELECT any(path) FROM system.disks)) FROM numbers(1)",
+        "SELECT COLUMNS('n') APPLY(x -> (SELECT any(value) FROM system.server_settings))"
+        " FROM numbers(1)",
+        "SHOW COLUMNS FROM brokerhouse.messages WHERE (SELECT any(path) FROM system.disks) > 'a'",
+        "SHOW INDEX FROM brokerhouse.messages WHERE (SELECT any(path) FROM system.disks) > 'a'",
+        "SHOW TABLES WHERE (SELECT any(path) FROM system.disks) > 'a'",
+        "SHOW DATABASES LIMIT (SELECT length(path) FROM system.disks)",
+        "SHOW CLUSTERS LIMIT (SELECT length(path) FROM system.disks)",
+        "SHOW MERGES LIMIT (SELECT length(path) FROM system.disks)",
+        "SHOW TABLES WHERE ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '')"
+        " IN system.disks",
+        "SHOW TABLES WHERE in(tuple(name), system.disks)",
         "SELECT count() FROM system.disks AS d JOIN system.disks AS e USING ({column:Identifier})",
         "SELECT ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') IN system.disks",
         "SELECT 1 WHERE ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') NOT IN"
@@ -262,6 +286,15 @@ def test_what_tools_ask_is_answered(server: BrokerProcess) -> None:
         "SELECT t.path FROM (SELECT 1 AS path) AS t",
         "SHOW DATABASES",
         "SHOW TABLES FROM system",
+        "SHOW COLUMNS FROM messages WHERE field IN ('offset', 'topic')",
+        "SHOW TABLES FROM system WHERE name NOT IN ('disks') LIMIT 3",
+        "EXPLAIN SELECT name FROM system.tables WHERE database IN (SELECT name FROM system.disks)",
+        "DESCRIBE (SELECT name FROM system.disks) FORMAT JSON",
+        "DESC TABLE view(SELECT name FROM system.disks WHERE name IN ('a'))",
+        "SELECT * APPLY(x -> toString(x)) FROM numbers(1)",
+        "SELECT 1 AS select",
+        "SELECT t.name, count() FROM system.tables AS t JOIN system.columns AS c"
+        " ON c.table = t.name AND c.database = t.database GROUP BY ALL SETTINGS max_threads = 1",
         "SHOW CREATE TABLE messages",
         "DESCRIBE TABLE system.parts",
         "EXISTS TABLE system.parts",

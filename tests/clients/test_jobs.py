@@ -18,8 +18,11 @@ from click.testing import CliRunner
 from broker.cli.jobs import JOBS
 from broker.cli.main import main
 from spark_jobs import job, progress, sql_client
+from spark_jobs.iceberg.job import _topics
 from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
 from spark_jobs.sql_client import SqlFailure, SqlServers
+from tests.support.broker_process import BrokerProcess
+from tests.support.committed import create_topic
 from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT
 
@@ -257,3 +260,12 @@ def test_the_report_may_be_json() -> None:
 
 def test_a_failure_is_a_sentence_and_exit_code_1() -> None:
     assert run_command(try_it, "--what", "fails") == (1, "", "try: working\nError: it cannot\n")
+
+
+def test_a_pattern_of_the_job_iceberg_matches_no_internal_topic(
+    broker: BrokerProcess, topic: str
+) -> None:
+    create_topic(broker.kafka, topic, 1)
+    found = _topics({"bootstrap.servers": broker.kafka}, glob_pattern(["*"]), "iceberg-control")
+    assert topic in found
+    assert [name for name in found if name.startswith("__")] == []

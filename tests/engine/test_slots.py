@@ -12,11 +12,11 @@ from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
-from protocol.errors import NotLeaderOrFollower
+from protocol.errors import KafkaStorageError, NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from tests.support.cluster_parts import DeletedTopics
-from tests.support.log_parts import log_of
+from tests.support.log_parts import ScriptedEngine, append, log_of, plain
 from tests.support.one_topic import create_topic
 from tests.support.slot_broker import SLOT, OneBroker
 from tests.support.waiting import LIMIT_S
@@ -111,6 +111,29 @@ async def test_slots_that_are_given_up_are_led_elsewhere_and_their_logs_are_clos
     assert broker.logs.all() == []
     with pytest.raises(NotLeaderOrFollower):
         log_of(broker.catalog, topic, 0)
+
+
+async def test_a_cluster_broker_says_which_shard_refuses_records_until_it_takes_one(
+    scripted: ScriptedEngine,
+) -> None:
+    broker = OneBroker(scripted)
+    broker.host.rows.start()
+    broker.host.groups.start()
+    await broker.catalog.load()
+    await broker.serve()
+    topic = await create_topic(broker.catalog, "t", 1, {})
+    served, appender = log_of(broker.catalog, topic, 0), broker.host.appender
+    assert appender is not None
+    assert broker.hosts.refused_records() is None
+
+    scripted.faults.append("refused")
+    with pytest.raises(KafkaStorageError):
+        await append(appender, served, plain(b"a").data)
+    assert broker.hosts.refused_records() == "records are refused by shard one: refused"
+    await append(appender, served, plain(b"b").data)
+    assert broker.hosts.refused_records() is None
+    await broker.host.close()
+    await broker.catalog.close()
 
 
 async def test_two_takes_at_once_write_through_one_appender(engine: EmbeddedEngine) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from kafka.protocol.admin import CreateTopicsRequest
@@ -21,16 +19,9 @@ from tests.support.wire import Wire
 TOPICS = 100_000
 AT_ONCE = 5_000
 LIMIT_S = 300.0
-START_MAX_S = 3.0
-"""Processor time that the topics may add to a start: 1.2 s on 2 cores of an AMD EPYC."""
 TOPIC_MAX_BYTES = 5_000
 STALL_MAX_PART = 0.5
 """The part of the time for the first Metadata answer that a producer may wait for its own."""
-
-
-def processor_s(broker: BrokerProcess) -> float:
-    fields = Path(f"/proc/{broker.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def create(broker: BrokerProcess, first: int) -> None:
@@ -77,12 +68,11 @@ def test_a_hundred_thousand_topics_cost_what_the_page_of_limits_says(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
     broker = own_broker()
-    empty_s, empty_bytes = processor_s(broker), broker.rss_bytes()
+    empty_bytes = broker.rss_bytes()
     for first in range(0, TOPICS, AT_ONCE):
         create(broker, first)
     broker.stop()
     broker.start()
-    assert processor_s(broker) - empty_s < START_MAX_S
     assert broker.rss_bytes() - empty_bytes < TOPICS * TOPIC_MAX_BYTES
     answered = threading.Event()
     took_s: list[float] = []

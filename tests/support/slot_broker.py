@@ -54,7 +54,7 @@ class OneBroker:
         self.host = ShardHost(
             shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
         )
-        hosts = ShardHosts([self.host])
+        self.hosts = hosts = ShardHosts([self.host])
         served = ServedSlots(1)
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
         registry = TopicRegistry(self.topics, self.state, settings)

@@ -110,3 +110,33 @@ def test_what_was_counted_is_told_without_another_line() -> None:
         assert lines.may_pass(record) == (text == "first")
     assert told.wait(30.0)
     assert last == ["second"]
+
+
+@pytest.mark.timeout(10)
+def test_a_line_that_is_logged_while_another_is_counted_is_written(lines: Lines) -> None:
+    """As by `__del__` of a task, which the collector of garbage may call at any place."""
+
+    class Noisy:
+        def __str__(self) -> str:
+            lines.log("deleted", line=2, extra=counted())
+            return "noisy"
+
+    lines.log("%s", "quiet", extra=counted())
+    lines.log("%s", Noisy(), extra=counted())
+    assert lines.written == ["quiet", "deleted"]
+
+
+def test_a_line_is_counted_also_when_no_thread_can_be_started(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_start(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Timer, "start", cannot_start)
+        for number in range(3):
+            lines.log("%d closed", number, extra=counted())
+    lines.log("3 closed", extra=counted())
+    lines.now_s += MINUTE_S
+    lines.counted.tell()
+    assert lines.written == ["0 closed", "3 closed (3 lines like this in 60 s)"]

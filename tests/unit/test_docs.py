@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -68,6 +69,35 @@ def test_a_page_with_commands_says_once_how_they_get_on_the_path(page: Path) -> 
     used = re.search(r"(?:^|[|(;\s])brokerhouse [a-z]", scripts(page)) is not None
     assert text.count("`. .venv/bin/activate`") == used
     assert ".venv/bin/brokerhouse" not in text
+
+
+OTHER_TOOLS = {
+    "--connector", "--connections", "--driver-memory", "--entity-default", "--entity-type",
+    "--formatter", "--profile", "--records", "--rows", "--seconds", "--server", "--soak",
+}  # fmt: skip
+"""Flags of Kafka's tools, Spark, Docker Compose and the benchmarks."""
+
+
+def flags_of(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from flags_of(found)
+
+
+def test_every_flag_that_a_page_explains_is_one_of_a_command() -> None:
+    known = {*flags_of(main), *OTHER_TOOLS, "--help"}
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    named = {
+        (page.name, flag)
+        for page in pages
+        for flag in re.findall(r"`(--[a-z][a-z-]*)", page.read_text(encoding="utf-8"))
+    }
+    assert {(page, flag) for page, flag in named if flag not in known} == set()
 
 
 def test_no_two_pages_create_the_same_topic() -> None:

@@ -164,7 +164,7 @@ async def test_a_broker_is_told_why_the_journal_takes_no_block(
 
     await insert(server, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_check", refuse)
+        patch.setattr(journal._admission, "check", refuse)
         with pytest.raises(EngineError) as refused:
             await insert(server, 2)
     assert type(refused.value) is outcome
@@ -207,7 +207,7 @@ async def test_a_journal_that_may_have_lost_a_write_ends_the_engine(
         raise StorageFault("the journal cannot be flushed to the disk")
 
     await insert(server, 1)
-    monkeypatch.setattr(journal, "_check", fails)
+    monkeypatch.setattr(journal._admission, "check", fails)
     with pytest.raises(InsertOutcomeUnknown):
         await insert(server, 2)
     with pytest.raises(StorageFault):

@@ -101,7 +101,7 @@ async def test_epochs_are_known_whatever_became_of_their_rows(
 ) -> None:
     topic, log = await written_in(broker, {3: 10, 4: 5, 7: 2})
     row = f"'{topic.topic_id}', 0, 0, {log.high_watermark}"
-    await scripted.execute(f"INSERT INTO partition_checkpoints SELECT {row}")
+    await scripted.execute(f"INSERT INTO partition_checkpoints SELECT {row}, false")
     await scripted.execute(f"DELETE FROM messages WHERE topic = 't' AND {removed}")
     await take_over(broker, 8)
     assert known(opened(broker, topic)) == [(3, 0), (4, 10), (7, 15), (8, 17)], left
@@ -114,7 +114,7 @@ async def test_a_log_start_that_was_stored_is_where_the_first_known_epoch_begins
     log.begin_at(12)
     assert known(log) == [(4, 12), (7, 15)]
     await scripted.execute(
-        f"INSERT INTO partition_checkpoints SELECT '{topic.topic_id}', 0, 12, 17"
+        f"INSERT INTO partition_checkpoints SELECT '{topic.topic_id}', 0, 12, 17, false"
     )
     await take_over(broker, 8)
     assert known(opened(broker, topic)) == [(4, 12), (7, 15), (8, 17)]

@@ -114,7 +114,7 @@ class TestFrames:
 
 
 class TestVersions:
-    @pytest.mark.parametrize("key", [29, 68, 999, 2**15 - 1, -1, -(2**15)])
+    @pytest.mark.parametrize("key", [38, 79, 999, 2**15 - 1, -1, -(2**15)])
     def test_an_unknown_api_closes_the_connection(self, broker: BrokerProcess, key: int) -> None:
         assert f"API key {key} version 0" in closing_reason(broker, frame(header(key, 0)))
 

@@ -245,6 +245,20 @@ async def test_the_log_start_moves_only_when_the_states_are_stored(house: Leader
     assert tables == [PRODUCER_STATES.name, PRODUCER_STATES.name, CHECKPOINTS.name]
 
 
+async def test_a_checkpoint_that_is_stored_on_one_engine_of_several_lets_nothing_be_forgotten(
+    house: Leaders,
+) -> None:
+    await house.send(*batches(0, epoch=2))
+    await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
+    house.change()
+    assert await house.send(*batches(0, producer_id=OTHER)) == [3]  # no checkpoint until now
+    house.scripted.faults += [None, "refused though stored"]
+    with pytest.raises(EngineError):
+        await house.starts.raise_to(house.log, 2)
+    await house.remove_rows(2)
+    assert await house.send(*batches(2, epoch=2)) == [5]
+
+
 @pytest.mark.parametrize("adopted", [True, False])
 async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
     house: Leaders, adopted: bool
@@ -258,6 +272,19 @@ async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
         house.log.begin_at(4)
     await house.remove_rows(4)
     assert await house.send(*batches(4), *batches(2)) == [6, 2]
+
+
+async def test_of_a_transaction_whose_records_an_earlier_leader_removed_the_sequence_is_known(
+    house: Leaders,
+) -> None:
+    await house.send(*batches(0, epoch=2))
+    await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
+    earlier = house.log
+    house.change()
+    assert await house.send(*batches(0, producer_id=OTHER)) == [3]  # no checkpoint until now
+    await house.starts.raise_to(earlier, 2)
+    await house.remove_rows(2)  # the marker stays
+    assert await house.send(*batches(2, epoch=2)) == [5]
 
 
 async def test_states_on_several_engines_count_once(house: Leaders) -> None:

@@ -22,6 +22,8 @@ LOCK = "LOCK"
 RESTORE_MARKER = "RESTORE"
 """In a data directory into which a backup is being restored (storage/restore.py)."""
 _UUID = re.compile(rb"ATTACH TABLE _ UUID '([0-9a-f-]{36})'")
+_HAS_FILES = re.compile(rb"^ENGINE = \w*MergeTree\b", re.MULTILINE)
+_ON_ANOTHER_DISK = re.compile(rb"^SETTINGS .*\b(?:disk|storage_policy) = ", re.MULTILINE)
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -84,7 +86,7 @@ def refuse_without_tables(data_dir: Path, database: str) -> None:
     for definition in sorted(clickhouse.glob("metadata/*/*.sql")):
         text = definition.read_bytes()
         found = _UUID.search(text)
-        if found is None or b"MergeTree" not in text:
+        if found is None or not _HAS_FILES.search(text) or _ON_ANOTHER_DISK.search(text):
             continue
         table_id = found[1].decode()
         needed = clickhouse / "store" / table_id[:3] / table_id

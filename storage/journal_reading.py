@@ -144,6 +144,8 @@ class _JournalReading:
         if damaged:
             log.warning("%s: one of its two records is damaged, and the other one is used", path)
         if heads and all(one.journal_id != known.journal_id for one in heads):
+            if known.is_drained and all(one.version in UNREGISTERED_VERSIONS for one in heads):
+                return  # that journal was removed, and an older version began this one
             self._damage(path, f"it is not that of the journal in {self._directory}")
             return
         self._known = known

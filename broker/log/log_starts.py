@@ -41,6 +41,7 @@ class LogStarts:
             return
         lanes = self._checkpoints.lanes(partition)
         await self._producer_states.save(partition, offset)
+        partition.has_deleted = True  # the rows may go as soon as one engine has the checkpoint
         row = (
             partition.topic_id,
             partition.partition,

@@ -43,14 +43,21 @@ async def recover_producer(partition: PartitionLog, header: BatchHeader, engine:
     if partition.has_deleted is None or partition.has_forgotten is None:
         await _read_checkpoint(partition, engines)
     found = await _stored_producer(partition, header.producer_id, engines)
-    if found is None and header.base_sequence and not partition.has_forgotten:
-        # It goes on with what is stored nowhere. Perhaps an earlier leader deleted rows meanwhile.
+    if header.base_sequence and _lacks_rows(partition, header, found):
+        # Perhaps an earlier leader deleted rows meanwhile.
         was_deleted = partition.has_deleted
         await _read_checkpoint(partition, engines)
         if partition.has_deleted and not was_deleted:
             found = await _stored_producer(partition, header.producer_id, engines)
     if found is not None:
         partition.producers[header.producer_id] = found
+
+
+def _lacks_rows(partition: PartitionLog, header: BatchHeader, found: ProducerEntry | None) -> bool:
+    """Whether the batch goes on with what was not found, although nothing says that it is gone."""
+    if found is None:
+        return not partition.has_forgotten
+    return not partition.has_deleted and found.next_sequence != header.base_sequence
 
 
 async def stored_producer(

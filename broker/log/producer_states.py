@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from broker.log.mutations import MUTATION_SETTINGS, is_changing
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_IN_RANGE, IS_PARTITION, log_parameters
 from broker.log.producers import BATCHES_KEPT, SEQUENCES
@@ -173,6 +174,7 @@ FROM
 ORDER BY producer_epoch DESC, last DESC
 LIMIT {BATCHES_KEPT} BY topic_id, partition, producer_id, control
 """
+# A replica that lacks rows deletes less, and the others then take its part.
 _EXPIRED = "append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
 _NOTE_FORGOTTEN = f"""
 INSERT INTO partition_checkpoints
@@ -184,6 +186,7 @@ ALTER TABLE producer_states DELETE
 WHERE {_EXPIRED}
     OR topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
     OR (topic_id, partition, producer_id, producer_epoch, control, shift) NOT IN ({_LAST_RANGES})
+SETTINGS {MUTATION_SETTINGS}
 """
 
 
@@ -204,6 +207,8 @@ class ProducerStateSweep:
         now_ms = self._clock_ms()
         if self._swept_ms is not None and now_ms - self._swept_ms < HOUR_MS:
             return
+        if await is_changing(self._engine, "producer_states"):
+            return  # it waits for space
         if await self._engine.rows("SELECT 1 FROM producer_states LIMIT 1"):
             since = {"since_ms": max(now_ms - self._expiration_ms, 0)}
             await self._engine.execute(_NOTE_FORGOTTEN, since)

@@ -11,7 +11,9 @@ A row of an aborted transaction is needed for as long as the log has records of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from uuid import UUID
 
+from broker.log.mutations import MUTATION_SETTINGS, is_changing
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, log_parameters
 from broker.log.transactions import AbortedTransaction, OpenTransaction
@@ -103,17 +105,27 @@ async def aborted_between(
     return sorted(found, key=lambda one: one.last_offset)
 
 
-_REMOVE_UNUSED = """
-ALTER TABLE aborted_transactions DELETE
+_UNUSED_AT_ONCE = 20_000
+"""More are removed by later rounds."""
+_IN_A_STATEMENT = 2000
+"""Of 60 bytes; a statement may have 256 KiB."""
+_UNUSED = f"""
+SELECT topic_id, partition, transaction_start FROM aborted_transactions
 WHERE (topic_id, partition, transaction_start) NOT IN (
     SELECT topic_id, partition, transaction_start FROM messages WHERE transactional AND NOT control
 )
+LIMIT {_UNUSED_AT_ONCE}
+"""
+_REMOVE_UNUSED = """
+ALTER TABLE aborted_transactions DELETE WHERE (topic_id, partition, transaction_start) IN ({})
+SETTINGS mutations_sync = 0
 """
 
 
-_REMOVE_DELETED = """
+_REMOVE_DELETED = f"""
 ALTER TABLE open_transaction_versions DELETE
 WHERE topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
+SETTINGS {MUTATION_SETTINGS}
 """
 
 
@@ -133,9 +145,25 @@ class TransactionSweep:
         now_ms = self._clock_ms()
         if self._swept_ms is not None and now_ms - self._swept_ms < DAY_MS:
             return
-        if await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
-            await self._engine.execute(_REMOVE_UNUSED)
+        for table in ("aborted_transactions", "open_transaction_versions"):
+            if await is_changing(self._engine, table):
+                return  # it waits for space
+        if await self._remove_unused() == _UNUSED_AT_ONCE:
+            return
         if await self._engine.rows("SELECT 1 FROM open_transaction_versions LIMIT 1"):
             await self._engine.execute(_REMOVE_DELETED)
             await self._engine.execute("OPTIMIZE TABLE open_transaction_versions FINAL CLEANUP")
         self._swept_ms = now_ms
+
+    async def _remove_unused(self) -> int:
+        """The rows are named: on a replica that lacks records, the query would find too many."""
+        if not await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
+            return 0
+        unused = await self._engine.rows(_UNUSED)
+        for begin in range(0, len(unused), _IN_A_STATEMENT):
+            named = (
+                f"('{UUID(topic_id)}', {int(partition)}, {int(start)})"
+                for topic_id, partition, start in unused[begin : begin + _IN_A_STATEMENT]
+            )
+            await self._engine.execute(_REMOVE_UNUSED.format(", ".join(named)))
+        return len(unused)

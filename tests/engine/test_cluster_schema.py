@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,6 +24,7 @@ from broker.cli import cluster as cli_cluster
 from broker.cluster.config import ClusterConfig, load_cluster
 from broker.cluster.leases import BrokerSession
 from broker.cluster.servers import layout, opened, registry_of
+from broker.log import producer_states, transaction_tables
 from storage import cluster_schema
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
@@ -33,6 +35,7 @@ from storage.schema import migrations
 from storage.schema_files import SchemaError
 from storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
+from tests.support.sql_rows import SqlError
 from tests.support.waiting import LIMIT_S, until_async
 from tests.support.zookeeper import Keeper
 
@@ -42,6 +45,12 @@ PATIENT = {
     "<operation_timeout_ms>10000</operation_timeout_ms></zookeeper></clickhouse>"
 }
 """For an engine: a Keeper may be silent for longer than `cluster_place.xml` says."""
+MUTATIONS = (
+    producer_states._DELETE,
+    transaction_tables._REMOVE_DELETED,
+    transaction_tables._REMOVE_UNUSED.format(f"('{UUID(int=1)}', 0, 5)"),
+)
+"""Deletions of the housekeeping that look at other rows."""
 _numbers = count()
 
 
@@ -476,6 +485,10 @@ def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
                 f"SELECT name FROM system.tables WHERE database = '{SHARD_DATABASE}'"
                 " AND engine LIKE 'Replicated%MergeTree'"
             )
+            for statement in MUTATIONS:
+                # As far as this engine can do it: before, it checks what replicated tables accept.
+                with pytest.raises(SqlError, match="Cannot assign mutation because shutdown"):
+                    engine.sql(statement, {"param_since_ms": "1"}, database=SHARD_DATABASE)
         finally:
             engine.kill()
     assert {row["name"] for row in rows} == {

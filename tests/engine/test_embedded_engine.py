@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import re
+import shutil
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from protocol.columns import COLUMN_LIST
-from storage.data_directory import DataDirectoryError
+from storage.data_directory import DataDirectoryError, refuse_without_tables
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, InsertRejected, NativeBlock
 from storage.schema import migrate
@@ -140,6 +142,28 @@ async def test_a_data_directory_may_have_any_other_name(tmp_path: Path) -> None:
 
 
 # --- Reading ---
+
+
+async def test_tables_without_files_of_their_own_are_not_missed_at_a_start(tmp_path: Path) -> None:
+    engine = EmbeddedEngine(tmp_path / "data", lanes=1, fsync=False)
+    await engine.execute("CREATE TABLE kept (a Int64) ENGINE = MergeTree ORDER BY a")
+    await engine.execute(
+        "CREATE TABLE forgotten (a Int64 COMMENT 'as in MergeTree') ENGINE = Memory"
+        " COMMENT 'line\nENGINE = MergeTree'"
+    )
+    await engine.execute("CREATE TABLE nothing (`MergeTree` Int64) ENGINE = Null")
+    await engine.execute("CREATE TABLE all AS kept ENGINE = Merge(currentDatabase(), '^MergeTree')")
+    await engine.close()
+    await EmbeddedEngine(tmp_path / "data", lanes=1, fsync=False).close()
+    (definition,) = (tmp_path / "data" / "clickhouse" / "metadata").glob("*/kept.sql")
+    found = re.search("UUID '(.*?)'", definition.read_text())
+    assert found is not None
+    shutil.rmtree(tmp_path / "data" / "clickhouse" / "store" / found[1][:3] / found[1])
+    with pytest.raises(DataDirectoryError, match="has the rows of kept, was removed"):
+        EmbeddedEngine(tmp_path / "data", lanes=1, fsync=False)
+    moved = definition.read_text() + "SETTINGS index_granularity = 8192, storage_policy = 'far'\n"
+    definition.write_text(moved)
+    refuse_without_tables(tmp_path / "data", "default")
 
 
 async def test_numbers_are_numbers_and_the_rest_is_text(engine: EmbeddedEngine) -> None:

@@ -20,6 +20,7 @@ from broker.log.topic import Topic
 from broker.wiring import decompressions
 from common.clock import DAY_MS
 from storage.embedded import EmbeddedEngine
+from storage.engine import EngineError
 from storage.slot_map import SlotMap
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
@@ -166,6 +167,24 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptClu
     async with asyncio.timeout(LIMIT_S):
         while await house.engine.rows("SELECT count() FROM messages") != [[2]]:  # noqa: ASYNC110  # the engine has no event
             await asyncio.sleep(0.02)
+
+
+async def test_a_table_that_cannot_be_swept_does_not_keep_the_others(
+    house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    send = house.shard.rows
+
+    async def refused(sql: str, *args: object) -> object:
+        asked.append(sql)
+        if "aborted_transactions" in sql:
+            raise EngineError("this table refuses it")
+        return await send(sql, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(house.shard, "rows", refused)
+    await house.keeping.round()
+    assert [sql for sql in asked if "aborted_transactions" in sql]
+    assert [sql for sql in asked if "FROM producer_states" in sql]
 
 
 async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(

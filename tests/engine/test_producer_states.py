@@ -13,6 +13,7 @@ from broker.log.appender import Appender
 from broker.log.block import PendingMarker
 from broker.log.checkpoints import CHECKPOINTS
 from broker.log.log_starts import LogStarts
+from broker.log.mutations import is_changing
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import stored_producer
 from broker.log.producer_states import PRODUCER_STATES, ProducerStates, ProducerStateSweep
@@ -36,6 +37,7 @@ from tests.support.log_parts import (
 )
 from tests.support.record_batches import Batch
 from tests.support.small_tables import make_lane
+from tests.support.waiting import until_async
 
 PRODUCER, OTHER = 7, 8
 LEADER_EPOCH = 3
@@ -96,6 +98,12 @@ class Leaders:
         rows = await self.engine.rows("SELECT count() FROM producer_states FINAL")
         count: int = rows[0][0]
         return count
+
+    async def until_swept(self) -> None:
+        async def is_done() -> bool:
+            return not await is_changing(self.engine, "producer_states")
+
+        await until_async(is_done)
 
     async def has_forgotten(self) -> bool:
         rows = await self.engine.rows("SELECT max(forgot_producers) FROM partition_checkpoints")
@@ -188,6 +196,7 @@ async def test_the_coordinator_is_known_however_much_was_written_since_its_marke
             await house.delete(house.log.high_watermark)
     if where == "deleted and swept":
         await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
+        await house.until_swept()
     elif where == "read again":
         house.change()
         await house.delete(house.log.high_watermark)
@@ -236,6 +245,20 @@ async def test_the_log_start_moves_only_when_the_states_are_stored(house: Leader
     assert tables == [PRODUCER_STATES.name, PRODUCER_STATES.name, CHECKPOINTS.name]
 
 
+async def test_a_checkpoint_that_is_stored_on_one_engine_of_several_lets_nothing_be_forgotten(
+    house: Leaders,
+) -> None:
+    await house.send(*batches(0, epoch=2))
+    await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
+    house.change()
+    assert await house.send(*batches(0, producer_id=OTHER)) == [3]  # no checkpoint until now
+    house.scripted.faults += [None, "refused though stored"]
+    with pytest.raises(EngineError):
+        await house.starts.raise_to(house.log, 2)
+    await house.remove_rows(2)
+    assert await house.send(*batches(2, epoch=2)) == [5]
+
+
 @pytest.mark.parametrize("adopted", [True, False])
 async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
     house: Leaders, adopted: bool
@@ -249,6 +272,19 @@ async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
         house.log.begin_at(4)
     await house.remove_rows(4)
     assert await house.send(*batches(4), *batches(2)) == [6, 2]
+
+
+async def test_of_a_transaction_whose_records_an_earlier_leader_removed_the_sequence_is_known(
+    house: Leaders,
+) -> None:
+    await house.send(*batches(0, epoch=2))
+    await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
+    earlier = house.log
+    house.change()
+    assert await house.send(*batches(0, producer_id=OTHER)) == [3]  # no checkpoint until now
+    await house.starts.raise_to(earlier, 2)
+    await house.remove_rows(2)  # the marker stays
+    assert await house.send(*batches(2, epoch=2)) == [5]
 
 
 async def test_states_on_several_engines_count_once(house: Leaders) -> None:
@@ -309,6 +345,7 @@ async def test_states_expire_and_the_checkpoint_says_so(house: Leaders) -> None:
     assert (await house.states_stored(), await house.has_forgotten()) == (1, False)
     at_ms += DAY_MS + 60_000
     await sweep.round()
+    await house.until_swept()
     assert (await house.states_stored(), await house.has_forgotten()) == (0, True)
     house.change()
     assert await house.send(*batches(6)) == [2]
@@ -322,6 +359,7 @@ async def test_the_sweep_keeps_the_last_batches_of_each_producer_and_none_of_a_d
         await house.delete(house.log.high_watermark)
     assert await house.states_stored() == 20
     await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
+    await house.until_swept()
     assert await house.states_stored() == 2 * BATCHES_KEPT
     entry = await house.known()
     assert entry is not None
@@ -332,6 +370,22 @@ async def test_the_sweep_keeps_the_last_batches_of_each_producer_and_none_of_a_d
         {"id": str(house.log.topic_id)},
     )
     await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
+    await house.until_swept()
+    assert await house.states_stored() == 0
+
+
+async def test_a_sweep_waits_for_no_disk_and_is_not_repeated_meanwhile(house: Leaders) -> None:
+    """The engine makes the change when it has space; here when it is told to."""
+    await house.send(*batches(0))
+    await house.delete(2)
+    await house.engine.execute("SYSTEM STOP MERGES producer_states")
+    at_ms = wall_ms() + 2 * DAY_MS
+    for _ in range(3):
+        await asyncio.wait_for(ProducerStateSweep(house.engine, DAY_MS, lambda: at_ms).round(), 60)
+    mutations = "SELECT count() FROM system.mutations WHERE table = 'producer_states'"
+    assert await house.engine.rows(mutations) == [[1]]
+    await house.engine.execute("SYSTEM START MERGES producer_states")
+    await house.until_swept()
     assert await house.states_stored() == 0
 
 

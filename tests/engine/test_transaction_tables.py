@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from broker.log import transaction_tables
 from broker.log.transaction_tables import TransactionSweep
 from common.clock import DAY_MS
 from storage.embedded import EmbeddedEngine
@@ -37,3 +42,32 @@ async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> 
     now_ms = DAY_MS
     await sweep.round()
     await until_async(one_is_left)
+
+
+async def test_many_rows_without_records_are_removed_in_portions(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_tables, "_IN_A_STATEMENT", 3)
+    for start in range(8):
+        await engine.execute(ABORTED.format(start))
+
+    async def none_is_left() -> bool:
+        return await engine.rows("SELECT count() FROM aborted_transactions") == [[0]]
+
+    await TransactionSweep(engine, lambda: 0).round()
+    await until_async(none_is_left)
+
+
+async def test_nothing_is_removed_while_an_earlier_removal_waits(
+    engine: EmbeddedEngine,
+) -> None:
+    """For space on the disk, or here until it is told to go on."""
+    await engine.execute(ABORTED.format(0))
+    await engine.execute("SYSTEM STOP MERGES aborted_transactions")
+    sweep = TransactionSweep(engine, lambda: 0)
+    for _ in range(3):
+        await asyncio.wait_for(sweep.round(), 60)
+        sweep._swept_ms = None
+    waiting = "SELECT count() FROM system.mutations WHERE table = 'aborted_transactions'"
+    assert await engine.rows(waiting) == [[1]]
+    await engine.execute("SYSTEM START MERGES aborted_transactions")

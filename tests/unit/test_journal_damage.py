@@ -356,6 +356,34 @@ def test_a_journal_that_was_drained_at_the_stop_may_be_removed(
     assert texts(directory) == ["two"]
 
 
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_journal_of_an_older_version_is_read_after_one_that_was_drained_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drained: bool
+) -> None:
+    """That version says itself that the other journal is to be removed, and knows no register."""
+    directory, older = tmp_path / "journal", tmp_path / "older" / "journal"
+    directory.mkdir()
+    older.mkdir(parents=True)
+    with writer(directory) as journal:
+        last = append(journal, "one")
+        if drained:
+            append_round(journal, last)
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.journal_files.VERSION", 3)
+        with writer(older) as journal:
+            append(journal, "of the older version")
+    shutil.rmtree(directory)
+    shutil.copytree(older, directory)
+    if not drained:
+        with pytest.raises(DamagedJournal, match="it is not that of the journal"):
+            read_journal(directory)
+        return
+    assert texts(directory) == ["of the older version"]
+    with writer(directory) as journal:
+        append(journal, "two")
+    assert texts(directory) == ["of the older version", "two"]
+
+
 def test_the_register_is_written_for_segments_and_not_for_entries(tmp_path: Path) -> None:
     directory = tmp_path / "journal"
     directory.mkdir()

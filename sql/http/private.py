@@ -100,7 +100,7 @@ def refuse_private(
     """
     _refuse_functions(words, params)
     if words[0].is_word(b"SHOW"):
-        _refuse_tables_after_in(words)
+        _refuse_in_show(words)
     if len(words) > 1 and words[1].is_word(b"PROCESSLIST"):
         raise needs_sql_user("SHOW PROCESSLIST is not available without credentials.")
     for function in (b"MERGE", b"LOOP"):  # the tables that they read may be named by strings
@@ -139,16 +139,20 @@ def _names_system(words: Sequence[Token], params: Mapping[str, str]) -> bool:
 _IN_FUNCTION = re.compile(rb"\w*in(?:ignoreset)?", re.IGNORECASE)
 
 
-def _refuse_tables_after_in(words: Sequence[Token]) -> None:
-    """The tree does not show what the WHERE of SHOW compares with: only literals are allowed."""
-    for index, word in enumerate(words):
-        is_operator = word.is_word(b"IN")
+def _refuse_in_show(words: Sequence[Token]) -> None:
+    """The tree does not show the WHERE of SHOW, which may name every column of `system.tables`."""
+    start = next((index for index, word in enumerate(words) if word.is_word(b"WHERE")), len(words))
+    for index, word in enumerate(words[start:], start):
         after = words[index + 1] if index + 1 < len(words) else None
         is_call = _is_name(word) and after is not None and after.is_sign(b"(")
-        if not (is_operator or (is_call and _IN_FUNCTION.fullmatch(unquote(word)))):
-            continue
-        if not _are_literals(words[index + 1 :]):
-            raise access_denied("IN is followed by a list of literals in SHOW.")
+        if word.is_sign(b"*", b"{") or (is_call and word.is_word(b"COLUMNS")):
+            raise access_denied("Name the columns in the WHERE of SHOW: no *, COLUMNS, parameters.")
+        if _is_name(word) and unquote(word).decode("utf-8", "replace") in _ALL_PRIVATE:
+            name = unquote(word).decode("utf-8", "replace")
+            raise needs_sql_user(f"The column {name} is not available without credentials.")
+        is_in = word.is_word(b"IN") or (is_call and _IN_FUNCTION.fullmatch(unquote(word)))
+        if is_in and not _are_literals(words[index + 1 :]):
+            raise access_denied("In the WHERE of SHOW a list of literals follows IN.")
 
 
 def _are_literals(words: Sequence[Token]) -> bool:
@@ -321,6 +325,7 @@ def _asks_for_columns(found: Sequence[Token], index: int) -> bool:
 
 
 _KNOWN = SHOWN_TABLES | PRIVATE_COLUMNS.keys()
+_ALL_PRIVATE = frozenset().union(*PRIVATE_COLUMNS.values())
 # Every other table of `system` (chdb-core 26.9); tests/clients/test_http_private.py holds them
 # against the engine.
 _HIDDEN = frozenset(

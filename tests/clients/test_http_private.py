@@ -145,6 +145,12 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
         "SHOW TABLES WHERE ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '')"
         " IN system.disks",
         "SHOW TABLES WHERE in(tuple(name), system.disks)",
+        "SHOW TABLES WHERE data_paths[1] LIKE '/%'",
+        "SHOW FULL TABLES FROM brokerhouse WHERE `metadata\\x5fpath` LIKE '/%'",
+        "SHOW TABLES WHERE COLUMNS('metadata_p.*') LIKE '/%'",
+        "SHOW TABLES WHERE toString(tuple(*)) LIKE '%/%'",
+        "SHOW TABLES WHERE toString(tuple(tables.*)) LIKE '%/%'",
+        "SHOW TABLES WHERE {column:Identifier} LIKE '/%'",
         "SELECT count() FROM system.disks AS d JOIN system.disks AS e USING ({column:Identifier})",
         "SELECT ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') IN system.disks",
         "SELECT 1 WHERE ('default', '/', 0, 0, 0, 0, '', '', '', 0, 0, 0, 0, 0, '') NOT IN"
@@ -287,7 +293,7 @@ def test_what_tools_ask_is_answered(server: BrokerProcess) -> None:
         "SHOW DATABASES",
         "SHOW TABLES FROM system",
         "SHOW COLUMNS FROM messages WHERE field IN ('offset', 'topic')",
-        "SHOW TABLES FROM system WHERE name NOT IN ('disks') LIMIT 3",
+        "SHOW TABLES FROM system WHERE name NOT IN ('disks') AND engine LIKE 'S%' LIMIT 3",
         "EXPLAIN SELECT name FROM system.tables WHERE database IN (SELECT name FROM system.disks)",
         "DESCRIBE (SELECT name FROM system.disks) FORMAT JSON",
         "DESC TABLE view(SELECT name FROM system.disks WHERE name IN ('a'))",

@@ -66,6 +66,33 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch, sent: byt
     asyncio.run(run())
 
 
+def test_the_end_of_a_body_that_comes_after_its_answer_is_no_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that is told of an error early sends the rest, and keeps the connection."""
+    monkeypatch.setattr(listener_module, "_LOOK_S", 0.05)
+
+    async def run() -> None:
+        done = asyncio.Event()
+        done.set()
+        async with listening(10, done) as port, asyncio.timeout(30):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nab")
+            await reader.readuntil(b"Ok.\n")
+            writer.write(b"cd")
+            monkeypatch.setattr(listener_module, "HEAD_S", 0.0)
+            late_reader, late = await asyncio.open_connection("127.0.0.1", port)
+            late.write(b"GET")
+            await ended(late_reader)
+            monkeypatch.setattr(listener_module, "HEAD_S", 10.0)
+            writer.write(GET)
+            assert (await reader.read(15)).startswith(b"HTTP/1.1 200")
+            writer.close()
+            late.close()
+
+    asyncio.run(run())
+
+
 def test_a_new_connection_is_refused_while_requests_have_all_places() -> None:
     async def run() -> None:
         done, begun = asyncio.Event(), asyncio.Semaphore(0)

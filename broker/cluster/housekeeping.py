@@ -158,7 +158,7 @@ class Housekeeping:
         if time.monotonic() - self._swept_s[host.name] >= self._sweep_every_s:
             self._swept_s[host.name] = time.monotonic()
             for sweep in self._sweeps[host.name]:
-                await sweep.round()
+                await self._try(f"old rows on shard {host.name}", sweep.round)
 
     def _is_mirrored(self, host: ShardHost) -> bool:
         version, at_s = self._mirrored.get(host.name, (-1, 0.0))

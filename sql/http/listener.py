@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from typing import cast
 
-from aiohttp import web, web_protocol
+from aiohttp import StreamReader, web, web_protocol
 from aiohttp.typedefs import Handler
 
 from common.address import Address, client_network
@@ -109,7 +109,7 @@ class HttpListener:
         try:
             return await handler(request)
         finally:
-            visitor.end_request()
+            visitor.end_request(request.content)
 
     # --- deadlines
 
@@ -135,6 +135,8 @@ class _Visitor(asyncio.Protocol):
         self.since = asyncio.get_running_loop().time()
         """When it began to wait."""
         self._head_since: float | None = self.since
+        self._body: StreamReader | None = None
+        """Of the last request, which may have been answered before all of it came."""
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._is_in = False
@@ -152,7 +154,8 @@ class _Visitor(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_in:
             return
-        if not self.busy and self._head_since is None:
+        is_body = self._body is not None and not self._body.is_eof()
+        if not self.busy and not is_body and self._head_since is None:
             self._head_since = asyncio.get_running_loop().time()
         self.inner.data_received(data)
 
@@ -173,10 +176,10 @@ class _Visitor(asyncio.Protocol):
 
     def begin_request(self) -> None:
         self.busy = True
-        self._head_since = None
+        self._head_since = self._body = None
 
-    def end_request(self) -> None:
-        self.busy = False
+    def end_request(self, body: StreamReader) -> None:
+        self.busy, self._body = False, body
         self.since = asyncio.get_running_loop().time()
 
     def is_late(self, now: float) -> bool:

@@ -27,6 +27,7 @@ from storage.engine import EngineError
 from storage.row_lane import RowLane, TableRows
 from tests.support import log_parts
 from tests.support.log_parts import (
+    LANES,
     NOTHING_FRESH,
     ScriptedEngine,
     header_of,
@@ -52,7 +53,8 @@ class Leaders:
         self.scripted = scripted
         self.lane = lane
         self.now_ms = wall_ms
-        self.appender: Appender = make_appender(scripted)
+        # The last lane is for small rows.
+        self.appender: Appender = make_appender(scripted, lanes=LANES - 1)
         lanes = SingleRowLane(lane)
         self.states = ProducerStates(lanes, SingleRowSource(engine), DAY_MS, lambda: self.now_ms())
         self.starts = LogStarts(lanes, self.states)

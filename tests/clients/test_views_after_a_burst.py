@@ -33,11 +33,11 @@ def counted_parts(broker: BrokerProcess) -> int:
 
 
 def may_begin(broker: BrokerProcess) -> bool:
-    """Whether the last minute is counted, and half of this one is left."""
+    """Whether the last minute is counted, and three quarters of this one are left."""
     now_s = int(time.time())
     (row,) = broker.sql("SELECT toUnixTimestamp(max(minute)) AS last FROM partition_minutes")
     last: int = row["last"]
-    return now_s % 60 < 30 and last == now_s - now_s % 60 - 60
+    return now_s % 60 < 15 and last == now_s - now_s % 60 - 60
 
 
 def seen(broker: BrokerProcess) -> list[int]:
@@ -67,7 +67,7 @@ def test_views_are_exact_before_while_and_after_a_part_of_a_minute_is_counted(
 
         send(1)
         commit(broker, "billing", COMMITTED)
-        until(lambda: may_begin(broker), "a minute begins", limit_s=120)
+        until(lambda: may_begin(broker), "a minute begins", limit_s=240)
         assert seen(broker) == [BATCH] * 9
         send(BATCHES - 1)
 

@@ -191,7 +191,7 @@ class TopicCatalog(ABC):
             await self._look()
             new: dict[str, Topic] = {}
             alike: dict[str, str] = {}
-            for n, one in enumerate(wanted):
+            async for one in in_turns(wanted, _PER_TURN):
                 key = topic_names.collision_key(one.name) or one.name
                 try:
                     self.check_free(one.name)
@@ -201,8 +201,6 @@ class TopicCatalog(ABC):
                     outcomes[one.name] = error
                 else:
                     new[one.name] = self._topic(one.name, uuid4(), one.partitions, one.configs, 1)
-                if n % _PER_TURN == 0:
-                    await asyncio.sleep(0)
             refused: Mapping[str, KafkaError | EngineError] = {}
             if new:
                 try:

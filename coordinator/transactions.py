@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from common.clock import Clock
 from common.counted_lines import counted
-from common.tasks import Outage, Periodic
+from common.tasks import Outage, Periodic, in_turns
 from coordinator.hosted_transactions import HostedTransaction, HostedTransactions
 from coordinator.transaction_states import (
     ENDED,
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_EVERY_S = 1.0
-_LOOKS_AT_ONCE = 1000
 
 
 class FreshIds(Protocol):
@@ -250,9 +249,7 @@ class TransactionCoordinator:
     async def _look(self) -> None:
         """Abort transactions past their time-out, and forget ids that nobody uses."""
         now_ms = self._clock.wall_ms()
-        for number, hosted in enumerate(self.hosted):
-            if number % _LOOKS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # there may be a hundred thousand
+        async for hosted in in_turns(self.hosted):  # there may be a hundred thousand
             if hosted.lock.locked():
                 continue
             transaction = hosted.transaction

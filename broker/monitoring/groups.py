@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from broker.log.open_logs import OpenLogs
 from broker.monitoring.families import counter, gauge
-from broker.monitoring.logs import PER_TURN
+from common.tasks import PER_TURN
 from coordinator.coordinator import GroupCoordinator
 from coordinator.group_states import GroupState
 

@@ -15,9 +15,7 @@ from broker.log.reader import ColdReader
 from broker.log.tail_cache import TailCache
 from broker.monitoring.families import counter, gauge, histogram
 from broker.topics import TopicCatalog
-
-PER_TURN = 2000
-"""So many partitions or offsets are read before other work has its turn: about a millisecond."""
+from common.tasks import in_turns
 
 _LANE = ("shard", "lane")
 
@@ -119,11 +117,9 @@ class LogMetrics:
     async def _of_partitions(self) -> list[Metric]:
         rows = []
         open_transactions = 0
-        for number, log in enumerate(self._topics.logs.all()):
+        async for log in in_turns(self._topics.logs.all()):
             rows.append((log.topic.name, log.partition, log.log_start_offset, log.high_watermark))
             open_transactions += len(log.transactions.open)
-            if number % PER_TURN == PER_TURN - 1:
-                await asyncio.sleep(0)
         shown = await asyncio.to_thread(nsmallest, self._partitions_max, rows)
         labels = ("topic", "partition")
         return [

@@ -18,6 +18,7 @@ from broker.log.tail_cache import CachedBatch, PartitionTail
 from broker.log.topic import Topic
 from broker.offsets_topic.records import group_record, offset_record
 from common.clock import wall_ms
+from common.tasks import in_turns
 from coordinator.coordinator import GroupCoordinator
 from protocol.plain_batches import PlainRecord, plain_batch
 
@@ -140,8 +141,6 @@ class OffsetsLog:
                 yield group_record(record)
 
     async def _mine(self, group_ids: Collection[str]) -> AsyncIterator[str]:
-        for number, group_id in enumerate(group_ids, 1):
+        async for group_id in in_turns(group_ids, _GROUPS_PER_TURN):
             if self._has_group(group_id):
                 yield group_id
-            if number % _GROUPS_PER_TURN == 0:
-                await asyncio.sleep(0)

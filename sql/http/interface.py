@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, n
 from aiohttp import web
 
 from common.address import client_network
+from common.counted_lines import counted
 from sql.http.access import Action, Role
 from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import Body, CodingThreads, Patience, StalledError
@@ -232,7 +233,10 @@ class HttpInterface:
         except TimeoutError:
             return self._too_late(request, wanted)
         except StalledError:
-            log.debug("closed an SQL connection: its body or its answer moved too slowly")
+            log.info(
+                "closed an SQL connection: its body or its answer moved too slowly",
+                extra=counted(),
+            )
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=408)

@@ -22,6 +22,7 @@ from aiohttp import StreamReader, web, web_protocol
 from aiohttp.typedefs import Handler
 
 from common.address import Address, client_network
+from common.counted_lines import counted
 from common.tasks import Periodic
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 HEAD_S = 10.0
 IDLE_S = 300.0
 _LOOK_S = 1.0
-_LOG_EVERY_S = 60.0
 
 # Requests that a client sends without waiting for an answer. Each may have a megabyte of URL and
 # as much of headers, and aiohttp would read 32 of them into memory.
@@ -43,9 +43,7 @@ class HttpListener:
         self._max_connections = max_connections
         self._visitors: dict[web_protocol.RequestHandler, _Visitor] = {}
         self._by_origin: Counter[str] = Counter()
-        self._closed = 0
         self._look = Periodic("http-connections", lambda: _LOOK_S, self._close_late)
-        self._tell = Periodic("closed-http-connections", _LOG_EVERY_S, self._tell_closed)
         self._server: asyncio.Server | None = None
 
     def runner(self, app: web.Application) -> web.AppRunner:
@@ -63,7 +61,6 @@ class HttpListener:
             lambda: _Visitor(server(), self), address.host, address.port
         )
         self._look.start()
-        self._tell.start()
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -71,11 +68,10 @@ class HttpListener:
         if self._server is not None:
             self._server.close()
         await self._look.close()
-        await self._tell.close()
 
     @property
     def background(self) -> list[asyncio.Task[None]]:
-        return [*self._look.background, *self._tell.background]
+        return self._look.background
 
     # --- places
 
@@ -86,7 +82,7 @@ class HttpListener:
             if not waiting:
                 return False
             longest = min(waiting, key=lambda one: (-self._by_origin[one.origin], one.since))
-            self._end(longest)
+            self._end(longest, "all places are taken, and it has waited longest")
         self._visitors[visitor.inner] = visitor
         self._by_origin[visitor.origin] += 1
         return True
@@ -95,8 +91,8 @@ class HttpListener:
         if self._visitors.pop(visitor.inner, None) is not None:
             self._by_origin -= Counter({visitor.origin: 1})
 
-    def _end(self, visitor: _Visitor) -> None:
-        self._closed += 1
+    def _end(self, visitor: _Visitor, why: str) -> None:
+        log.info("closed an HTTP connection of %s: %s", visitor.origin, why, extra=counted())
         self.leave(visitor)
         visitor.abort()
 
@@ -117,12 +113,7 @@ class HttpListener:
         now = asyncio.get_running_loop().time()
         for visitor in tuple(self._visitors.values()):
             if visitor.is_late(now):
-                self._end(visitor)
-
-    def _tell_closed(self) -> None:
-        if self._closed:
-            log.info("closed %d HTTP connections that sent no request in time", self._closed)
-        self._closed = 0
+                self._end(visitor, "it sent no request in time")
 
 
 class _Visitor(asyncio.Protocol):

@@ -31,6 +31,8 @@ LINGER_MS = 5
 BATCH_BYTES = 256 * 1024
 REQUEST_MAX_BYTES = 2**30
 MAX_RECONNECT_BACKOFF_MS = 500
+GIVE_UP_S = 5.0
+"""How long a producer that gives up its records may take to end."""
 
 
 def _common(bootstrap: Bootstrap) -> dict[str, Any]:
@@ -81,6 +83,10 @@ class Refusals:
 
     def explained(self, otherwise: str) -> str:
         return otherwise if self.error is None else explained(self.error, self.said)
+
+    def said_of(self, error: BaseException) -> str | None:
+        """The broker's own words for this error, which these clients may have dropped."""
+        return self.said if isinstance(error, self.error or ()) else None
 
 
 @contextmanager
@@ -189,7 +195,10 @@ def producer_client(bootstrap: Bootstrap, **options: Any) -> "Iterator[KafkaProd
         try:
             yield producer
         except BaseException:
-            producer.close(timeout=0)  # what is not stored yet would be sent again
+            # What is not stored yet would be sent again. `close` alone waits for that, then fails
+            # itself, and once more when the producer is deleted (kafka-python 3.0.12).
+            producer._sender.force_close()
+            producer.close(timeout=GIVE_UP_S)
             raise
         producer.close(timeout=bootstrap.timeout_s)
 

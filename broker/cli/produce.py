@@ -223,7 +223,8 @@ class _Sink:
             if isinstance(error, BrokerResponseError) and not isinstance(
                 error, RequestTimedOutError
             ):
-                why = explained(error, error.args[0] if error.args else None)
+                said = error.args[0] if error.args else self._producer.refusals.said_of(error)
+                why = explained(error, said)
             else:
                 late = f"no broker has stored a record within {self._timeout_s:g} s"
                 why = self._producer.refusals.explained(late)

@@ -25,6 +25,7 @@ from kafka.protocol.admin import (
 from protocol import errors
 from tests.support import messages
 from tests.support.broker_process import NEVER_MS, BrokerProcess
+from tests.support.command_line import in_a_process
 from tests.support.messages import Target
 from tests.support.prometheus import get
 from tests.support.record_batches import Record, batch_of
@@ -43,6 +44,12 @@ from tests.support.wire import Wire
 STORAGE_ERROR = errors.KafkaStorageError.code
 ADVICE = "delete topics or records, or add space"
 FETCH_VERSION = 12  # the last with topic names
+COMMANDS_THAT_STORE = (
+    (("produce", "kept"), ("(KAFKA_STORAGE_ERROR)", "0 records are stored")),
+    (("topics", "create", "new"), (ADVICE, "(KAFKA_STORAGE_ERROR)")),
+    (("consume", "kept", "--group", "new"), ("Error: group new cannot be joined",)),
+)
+COMMAND_MAX_S = 30.0  # several times their --timeout: the machine may be busy
 VERSION = 9  # of Produce: the last but one with topic names, and with error messages
 
 
@@ -304,8 +311,23 @@ def test_only_deleting_uses_the_reserve_and_others_are_told_what_to_do(
         for answer in (created.topics[0], enlarged.results[0]):
             assert answer.error_code == STORAGE_ERROR
             assert ADVICE in answer.error_message
+        check_what_commands_say(full.broker)
         assert not full.takes_records()
         assert full.reserve_is_held()
+
+
+def check_what_commands_say(broker: BrokerProcess) -> None:
+    """A command ends within its time, with what the broker said, and not with a traceback."""
+    for words, says in COMMANDS_THAT_STORE:
+        began = time.monotonic()
+        ended = in_a_process(
+            *words, "--bootstrap", broker.kafka, "--timeout", "5", stdin="a record\n"
+        )
+        assert time.monotonic() - began < COMMAND_MAX_S, words
+        assert ended.returncode == 1, words
+        assert "Traceback" not in ended.stderr, ended.stderr
+        for part in says:
+            assert part in ended.stderr, ended.stderr
 
 
 @in_a_mount_namespace

@@ -141,6 +141,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
+        "test_all: proves more of what a cheaper test proves; only `make test-all` runs it",
+    )
+    config.addinivalue_line(
+        "markers",
         "long: needs much of the processor, so `make test` leaves it out; `make test-long`",
     )
     config.addinivalue_line(

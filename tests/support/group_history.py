@@ -109,9 +109,10 @@ class History:
                 self._changed.wait(left_s)
 
     def tail(self) -> str:
-        """The last event of every member, and the last events of all."""
+        """What every member owns, the last events that changed that, and the last ones of all."""
         held = [f"{member} owns {sorted(owned)}" for member, owned in self.held.items() if owned]
-        return "\n".join([*held, *map(str, self.events()[-3 * SHOWN :])])
+        changes = self.events("assigned", "revoked", "lost", *GONE)[-2 * SHOWN :]
+        return "\n".join([*held, *map(str, [*changes, *self.events()[-SHOWN:]])])
 
 
 def owned_twice(events: Iterable[Event]) -> list[str]:

@@ -1,9 +1,9 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test     installs what the tests need and runs them, in five lanes side by side;
-#               with ARGS it runs one pytest with these arguments instead
-# make test-loaded   the same while every core is kept busy: it shows tests that depend on speed
-# make test-long      the tests that need much of the processor, which `make test` leaves out, one after the
-#               other: several clusters at once leave each of them too little
+# make test     installs what the tests need and runs what proves each behaviour once, in lanes side
+#               by side; with ARGS it runs one pytest with these arguments instead
+# make test-all      every test: goes on where it was interrupted; ARGS="--lane clients" runs a lane
+# make test-touched  every test of what has changed since a commit: SINCE=main~1
+# make test-loaded   `make test` while every core is kept busy: it shows tests that depend on speed
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
 # make test-cluster   the tests that need real replicas, on a cluster that is running:
@@ -51,12 +51,13 @@ MINUTES ?= 10
 KILLS ?= 40
 ROWS ?= 0
 HOURS ?= 1
+SINCE ?= HEAD~1
 
 CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-long test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-all test-touched test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -64,15 +65,19 @@ run: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	@tools/require tests
-	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
+	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests)
 
-test-long: $(INSTALLED_DEV)
+test-all: $(INSTALLED_DEV)
 	@tools/require tests
-	$(BIN)/pytest -m long $(ARGS)
+	tools/run-tests --all $(ARGS)
+
+test-touched: $(INSTALLED_DEV)
+	@tools/require tests
+	tools/run-tests --touched $(SINCE)
 
 test-loaded: $(INSTALLED_DEV)
 	@tools/require tests
-	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests $(BIN)/pytest)
+	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests)
 
 test-spark: $(INSTALLED_DEV)
 	@tools/require tests

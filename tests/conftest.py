@@ -8,13 +8,22 @@ from typing import Literal
 
 import pytest
 
-from tests.support import broker_process, cluster_processes
+from tests.support import broker_process, cluster_processes, tokens
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
 from tests.support.cluster_processes import Cluster
 
 LOG_SIZES = pytest.StashKey[dict[Path, int]]()
 LOG_SHOWN_BYTES = 8000
+RUNS = {
+    "test_all": "proves more of what a cheaper test proves; only `make test-all` runs it",
+    "long": "the old name of test_all",
+    "slow": "takes minutes and prints figures; only `make test-all` and `pytest -m slow` run it",
+    "fuzz": "a long run with random input; only `make test-all` and `make fuzz` run it",
+}
+"""A test with one of these markers is not in `make test`, and `make test-all` has all of them."""
+ASKED_FOR = {"slow", "fuzz"}
+"""These run only if -m names them, whatever else is asked for."""
 
 
 class OwnBrokers:
@@ -136,17 +145,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell: what is started from here would not hear Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line(
-        "markers", "slow: takes minutes and prints figures; run with `pytest -m slow`"
-    )
-    config.addinivalue_line(
-        "markers",
-        "test_all: proves more of what a cheaper test proves; only `make test-all` runs it",
-    )
-    config.addinivalue_line(
-        "markers",
-        "long: needs much of the processor, so `make test` leaves it out; `make test-long`",
-    )
+    for name, meaning in RUNS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
     config.addinivalue_line(
         "markers", "one_broker(reason): says nothing of a cluster, so --cluster leaves it out"
     )
@@ -156,8 +156,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if len(run_of(item)) > 1:
+            raise pytest.UsageError(f"{item.nodeid} has several markers: {run_of(item)}")
     wanted = str(config.getoption("markexpr"))
-    left_out = [item for item in items if own_run(item) not in wanted]
+    unasked = {name for name in ASKED_FOR if name not in wanted}
+    left_out = [item for item in items if run_of(item) & unasked]
     if config.getoption("--cluster"):
         left_out += [item for item in items if not is_for_any_broker(item)]
     if left_out:
@@ -165,9 +169,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def own_run(item: pytest.Item) -> str:
-    """The marker that has to be asked for, so that a test runs; "" where it always does."""
-    return next((name for name in ("slow", "long") if item.get_closest_marker(name)), "")
+def run_of(item: pytest.Item) -> set[str]:
+    """The marker that takes a test out of `make test`; empty for a test that always runs."""
+    return {name for name in RUNS if item.get_closest_marker(name)}
 
 
 def is_for_any_broker(item: pytest.Item) -> bool:
@@ -178,6 +182,16 @@ def is_for_any_broker(item: pytest.Item) -> bool:
         and "run_broker" in getattr(item, "fixturenames", ())
         and item.get_closest_marker("one_broker") is None
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if not tokens.FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        tokens.take()
+    try:
+        return (yield)
+    finally:
+        tokens.give_back()
 
 
 @pytest.hookimpl(tryfirst=True)

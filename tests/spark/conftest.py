@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import session
-from tests.support import tools
+from tests.support import tokens, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.iceberg_sink import IcebergSink
@@ -28,6 +28,7 @@ def spark() -> Iterator[SparkSession]:
         jars = tools.spark_source_jars()
     except pytest.fail.Exception:
         jars = []
+    tokens.take()
     made = session(
         "brokerhouse tests",
         "local[2]",

@@ -20,6 +20,7 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
+from tests.support import tokens
 from tests.support.broker_process import NEVER_MS
 from tests.support.cluster_network import Host, Loopback, Network
 from tests.support.server_process import PROJECT, ServerProcess, ServerProcessError, free_port
@@ -188,6 +189,7 @@ class Cluster:
 
     def start(self) -> None:
         """Returns when every broker is ready. Each broker creates missing tables."""
+        tokens.take()
         self.keeper.start()
         _together(self.engines)
         _together(self.brokers)

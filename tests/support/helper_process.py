@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support import tokens
+
 ANSWER_LIMIT_S = 60.0
 
 
@@ -21,6 +23,7 @@ class HelperError(Exception):
 class HelperProcess:
     def __init__(self, command: Sequence[str], errors_path: Path) -> None:
         self._errors_path = errors_path
+        tokens.take_for(command)
         with errors_path.open("ab") as errors:
             self._process = subprocess.Popen(
                 command,

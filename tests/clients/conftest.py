@@ -2,6 +2,7 @@
 
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +24,28 @@ from tests.support.adapters import (
 from tests.support.broker_process import BrokerProcess
 from tests.support.console_tools import Tools
 from tests.support.helper_process import HelperProcess
+from tests.support.pairwise import Combination, pairwise
 from tests.support.sql_client import PASSWORD, USER, broker_with_writer, write
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "pairwise: each pair of two parameters runs once; the rest is for `make test-all`",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark with test_all what adds no pair to a test that is marked as pairwise."""
+    of_a_test: dict[str, dict[Combination, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+            values = tuple(map(repr, item.callspec.params.values()))
+            of_a_test[item.nodeid.partition("[")[0]][values] = item
+    for combinations in of_a_test.values():
+        for combination in combinations.keys() - pairwise(combinations):
+            combinations[combination].add_marker(pytest.mark.test_all)
 
 
 @pytest.fixture(scope="session")

@@ -429,9 +429,10 @@ def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
         pattern=f"^{re.escape(topic)}-(first|second)$",
     )
     group.join(name)
+    group.await_settled()
     # librdkafka joins before it has revoked if it sees a new topic during a rebalance, so that a
-    # partition has two owners for a while. Only one member looks for topics: the other cannot see
-    # them while it rebalances because of the first.
+    # partition has two owners for a while. So only the leader looks for topics: the other cannot
+    # see them while it rebalances because of the leader.
     group.join(name, metadata_max_age_ms=second_age_ms)
     group.await_settled()
 

@@ -2,8 +2,8 @@
 
 import re
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -23,52 +23,73 @@ from tests.support.adapters import (
 from tests.support.broker_process import BrokerProcess
 from tests.support.console_tools import Tools
 from tests.support.helper_process import HelperProcess
+from tests.support.pairwise import Combination, pairwise
 from tests.support.sql_client import PASSWORD, USER, broker_with_writer, write
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "pairwise: each pair of two parameters runs once; the rest is for `make test-all`",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark with test_all what adds no pair to a test that is marked as pairwise."""
+    of_a_test: dict[str, dict[Combination, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+            values = tuple(map(repr, item.callspec.params.values()))
+            of_a_test[item.nodeid.partition("[")[0]][values] = item
+    for combinations in of_a_test.values():
+        for combination in combinations.keys() - pairwise(combinations):
+            combinations[combination].add_marker(pytest.mark.test_all)
+
+
 @pytest.fixture(scope="session")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
-    """`client("kcat")`: the client of that name. The JVM and node start once for all tests."""
-    logs = tmp_path_factory.mktemp("helpers")
-    clients: dict[str, Client] = {}
-    missing: dict[str, BaseException] = {}
-    with ExitStack() as helpers:
-
-        def helper(command: list[str], log: Path) -> HelperProcess:
-            process = HelperProcess(command, log)
-            helpers.callback(process.close)
-            return process
-
-        makers: dict[str, Callable[[], Client]] = {
-            "kafka-python": KafkaPython,
-            "aiokafka": Aiokafka,
-            "confluent-kafka": ConfluentKafka,
-            "kcat": Kcat,
-            "kafkajs": lambda: Kafkajs(helper(tools.node_command(), logs / "node.log")),
-            "java": lambda: Java(helper([*tools.java_command(), "Helper"], logs / "java.log")),
-        }
-
-        def get(name: str) -> Client:
-            if name in missing:
-                raise missing[name]
-            if name not in clients:
-                try:
-                    clients[name] = makers[name]()
-                except pytest.fail.Exception as failure:
-                    missing[name] = failure
-                    raise
-            return clients[name]
-
-        yield get
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
+    """Kafka's own client in a JVM."""
+    yield from _helper([*tools.java_command(), "Helper"], tmp_path_factory.mktemp("java"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
+    """kafkajs in a process of Node.js."""
+    yield from _helper(tools.node_command(), tmp_path_factory.mktemp("node"))
+
+
+@pytest.fixture(scope="session")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
     """A JVM in which Kafka's tools run, one after the other."""
-    log = tmp_path_factory.mktemp("tools") / "java.log"
-    process = HelperProcess([*tools.java_command(), "Tools"], log)
+    yield from _helper([*tools.java_command(), "Tools"], tmp_path_factory.mktemp("tools"))
+
+
+def _helper(command: list[str], folder: Path) -> Iterator[HelperProcess]:
+    process = HelperProcess(command, folder / "helper.log")
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def client(request: pytest.FixtureRequest) -> GetClient:
+    """`client("kcat")`: the client of that name. The JVM and node start once for all tests."""
+    makers: dict[str, Callable[[], Client]] = {
+        "kafka-python": KafkaPython,
+        "aiokafka": Aiokafka,
+        "confluent-kafka": ConfluentKafka,
+        "kcat": Kcat,
+        "kafkajs": lambda: Kafkajs(request.getfixturevalue("node")),
+        "java": lambda: Java(request.getfixturevalue("java")),
+    }
+    clients: dict[str, Client] = {}
+
+    def get(name: str) -> Client:
+        if name not in clients:
+            clients[name] = makers[name]()
+        return clients[name]
+
+    return get
 
 
 @pytest.fixture(scope="module")

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from uuid import uuid4
 
 import confluent_kafka
 import pytest
 
-from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperError, HelperProcess
 
 LIMIT_S = 20.0
 UNSUPPORTED_VERSION = 35
-
-
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
-    log = Path(tmp_path_factory.mktemp("java"), "java.log")
-    helper = HelperProcess([*tools.java_command(), "Helper"], log)
-    yield helper
-    helper.close()
 
 
 def settings(broker: BrokerProcess) -> dict[str, str | int]:

@@ -78,6 +78,7 @@ def log(request: pytest.FixtureRequest, written: Log) -> Log:
     return written
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", CLIENTS)
 def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, codec: str) -> None:
@@ -86,6 +87,7 @@ def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, c
     assert with_stored_timestamps(sent_by(client(writer)), found) == found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", CLIENTS)
@@ -99,6 +101,7 @@ def test_a_client_reads_what_another_wrote(
     assert client(reader).read_from_offset(log.broker.kafka, topic, 0, len(sent)) == expected
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_reads_from_an_offset_inside_of_a_batch(
@@ -112,6 +115,7 @@ def test_a_client_reads_from_an_offset_inside_of_a_batch(
     assert client(name).read_from_offset(log.broker.kafka, topic, start, 50) == expected
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_reads_from_a_timestamp(
@@ -132,6 +136,7 @@ def test_a_client_reads_from_a_timestamp(
         assert found == expected, f"from timestamp {wanted_ms}"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("topic", VOLUMES)
 def test_a_client_reads_more_than_one_fetch_brings(

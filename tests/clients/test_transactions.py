@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +14,7 @@ import pytest
 from confluent_kafka.cimpl import TopicPartition
 
 from protocol import errors
-from tests.support import messages, tools
+from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess
 from tests.support.member import Member
@@ -37,22 +36,6 @@ BY_NAME = 9
 FENCED = r"(?i)fenced|newer|epoch|InvalidTxnState|abortable"
 """What clients say of a producer whose transaction was taken away."""
 Opened = Callable[..., TransactionalProducer]
-
-
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
-    log = Path(tmp_path_factory.mktemp("java"), "java.log")
-    helper = HelperProcess([*tools.java_command(), "Helper"], log)
-    yield helper
-    helper.close()
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
-    log = Path(tmp_path_factory.mktemp("node"), "node.log")
-    helper = HelperProcess(tools.node_command(), log)
-    yield helper
-    helper.close()
 
 
 @pytest.fixture

@@ -292,8 +292,14 @@ class ConfluentKafkaMember(Member):
         if command["instance_id"] is not None:
             settings["group.instance.id"] = command["instance_id"]
         consumer = confluent_kafka.Consumer(settings)
+        cooperative = command["assignors"] == ["cooperative-sticky"]
 
         def assigned(_: Any, partitions: Any) -> None:
+            if cooperative:
+                consumer.incremental_assign(partitions)
+            else:
+                self._report_replaced(consumer)
+                consumer.assign(partitions)
             self.report_assigned(_pairs(partitions), None)
 
         def revoked(_: Any, partitions: Any) -> None:
@@ -319,6 +325,17 @@ class ConfluentKafkaMember(Member):
             self.report("leaving")
         finally:
             consumer.close()
+
+    def _report_replaced(self, consumer: Any) -> None:
+        """Partitions that the next assignment replaces, although nobody revoked them.
+
+        If a topic changes while `assigned` waits for a poll, librdkafka joins again at once. It
+        calls `assigned` twice then, and `revoked` not in between (librdkafka 2.16, its function
+        rd_kafka_cgrp_revoke_all_rejoin).
+        """
+        replaced = _pairs(consumer.assignment())
+        if replaced:
+            self.report_gone("lost", replaced)
 
     def _process_some(self, consumer: Any) -> None:
         """One by one: a rebalance between two records may take the partition of the second."""

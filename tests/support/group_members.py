@@ -35,6 +35,7 @@ LIMIT_S = 60.0
 SESSION_TIMEOUT_MS = 45_000
 """Long enough that no live member is removed on a busy machine."""
 HEARTBEAT_MS = 250
+METADATA_MAX_AGE_MS = 500
 TICK_S = 0.2
 """Between two records of a partition. At each tick all members commit, and that takes processor
 time of the broker: at 0.05 s it was busy with nothing else, and joining took longer."""
@@ -154,9 +155,7 @@ class Group:
             "topics": sorted({topic for topic, _ in self.partitions}),
             "pattern": pattern,
             "assignors": list(assignors),
-            "metadata_max_age_ms": 500,
             "heartbeat_ms": HEARTBEAT_MS,
-            "instance_id": None,
         }
 
     def join(
@@ -167,6 +166,7 @@ class Group:
         commit: str = "sync",
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         instance_id: str | None = None,
+        metadata_max_age_ms: int = METADATA_MAX_AGE_MS,
     ) -> str:
         """Start a member and return its name; it may still be joining.
 
@@ -181,6 +181,7 @@ class Group:
             "commit": commit,
             "session_timeout_ms": session_timeout_ms,
             "instance_id": instance_id,
+            "metadata_max_age_ms": metadata_max_age_ms,
         }
         process.join(member, self.history, **settings)
         return member

@@ -4,6 +4,8 @@
 # make test-all      every test: goes on where it was interrupted; ARGS="--lane clients" runs a lane
 # make test-touched  every test of what has changed since a commit: SINCE=main~1
 # make test-loaded   `make test` while every core is kept busy: it shows tests that depend on speed
+# make test-dates     tests on other days, while a year ends, and in other time zones: those of unit and
+#               engine, or ARGS="tests/clients/test_tables.py"
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
 # make test-cluster   the tests that need real replicas, on a cluster that is running:
@@ -57,7 +59,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-all test-touched test-loaded test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-all test-touched test-loaded test-dates test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -78,6 +80,10 @@ test-touched: $(INSTALLED_DEV)
 test-loaded: $(INSTALLED_DEV)
 	@tools/require tests
 	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests)
+
+test-dates: $(INSTALLED_DEV)
+	@tools/require tests
+	tools/on-other-days $(BIN)/pytest $(if $(strip $(ARGS)),$(ARGS),tests/unit tests/engine)
 
 test-spark: $(INSTALLED_DEV)
 	@tools/require tests

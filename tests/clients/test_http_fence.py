@@ -262,8 +262,9 @@ def test_a_writer_cannot_change_the_log(server: BrokerProcess, sql: str) -> None
 
 ALERT = (
     "(kind, group_id, began_at, evaluated_until)"
-    " SELECT 'records', 'g', '2026-11-21 12:00:00', '2026-11-21 12:00:00'"
+    " SELECT 'records', 'g', '2096-11-21 12:00:00', '2096-11-21 12:00:00'"
 )
+"""Of a time that the table's TTL does not end."""
 
 
 ALERTS = "SELECT count() FROM lag_alerts FINAL WHERE group_id = 'g'"

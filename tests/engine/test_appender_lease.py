@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -14,7 +13,7 @@ from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.log.write_lease import SessionWriteLease
-from common.clock import DAY_MS
+from common.clock import DAY_MS, monotonic_ms
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
@@ -25,6 +24,7 @@ from protocol.errors import (
 )
 from storage.embedded import EmbeddedEngine
 from tests.support import log_parts
+from tests.support.clock import NOON
 from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
@@ -46,10 +46,14 @@ PRODUCER = 7
 TRANSACTIONAL = 0x10
 AWAY_AFTER_MS = 200
 LIMIT_S = 30.0
+TODAY = NOON // DAY_MS
 
 
-def today() -> int:
-    return time.time_ns() // 1_000_000 // DAY_MS
+@pytest.fixture(autouse=True)
+def clock_that_begins_at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no test sees the day end."""
+    begun_ms = monotonic_ms()
+    monkeypatch.setattr("broker.log.lane.wall_ms", lambda: NOON + monotonic_ms() - begun_ms)
 
 
 class Session:
@@ -58,7 +62,7 @@ class Session:
     def __init__(self, number: int = SESSION) -> None:
         self.session_id = number
         self.is_valid = True
-        self.writable_days = range(today(), today() + 2)
+        self.writable_days = range(TODAY, TODAY + 2)
 
     def may_serve(self) -> bool:
         return self.is_valid
@@ -388,7 +392,7 @@ async def test_a_block_whose_number_is_used_without_its_rows_gets_the_next(
     assert await outcomes([append(appender, log, plain(b"c"))]) == [2]
     assert await stored_values(engine, log) == [(0, "a"), (1, "b"), (2, "c")]
     assert sum(appender.resolved) == number + 1
-    await fence(engine, SESSION, [0] * LANES, today())
+    await fence(engine, SESSION, [0] * LANES, TODAY)
     assert len(await stored_values(engine, log)) == 3
 
 
@@ -470,11 +474,11 @@ async def test_rows_are_of_the_days_that_the_session_told_and_of_no_other(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
-    for days in (range(today() - 2, today()), range(today() + 1, today() + 3)):
+    for days in (range(TODAY - 2, TODAY), range(TODAY + 1, TODAY + 3)):
         session.writable_days = days
         assert await outcomes([append(appender, log, plain(b"x"))]) == [NotLeaderOrFollower]
     assert scripted.inserts == []
-    session.writable_days = range(today() - 1, today() + 1)  # renewed
+    session.writable_days = range(TODAY - 1, TODAY + 1)  # renewed
     assert await outcomes([append(appender, log, plain(b"x"))]) == [0]
 
 
@@ -486,7 +490,7 @@ async def test_a_block_of_another_day_than_the_sessions_is_not_sent_again(
     scripted.gate.clear()
     done = append(appender, log, plain(b"x"))
     await scripted.next_insert()
-    session.writable_days = range(today() + 1, today() + 3)
+    session.writable_days = range(TODAY + 1, TODAY + 3)
     scripted.gate.set()
     assert await outcomes([done]) == [RequestTimedOut]
     assert (len(scripted.inserts), appender.has_ended) == (1, True)
@@ -508,7 +512,7 @@ async def test_the_floor_of_append_time_is_the_block_in_flight_or_else_the_clock
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = make_log()
-    now_ms = start_ms = today() * DAY_MS
+    now_ms = start_ms = NOON
     monkeypatch.setattr("broker.log.lane.wall_ms", lambda: now_ms)
     assert appender.append_floor_ms() == now_ms
     scripted.gate.clear()

@@ -22,6 +22,7 @@ from common.clock import DAY_MS
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.slot_map import SlotMap
+from tests.support.clock import NOON
 from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
@@ -30,7 +31,7 @@ from tests.support.waiting import LIMIT_S
 
 SLOTS = 4
 MINUTE_MS = 60_000
-NOW_MS = 1_700_000_040_000 - 1_700_000_040_000 % MINUTE_MS
+NOW_MS = NOON
 
 
 def session(

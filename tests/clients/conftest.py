@@ -62,7 +62,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GetClient]:
         yield get
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelperProcess]:
     """A JVM in which Kafka's tools run, one after the other."""
     log = tmp_path_factory.mktemp("tools") / "java.log"

@@ -42,6 +42,7 @@ def rows() -> list[Mapping[str, str]]:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, restval=""))
 
 
+@pytest.mark.test_all
 def test_the_file_has_every_config_of_kafka_with_its_type_default_and_mode() -> None:
     printed, _ = tools.run([*tools.java_command(), "BrokerConfigs"], limit_s=60)
     columns = ("name", "type", "default", "changes")

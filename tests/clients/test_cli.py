@@ -114,7 +114,7 @@ def test_serve_has_a_flag_for_every_setting_but_secrets() -> None:
 
 
 def test_serve_refuses_a_wrong_setting_in_one_sentence() -> None:
-    assert complaint(2, "serve", "--kafka", "9092", how=in_a_process) == (
+    assert complaint(2, "serve", "--kafka", "9092") == (
         "kafka = '9092' (flag --kafka) cannot be used: "
         "write HOST:PORT, for example 127.0.0.1:9092 or [::1]:9092"
     )
@@ -135,20 +135,20 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@pytest.mark.one_broker("a broker of a cluster has no data directory")
 def test_serve_refuses_a_data_directory_in_use_and_the_owner_does_not_notice(
-    own_broker: Callable[..., BrokerProcess],
+    broker: BrokerProcess,
 ) -> None:
-    owner = own_broker()
     result = in_a_process(
-        "serve", "--data-dir", str(owner.data_dir), "--kafka", "127.0.0.1:0",
+        "serve", "--data-dir", str(broker.data_dir), "--kafka", "127.0.0.1:0",
         "--http", "127.0.0.1:0",
     )  # fmt: skip
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"{owner.data_dir} is in use by process {owner.pid}" in last_line(result)
-    assert owner.sql("SELECT 1 AS one") == [{"one": 1}]
+    assert f"{broker.data_dir} is in use by process {broker.pid}" in last_line(result)
+    assert broker.sql("SELECT 1 AS one") == [{"one": 1}]
 
 
-@pytest.mark.parametrize("listener", ["kafka", "http"])
+@pytest.mark.parametrize("listener", [pytest.param("kafka", marks=pytest.mark.test_all), "http"])
 def test_serve_refuses_a_port_in_use(listener: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -159,14 +159,22 @@ def test_serve_refuses_a_port_in_use(listener: str, tmp_path: Path) -> None:
     assert address in last_line(result)
 
 
-def test_serve_takes_its_settings_from_a_file(
-    tmp_path: Path, own_broker: Callable[..., BrokerProcess]
-) -> None:
-    path = tmp_path / "broker.toml"
+@pytest.fixture(scope="module")
+def from_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with a password for SQL, and a file of settings."""
+    directory = tmp_path_factory.mktemp("from-file")
+    path = directory / "broker.toml"
     path.write_text("num_partitions = 5\n")
     # The variable BROKERHOUSE_CONFIG is what `--config` is.
-    own = own_broker(config=str(path))
-    created = output("topics", "create", "a", "--bootstrap", own.kafka, how=in_a_process)
+    settings = {"config": str(path), "sql_user": "me", "sql_password": "hunter2"}
+    process = BrokerProcess(directory / "data", settings)
+    process.start()
+    yield process
+    process.stop()
+
+
+def test_serve_takes_its_settings_from_a_file(from_file: BrokerProcess) -> None:
+    created = output("topics", "create", "a", "--bootstrap", from_file.kafka, how=in_a_process)
     assert created == "created a with 5 partitions\n"
 
 
@@ -222,13 +230,6 @@ def test_what_the_broker_refuses_is_told(broker: BrokerProcess, topic: str) -> N
     bad_config = complaint(1, "topics", "create", topic + "2", "--config", "retention.ms=x", *to)
     assert "retention.ms" in bad_config
     assert "topic a b: " in complaint(1, "topics", "create", "a b", *to)
-
-
-@pytest.mark.parametrize("command", [["topics", "list"], ["tail", "any"]])
-def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: int) -> None:
-    to = ("--bootstrap", f"127.0.0.1:{closed_port}")
-    text = complaint(1, *command, *to, how=in_a_process)
-    assert text.startswith(f"no broker at 127.0.0.1:{closed_port} (Connection refused): ")
 
 
 # tail
@@ -422,8 +423,7 @@ def test_a_format_in_the_query_itself_wins(broker: BrokerProcess) -> None:
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 def test_sql_reads_the_query_from_standard_input(broker: BrokerProcess) -> None:
-    printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1",
-                     how=in_a_process)  # fmt: skip
+    printed = output("sql", "-", "--format", "CSV", "--http", broker.http_url, stdin="SELECT 1")
     assert printed == "1\n"
 
 
@@ -444,27 +444,20 @@ def test_an_error_of_sql_is_one_sentence(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
-def test_an_error_halfway_through_an_answer_is_one_sentence_too(broker: BrokerProcess) -> None:
-    query = "SELECT throwIf(number = 3000000, 'three million') FROM numbers(4000000)"
-    for form in ("CSV", "RowBinary"):
-        result = subprocess.run(
-            [*COMMAND, "sql", query, "--format", form, "--http", broker.http_url],
-            cwd=PROJECT,
-            env=environment(),
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert result.returncode == 1
-        [line] = result.stderr.decode().splitlines()
-        assert "three million" in line
-        assert set(result.stdout) <= set(b"0\n\0")
-
-
-def test_sql_writes_with_a_password_and_only_reads_without(
-    own_broker: Callable[..., BrokerProcess],
+@pytest.mark.parametrize("form", ["CSV", "RowBinary"])
+def test_an_error_halfway_through_an_answer_is_one_sentence_too(
+    broker: BrokerProcess, form: str
 ) -> None:
-    own = own_broker(sql_user="me", sql_password="hunter2")
+    query = "SELECT throwIf(number = 3000000, 'three million') FROM numbers(4000000)"
+    result = run("sql", query, "--format", form, "--http", broker.http_url)
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert "three million" in line
+    assert set(result.stdout) <= set("0\n\0")
+
+
+def test_sql_writes_with_a_password_and_only_reads_without(from_file: BrokerProcess) -> None:
+    own = from_file
     create = "CREATE DATABASE mine"
     refused = complaint(1, "sql", create, "--http", own.http_url)
     assert "Not enough privileges" in refused
@@ -490,7 +483,7 @@ def test_a_sql_server_that_is_not_there_is_named(closed_port: int) -> None:
 
 
 def test_the_command_says_its_version() -> None:
-    assert output("--version", how=in_a_process).startswith("brokerhouse, version ")
+    assert output("--version").startswith("brokerhouse, version ")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,11 @@ def test_groups_as_json(broker: BrokerProcess, filled: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("br top", "topics"), ("br topics list --j", "--json")]
+    ("words", "expected"),
+    [
+        pytest.param("br top", "topics", marks=pytest.mark.test_all),
+        ("br topics list --j", "--json"),
+    ],
 )
 def test_the_shell_completes_commands_and_options(words: str, expected: str) -> None:
     name = "brokerhouse"

@@ -11,11 +11,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import COMMAND, complaint, environment, output, run
@@ -100,10 +101,11 @@ def other_protocol() -> Iterator[Listening]:
     listening.close()
 
 
+SILENT = "a port that never answers"
 KAFKA_FAULTS = {
     "a host that does not exist": "name another with --bootstrap",
     "a closed port": "(Connection refused): start one with `brokerhouse serve`, or name another",
-    "a port that never answers": "(no answer within 1 s): look at the broker's log, wait longer",
+    SILENT: "(no answer within 1 s): look at the broker's log, wait longer",
     "the HTTP port": "speaks HTTP, not Kafka): name the address of the broker's setting `kafka`",
     "a port of another protocol": "(does not speak Kafka's protocol): name the address",
     "port 0": "nothing listens on port 0",
@@ -111,7 +113,7 @@ KAFKA_FAULTS = {
 HTTP_FAULTS = {
     "a host that does not exist": "or name another with --http",
     "a closed port": "(Connection refused): start one with `brokerhouse serve`, or name another",
-    "a port that never answers": "has not answered within 1 s: look at the server's log, wait",
+    SILENT: "has not answered within 1 s: look at the server's log, wait",
     "the Kafka port": "does not speak HTTP",
     "a port of another protocol": "does not speak HTTP",
     "port 0": "nothing listens on port 0",
@@ -125,7 +127,7 @@ def addresses(
     return {
         "a host that does not exist": "nowhere.invalid:9092",
         "a closed port": f"127.0.0.1:{closed_port}",
-        "a port that never answers": silent.address,
+        SILENT: silent.address,
         "the HTTP port": broker.http,
         "the Kafka port": broker.kafka,
         "a port of another protocol": other_protocol.address,
@@ -146,8 +148,24 @@ def told(code: int, *arguments: str) -> str:
     return lines[-1]
 
 
-@pytest.mark.parametrize("fault", KAFKA_FAULTS)
-@pytest.mark.parametrize("command", KAFKA)
+WAITING = ("topics list", "groups describe", "produce", "consume", "sql", "tables create")
+"""Commands that also wait a second for such a port in `make test`: one for each kind of client."""
+
+
+def each_with_each(commands: Iterable[str], faults: Iterable[str]) -> list[ParameterSet]:
+    return [
+        pytest.param(
+            command,
+            fault,
+            id=f"{command}-{fault}",
+            marks=pytest.mark.test_all if fault == SILENT and command not in WAITING else (),
+        )
+        for command in commands
+        for fault in faults
+    ]
+
+
+@pytest.mark.parametrize(("command", "fault"), each_with_each(KAFKA, KAFKA_FAULTS))
 def test_a_kafka_command_names_what_is_wrong_with_an_address(
     addresses: dict[str, str], command: str, fault: str
 ) -> None:
@@ -156,14 +174,32 @@ def test_a_kafka_command_names_what_is_wrong_with_an_address(
     assert KAFKA_FAULTS[fault] in told(code, *command.split(), *KAFKA[command], *wrong)
 
 
-@pytest.mark.parametrize("fault", HTTP_FAULTS)
-@pytest.mark.parametrize("command", HTTP)
+@pytest.mark.parametrize(("command", "fault"), each_with_each(HTTP, HTTP_FAULTS))
 def test_an_sql_command_names_what_is_wrong_with_an_address(
     addresses: dict[str, str], command: str, fault: str
 ) -> None:
     wrong = ("--http", addresses[fault], "--timeout", "1")
     code = 2 if fault == "port 0" else 1
     assert HTTP_FAULTS[fault] in told(code, *command.split(), *HTTP[command], *wrong)
+
+
+def test_a_command_ends_within_its_timeout_when_no_broker_answers() -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(closing(Listening(b""))).address for _ in range(3)]
+        line = told(1, "topics", "list", "--bootstrap", ",".join(silent), "--timeout", "1")
+    assert line.startswith("Error: no broker at ")
+    for address in silent:
+        assert f"{address} (no answer within 1 s)" in line
+
+
+def test_a_command_goes_on_with_the_next_broker_when_the_first_does_not_answer(
+    broker: BrokerProcess, silent: Listening, topic: str
+) -> None:
+    to = ("--bootstrap", f"{silent.address},{broker.kafka}")
+    output("topics", "create", topic, *to)
+    output("produce", topic, *to, stdin="one\n")
+    assert output("consume", topic, "--exit-at-end", *to) == "one\n"
+    silent.connected()  # forgets these
 
 
 @pytest.mark.parametrize(
@@ -245,6 +281,14 @@ def filled(broker: BrokerProcess) -> str:
     return name
 
 
+def some_always(commands: Iterable[str], *always: str) -> list[ParameterSet]:
+    """Commands that run as processes; those that begin with one of `always` in `make test`, too."""
+    return [
+        pytest.param(command, marks=() if command.split()[0] in always else pytest.mark.test_all)
+        for command in commands
+    ]
+
+
 WRITING = {
     "config": [],
     "topics list": ["--bootstrap", "{kafka}"],
@@ -254,7 +298,7 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("command", some_always(WRITING, "config", "consume", "sql"))
 @pytest.mark.usefixtures("filled")
 def test_output_to_a_full_disk_fails_with_a_sentence(broker: BrokerProcess, command: str) -> None:
     more = [word.format(kafka=broker.kafka, http=broker.http) for word in WRITING[command]]
@@ -268,7 +312,8 @@ def test_output_to_a_full_disk_fails_with_a_sentence(broker: BrokerProcess, comm
 
 
 @pytest.mark.parametrize(
-    "command", [name for name in WRITING if "failures" in name or name == "sql"]
+    "command",
+    some_always([name for name in WRITING if "failures" in name or name == "sql"], "tail", "sql"),
 )
 @pytest.mark.usefixtures("filled")
 def test_a_pipe_that_is_closed_ends_a_command_quietly(broker: BrokerProcess, command: str) -> None:
@@ -281,7 +326,10 @@ def test_a_pipe_that_is_closed_ends_a_command_quietly(broker: BrokerProcess, com
         assert process.wait(LIMIT_S) == 1
 
 
-@pytest.mark.parametrize("command", ["topics list", "produce some", "sql 1", "tables list"])
+@pytest.mark.parametrize(
+    "command",
+    some_always(["topics list", "produce some", "sql 1", "tables list"], "topics", "sql"),
+)
 def test_ctrl_c_ends_a_command_that_waits_for_a_server(silent: Listening, command: str) -> None:
     silent.connected()
     words = command.split()

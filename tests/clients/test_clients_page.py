@@ -1,7 +1,7 @@
 """The examples of docs/clients.md run unchanged, read a record and commit it.
 
-Only the addresses are replaced, and the group of each example. An example that never ends is
-stopped when it has printed the record.
+Only the addresses, the topic and the group of each example are replaced. An example that never ends
+is stopped when it has printed the record.
 """
 
 import queue
@@ -15,7 +15,6 @@ from typing import IO
 
 import pytest
 
-from tests.conftest import RunBroker
 from tests.support import tools
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
@@ -52,12 +51,12 @@ EXAMPLES = {heading: (language, text) for heading, language, text in examples()}
 
 
 @pytest.fixture(scope="module")
-def broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
-    """With the record that the page writes."""
-    with run_broker("page") as process:
-        ConfluentKafka().create_topic(process.kafka, "events", 1)
-        ConfluentKafka().produce(process.kafka, "events", [Record(b"key", b"value")])
-        yield process
+def page_topic(broker: BrokerProcess) -> str:
+    """A topic with the record that the page writes."""
+    name = "events-of-the-page"
+    ConfluentKafka().create_topic(broker.kafka, name, 1)
+    ConfluentKafka().produce(broker.kafka, name, [Record(b"key", b"value")])
+    return name
 
 
 def command(language: str, text: str, directory: Path) -> list[str]:
@@ -84,11 +83,12 @@ def command(language: str, text: str, directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("heading", EXAMPLES)
 def test_an_example_reads_what_was_written_and_commits_it(
-    broker: BrokerProcess, tmp_path: Path, heading: str
+    broker: BrokerProcess, page_topic: str, tmp_path: Path, heading: str
 ) -> None:
     language, text = EXAMPLES[heading]
     group = "billing-" + re.sub(r"\W+", "-", heading)
     text = text.replace("localhost:9092", broker.kafka).replace("billing", group)
+    text = text.replace("events", page_topic)
     with subprocess.Popen(
         command(language, text, tmp_path),
         cwd=tools.JS if language == "js" else tmp_path,
@@ -102,7 +102,7 @@ def test_an_example_reads_what_was_written_and_commits_it(
         try:
             while "value" not in lines.get(timeout=LIMIT_S):
                 pass  # kafkajs writes its log there, too
-            until(lambda: 0 in ConfluentKafka().committed(broker.kafka, group, "events"))
+            until(lambda: 0 in ConfluentKafka().committed(broker.kafka, group, page_topic))
         finally:
             process.terminate()
 

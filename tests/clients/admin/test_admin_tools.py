@@ -138,6 +138,8 @@ def test_kafka_configs_sets_and_describes_quotas(run: Tools, topic: str) -> None
     described = run(CONFIGS, "--describe", *of_client)
     assert f"user-principal '{topic}', the default client-id" in described
     assert described.rstrip().endswith("are request_percentage=12.5")
+    run(CONFIGS, "--alter", *of_user, "--delete-config", "producer_byte_rate")
+    run(CONFIGS, "--alter", *of_client, "--delete-config", "request_percentage")
     of_address = ("--entity-type", "ips", "--entity-name", "127.0.0.1")
     run(CONFIGS, "--alter", *of_address, "--add-config", "connection_creation_rate=10")
     assert "connection_creation_rate=10.0" in run(CONFIGS, "--describe", *of_address)

@@ -10,7 +10,6 @@ from confluent_kafka.admin._config import ConfigResource as ConfluentResource
 from broker.dynamic_settings import STORED_CONFIGS
 from protocol.errors import MessageTooLarge
 from protocol.versions import ApiKey
-from tests.conftest import OwnBrokers
 from tests.support import messages
 from tests.support.admin_requests import (
     APPEND,
@@ -19,6 +18,7 @@ from tests.support.admin_requests import (
     INVALID_CONFIG,
     INVALID_REQUEST,
     LIMIT_S,
+    NO_ID,
     SET,
     TOPIC,
     AdminWire,
@@ -28,6 +28,8 @@ from tests.support.admin_requests import (
     describe,
     new_topic,
 )
+from tests.support.broker_process import BrokerProcess
+from tests.support.messages import Target
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
@@ -49,58 +51,59 @@ def shown(wire: AdminWire, kind: int, name: str, config: str) -> tuple[Any, ...]
 
 
 def test_what_is_set_for_a_broker_counts_before_what_is_set_for_all(
-    own_broker: OwnBrokers,
+    configured: BrokerProcess, topic: str
 ) -> None:
-    process = own_broker(message_max_bytes="100000")
+    process, own = configured, f"{topic}-own"
     wire = AdminWire(process.kafka)
-    create(wire, new_topic("t"), new_topic("own", configs={"max.message.bytes": "300000"}))
+    create(wire, new_topic(topic), new_topic(own, configs={"max.message.bytes": "300000"}))
     assert shown(wire, BROKER, "1", "message.max.bytes") == ("100000", STATIC, [STATIC, DEFAULT])
     for name, value in ((ALL, "200000"), ("1", "50")):
         assert alter(wire, BROKER, name, ("message.max.bytes", SET, value)).error_code == 0
     expected = ("50", OF_BROKER, [OF_BROKER, OF_ALL, STATIC, DEFAULT])
     assert shown(wire, BROKER, "1", "message.max.bytes") == expected
-    assert shown(wire, TOPIC, "t", "max.message.bytes") == expected
+    assert shown(wire, TOPIC, topic, "max.message.bytes") == expected
     assert shown(wire, BROKER, ALL, "message.max.bytes") == ("200000", OF_ALL, [OF_ALL])
-    assert shown(wire, TOPIC, "own", "max.message.bytes")[:2] == ("300000", OF_TOPIC)
+    assert shown(wire, TOPIC, own, "max.message.bytes")[:2] == ("300000", OF_TOPIC)
     wire.close()
     process.kill()
     process.start()
     wire = AdminWire(process.kafka)
-    assert shown(wire, TOPIC, "t", "max.message.bytes") == expected
+    assert shown(wire, TOPIC, topic, "max.message.bytes") == expected
+    with Wire(process) as producer:
+        assert produced(producer, Target(topic, NO_ID)) == MessageTooLarge.code
     assert alter(wire, BROKER, "1", ("message.max.bytes", DELETE, None)).error_code == 0
-    assert shown(wire, TOPIC, "t", "max.message.bytes")[:2] == ("200000", OF_ALL)
+    assert shown(wire, TOPIC, topic, "max.message.bytes")[:2] == ("200000", OF_ALL)
     assert alter(wire, BROKER, ALL, ("message.max.bytes", DELETE, None)).error_code == 0
-    assert shown(wire, TOPIC, "t", "max.message.bytes")[:2] == ("100000", STATIC)
+    assert shown(wire, TOPIC, topic, "max.message.bytes")[:2] == ("100000", STATIC)
     wire.close()
 
 
-def test_records_are_refused_by_the_size_that_was_set_last(own_broker: OwnBrokers) -> None:
-    process = own_broker()
-    wire = AdminWire(process.kafka)
-    with Wire(process) as producer:
-        target = messages.create_topic(producer, "t", 1)
+def produced(wire: Wire, target: Target) -> int:
+    """The error code of a produce request with a small batch."""
+    answer = wire.ask(messages.produce(target, messages.small_batch()), 9)
+    return int(answer.responses[0].partition_responses[0].error_code)
 
-        def produced() -> int:
-            answer = producer.ask(messages.produce(target, messages.small_batch()), 9)
-            return int(answer.responses[0].partition_responses[0].error_code)
 
-        assert produced() == 0
+def test_records_are_refused_by_the_size_that_was_set_last(
+    configured: BrokerProcess, topic: str
+) -> None:
+    wire = AdminWire(configured.kafka)
+    with Wire(configured) as producer:
+        target = messages.create_topic(producer, topic)
+        assert produced(producer, target) == 0
         assert alter(wire, BROKER, ALL, ("message.max.bytes", SET, "20")).error_code == 0
-        assert produced() == MessageTooLarge.code
-        process.restart()
-    with Wire(process) as producer:
-        assert produced() == MessageTooLarge.code
-        wire = AdminWire(process.kafka)
+        assert produced(producer, target) == MessageTooLarge.code
         assert alter(wire, BROKER, ALL, ("message.max.bytes", DELETE, None)).error_code == 0
-        assert produced() == 0
+        assert produced(producer, target) == 0
     wire.close()
 
 
-def test_records_are_deleted_by_the_age_that_was_set_last(own_broker: OwnBrokers) -> None:
-    process = own_broker(retention_check_interval_ms="100", retention_ms="-1")
-    wire = AdminWire(process.kafka)
-    with Wire(process) as producer:
-        target = messages.create_topic(producer, "t", 1)
+def test_records_are_deleted_by_the_age_that_was_set_last(
+    configured: BrokerProcess, topic: str
+) -> None:
+    wire = AdminWire(configured.kafka)
+    with Wire(configured) as producer:
+        target = messages.create_topic(producer, topic)
         producer.ask(messages.produce(target, messages.small_batch()), 9)
 
         def begins_at() -> int:
@@ -110,12 +113,15 @@ def test_records_are_deleted_by_the_age_that_was_set_last(own_broker: OwnBrokers
         assert begins_at() == 0
         assert alter(wire, BROKER, "1", ("log.retention.ms", SET, "1")).error_code == 0
         until(lambda: begins_at() == 2)
-    assert shown(wire, TOPIC, "t", "retention.ms")[:2] == ("1", OF_BROKER)
+    assert shown(wire, TOPIC, topic, "retention.ms")[:2] == ("1", OF_BROKER)
+    assert alter(wire, BROKER, "1", ("log.retention.ms", DELETE, None)).error_code == 0
     wire.close()
 
 
-def test_connections_are_refused_by_the_limit_that_was_set_last(own_broker: OwnBrokers) -> None:
-    process = own_broker()
+def test_connections_are_refused_by_the_limit_that_was_set_last(
+    configured: BrokerProcess, topic: str
+) -> None:
+    process = configured
     wire = AdminWire(process.kafka)
     assert alter(wire, BROKER, "1", ("max.connections", SET, "1")).error_code == 0
     with Wire(process) as refused:
@@ -123,7 +129,7 @@ def test_connections_are_refused_by_the_limit_that_was_set_last(own_broker: OwnB
     assert alter(wire, BROKER, "1", ("max.connections", DELETE, None)).error_code == 0
     AdminWire(process.kafka).close()
     with Wire(process) as accepted:
-        messages.create_topic(accepted, "t", 1)
+        messages.create_topic(accepted, topic)
     wire.close()
 
 
@@ -165,9 +171,8 @@ def test_a_setting_that_cannot_change_is_named(wire: AdminWire) -> None:
     }
 
 
-def test_alter_configs_replaces_all_that_is_set_for_a_broker(own_broker: OwnBrokers) -> None:
-    process = own_broker()
-    wire = AdminWire(process.kafka)
+def test_alter_configs_replaces_all_that_is_set_for_a_broker(configured: BrokerProcess) -> None:
+    wire = AdminWire(configured.kafka)
 
     def replace(**configs: str) -> int:
         row = AlterConfigs.AlterConfigsResource
@@ -197,25 +202,26 @@ def test_alter_configs_replaces_all_that_is_set_for_a_broker(own_broker: OwnBrok
     wire.close()
 
 
-def test_confluent_changes_a_setting(own_broker: OwnBrokers) -> None:
-    process = own_broker()
-    admin = ConfluentAdmin({"bootstrap.servers": process.kafka})
-    change = ConfluentResource(
-        ConfluentResource.Type.BROKER,
-        "1",
-        incremental_configs=[
-            ConfigEntry("max.connections", "70", incremental_operation=AlterConfigOpType.SET)
-        ],
-    )
-    [changed] = admin.incremental_alter_configs([change]).values()
-    changed.result(LIMIT_S)
-    resource = ConfluentResource(ConfluentResource.Type.BROKER, "1")
-    configs = admin.describe_configs([resource])[resource].result(LIMIT_S)
-    assert (configs["max.connections"].value, configs["max.connections"].source) == ("70", 2)
+def test_confluent_changes_a_setting(configured: BrokerProcess) -> None:
+    admin = ConfluentAdmin({"bootstrap.servers": configured.kafka})
+
+    def after(operation: AlterConfigOpType, value: str | None) -> tuple[str | None, int]:
+        change = ConfigEntry("max.connections", value, incremental_operation=operation)
+        resource = ConfluentResource(
+            ConfluentResource.Type.BROKER, "1", incremental_configs=[change]
+        )
+        [changed] = admin.incremental_alter_configs([resource]).values()
+        changed.result(LIMIT_S)
+        resource = ConfluentResource(ConfluentResource.Type.BROKER, "1")
+        entry = admin.describe_configs([resource])[resource].result(LIMIT_S)["max.connections"]
+        return entry.value, entry.source
+
+    assert after(AlterConfigOpType.SET, "70") == ("70", OF_BROKER)
+    assert after(AlterConfigOpType.DELETE, None)[1] == DEFAULT
 
 
-def test_levels_of_loggers_change_and_a_restart_forgets_them(own_broker: OwnBrokers) -> None:
-    process = own_broker(log_level="error")
+def test_levels_of_loggers_change_and_a_restart_forgets_them(configured: BrokerProcess) -> None:
+    process = configured
     wire = AdminWire(process.kafka)
 
     def level(name: str) -> str:
@@ -247,38 +253,38 @@ def test_levels_of_loggers_change_and_a_restart_forgets_them(own_broker: OwnBrok
     process.restart()
     wire = AdminWire(process.kafka)
     assert (level("root"), level("storage")) == ("DEBUG", "DEBUG")
+    assert alter(wire, BROKER, "1", ("brokerhouse.log_level", DELETE, None)).error_code == 0
+    assert level("root") == "ERROR"
     wire.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "value", "source"),
-    [
+def test_configs_of_groups_and_client_metrics_are_kept(configured: BrokerProcess) -> None:
+    process = configured
+    wire = AdminWire(process.kafka)
+    rows = (
         (GROUP, "consumer.session.timeout.ms", "50000", 8),
         (CLIENT_METRICS, "interval.ms", "1000", 7),
-    ],
-)
-def test_configs_of_groups_and_client_metrics_are_kept(
-    own_broker: OwnBrokers, kind: int, config: str, value: str, source: int
-) -> None:
-    process = own_broker()
-    wire = AdminWire(process.kafka)
+    )
 
-    def listed() -> list[str]:
+    def listed(kind: int) -> list[str]:
         answer = wire.ask(ApiKey.ListConfigResources, 1, resource_types=[kind])
         return [one.resource_name for one in answer.config_resources]
 
-    assert shown(wire, kind, NAME, config)[1] == DEFAULT
-    assert listed() == []
-    assert alter(wire, kind, NAME, (config, SET, value)).error_code == 0
+    for kind, config, value, _ in rows:
+        assert shown(wire, kind, NAME, config)[1] == DEFAULT
+        assert listed(kind) == []
+        assert alter(wire, kind, NAME, (config, SET, value)).error_code == 0
+    wire.close()
     process.kill()
     process.start()
     wire = AdminWire(process.kafka)
-    assert shown(wire, kind, NAME, config)[:2] == (value, source)
-    assert listed() == [NAME]
-    assert shown(wire, kind, "x", config)[1] == DEFAULT
-    assert alter(wire, kind, NAME, (config, DELETE, None)).error_code == 0
-    assert shown(wire, kind, NAME, config)[1] == DEFAULT
-    assert listed() == []
+    for kind, config, value, source in rows:
+        assert shown(wire, kind, NAME, config)[:2] == (value, source)
+        assert listed(kind) == [NAME]
+        assert shown(wire, kind, "x", config)[1] == DEFAULT
+        assert alter(wire, kind, NAME, (config, DELETE, None)).error_code == 0
+        assert shown(wire, kind, NAME, config)[1] == DEFAULT
+        assert listed(kind) == []
     wire.close()
 
 

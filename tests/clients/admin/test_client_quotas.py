@@ -1,15 +1,15 @@
 """DescribeClientQuotas and AlterClientQuotas: what is stored, and which filter finds it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from broker.api import APIS
 from protocol.versions import ApiKey
-from tests.conftest import OwnBrokers
 from tests.support.admin_requests import INVALID_REQUEST, UNSUPPORTED_VERSION, AdminWire
+from tests.support.broker_process import BrokerProcess
 
 AlterQuotas = APIS[ApiKey.AlterClientQuotas].request
 DescribeQuotas = APIS[ApiKey.DescribeClientQuotas].request
@@ -65,24 +65,24 @@ HOST: Entity = (("ip", "127.0.0.1"),)
 
 
 @pytest.fixture(scope="module")
-def stored(run_broker: Any) -> Iterator[AdminWire]:
-    """A broker with quotas, which the tests leave as they are."""
-    with run_broker("quotas") as process:
-        wire = AdminWire(process.kafka)
-        entries = [
-            entry(ALICE, producer_byte_rate=1024.0, request_percentage=12.5),
-            entry(ANYBODY, consumer_byte_rate=10.0),
-            entry(CLIENT, controller_mutation_rate=0.5),
-            entry(BOTH, producer_byte_rate=5.0),
-            entry(HOST, connection_creation_rate=3.0),
-        ]
-        assert alter(wire, *entries) == [0] * 5
-        yield wire
-        assert (
-            alter(wire, *(entry(e, **dict.fromkeys(v)) for e, v in described(wire).items()))
-            == [0] * 5
-        )
-        wire.close()
+def stored(broker: BrokerProcess) -> Iterator[AdminWire]:
+    """The shared broker with quotas, which the tests leave as they are."""
+    wire = AdminWire(broker.kafka)
+    entries = [
+        entry(ALICE, producer_byte_rate=1024.0, request_percentage=12.5),
+        entry(ANYBODY, consumer_byte_rate=10.0),
+        entry(CLIENT, controller_mutation_rate=0.5),
+        entry(BOTH, producer_byte_rate=5.0),
+        entry(HOST, connection_creation_rate=3.0),
+    ]
+    assert alter(wire, *entries) == [0] * 5
+    yield wire
+    assert alter(wire, *(removed(e, v) for e, v in described(wire).items())) == [0] * 5
+    wire.close()
+
+
+def removed(entity: Entity, values: Mapping[str, float]) -> Any:
+    return entry(entity, **dict.fromkeys(values))
 
 
 def test_a_filter_finds_the_entities_that_have_all_its_types(stored: AdminWire) -> None:
@@ -178,8 +178,8 @@ def test_any_text_can_be_a_name(wire: AdminWire) -> None:
     assert described(wire, ("user", EXACT, user[0][1])) == {}
 
 
-def test_quotas_are_still_there_after_a_crash(own_broker: OwnBrokers) -> None:
-    process = own_broker()
+def test_quotas_are_still_there_after_a_crash(configured: BrokerProcess) -> None:
+    process = configured
     wire = AdminWire(process.kafka)
     assert alter(
         wire, entry(ALICE, producer_byte_rate=5.0), entry(CLIENT, producer_byte_rate=6.0)
@@ -190,4 +190,5 @@ def test_quotas_are_still_there_after_a_crash(own_broker: OwnBrokers) -> None:
     process.start()
     wire = AdminWire(process.kafka)
     assert described(wire) == {ALICE: {"producer_byte_rate": 5.0}}
+    assert alter(wire, entry(ALICE, producer_byte_rate=None)) == [0]
     wire.close()

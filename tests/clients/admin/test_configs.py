@@ -6,7 +6,6 @@ import pytest
 
 from protocol.versions import ApiKey
 from storage.topic_configs import TOPIC_CONFIGS
-from tests.conftest import OwnBrokers
 from tests.support.admin_requests import (
     APPEND,
     BROKER,
@@ -29,6 +28,7 @@ from tests.support.admin_requests import (
     new_topic,
     values,
 )
+from tests.support.broker_process import BrokerProcess
 
 
 @pytest.mark.parametrize("version", range(1, 5))
@@ -79,10 +79,10 @@ def test_configs_of_what_is_not_there_are_refused(wire: AdminWire, topic: str) -
         assert result.error_message
 
 
-def test_configs_of_the_broker_are_its_settings_and_hide_secrets(own_broker: OwnBrokers) -> None:
-    process = own_broker(
-        message_max_bytes="2000000", sql_user="writer", sql_password="hush", num_partitions="2"
-    )
+def test_configs_of_the_broker_are_its_settings_and_hide_secrets(
+    configured: BrokerProcess, topic: str
+) -> None:
+    process = configured
     wire = AdminWire(process.kafka)
     result = describe(wire, BROKER, "1", include_synonyms=True, include_documentation=True)
     found = {entry.name: entry for entry in result.configs}
@@ -91,13 +91,13 @@ def test_configs_of_the_broker_are_its_settings_and_hide_secrets(own_broker: Own
     for name, value, source in (
         ("node.id", "1", 5),
         ("broker.id", "1", 5),
-        ("message.max.bytes", "2000000", 4),
-        ("num.partitions", "2", 4),
-        ("auto.create.topics.enable", "true", 5),
+        ("message.max.bytes", "100000", 4),
+        ("num.partitions", "3", 4),
+        ("auto.create.topics.enable", "false", 4),
         ("socket.request.max.bytes", "104857600", 5),
         ("log.dirs", str(process.data_dir.resolve()), 4),
         ("advertised.listeners", f"PLAINTEXT://{process.kafka}", 5),
-        ("log.retention.ms", "604800000", 5),
+        ("log.retention.ms", "-1", 4),
         ("brokerhouse.sql_user", "writer", 4),
     ):
         assert (found[name].value, found[name].config_source) == (value, source), name
@@ -106,11 +106,11 @@ def test_configs_of_the_broker_are_its_settings_and_hide_secrets(own_broker: Own
     assert all(synonym.value is None for synonym in secret.synonyms)
     assert "hush" not in str(result)
     # What the broker is set to is what a topic gets, and says where it comes from.
-    create(wire, new_topic("t"))
-    [entry] = describe(wire, TOPIC, "t", ["max.message.bytes"], include_synonyms=True).configs
-    assert (entry.value, entry.config_source) == ("2000000", 4)
+    create(wire, new_topic(topic))
+    [entry] = describe(wire, TOPIC, topic, ["max.message.bytes"], include_synonyms=True).configs
+    assert (entry.value, entry.config_source) == ("100000", 4)
     assert [(s.name, s.value, s.source) for s in entry.synonyms] == [
-        ("message.max.bytes", "2000000", 4),
+        ("message.max.bytes", "100000", 4),
         ("message.max.bytes", "1048588", 5),
     ]
     assert [entry.name for entry in describe(wire, BROKER, "").configs] == ["min.insync.replicas"]

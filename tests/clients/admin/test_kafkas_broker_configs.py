@@ -11,7 +11,6 @@ import pytest
 from broker import kafka_configs
 from broker.dynamic_settings import STORED_CONFIGS
 from storage.config_definitions import ConfigType
-from tests.conftest import OwnBrokers
 from tests.support import tools
 from tests.support.admin_requests import (
     BROKER,
@@ -22,6 +21,7 @@ from tests.support.admin_requests import (
     alter,
     describe,
 )
+from tests.support.broker_process import BrokerProcess
 from tests.support.console_tools import CONFIGS, Tools
 
 pytestmark = pytest.mark.one_broker("names the only broker there is")
@@ -42,6 +42,7 @@ def rows() -> list[Mapping[str, str]]:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, restval=""))
 
 
+@pytest.mark.test_all
 def test_the_file_has_every_config_of_kafka_with_its_type_default_and_mode() -> None:
     printed, _ = tools.run([*tools.java_command(), "BrokerConfigs"], limit_s=60)
     columns = ("name", "type", "default", "changes")
@@ -64,9 +65,8 @@ def test_every_config_of_kafka_is_described_with_its_type(wire: AdminWire) -> No
     assert found["broker.rack"].value is None
 
 
-def test_settings_are_shown_under_kafkas_names(own_broker: OwnBrokers) -> None:
-    process = own_broker(group_max_size="7", rack="here", offsets_retention_minutes="60")
-    wire = AdminWire(process.kafka)
+def test_settings_are_shown_under_kafkas_names(configured: BrokerProcess) -> None:
+    wire = AdminWire(configured.kafka)
     found = {entry.name: entry.value for entry in describe(wire, BROKER, BROKER_1).configs}
     wire.close()
     assert found["group.max.size"] == "7"
@@ -118,9 +118,9 @@ def test_a_value_that_kafka_does_not_take_and_what_would_be_missed_are_refused(
 
 
 def test_a_stored_config_is_shown_after_a_restart_until_it_is_deleted(
-    own_broker: OwnBrokers,
+    configured: BrokerProcess,
 ) -> None:
-    process = own_broker()
+    process = configured
     name = "sasl.kerberos.min.time.before.relogin"  # librdkafka's test 81 sets it
 
     def shown() -> tuple[str, int]:

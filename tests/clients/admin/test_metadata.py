@@ -161,8 +161,8 @@ def test_thousands_of_topics_are_made_by_one_request_while_other_clients_go_on(
     assert int(stored[0]["last"]) <= 5
 
 
-def test_no_topic_is_made_where_the_setting_says_so(own_broker: OwnBrokers, topic: str) -> None:
-    wire = AdminWire(own_broker(auto_create_topics="false").kafka)
+def test_no_topic_is_made_where_the_setting_says_so(configured: BrokerProcess, topic: str) -> None:
+    wire = AdminWire(configured.kafka)
     answer = metadata(wire, asked(topic, "a b"), allow_auto_topic_creation=True)
     assert codes(answer.topics) == [UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC]
     wire.close()

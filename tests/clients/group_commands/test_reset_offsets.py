@@ -14,7 +14,7 @@ from broker.cli.main import main
 from broker.cli.options import Bootstrap
 from common.address import parse_address
 from tests.support.broker_process import BrokerProcess
-from tests.support.command_line import LIMIT_S, complaint, in_a_process, output, run
+from tests.support.command_line import LIMIT_S, complaint, output, run
 from tests.support.group_commands import COMMITTED, RECORDS, committed, fields, node, read_next
 from tests.support.group_consumer import consuming
 
@@ -75,7 +75,7 @@ def test_a_reset_to_a_time_is_to_the_first_record_of_that_time_or_later(
     assert new_offset(day + timedelta(milliseconds=1)) == f"{topic},0,1"
     east = timezone(timedelta(hours=2))
     assert new_offset((day + timedelta(seconds=2.5)).astimezone(east)) == f"{topic},0,2"
-    late = in_a_process(*reset, (day + timedelta(hours=1)).isoformat(), *to)
+    late = run(*reset, (day + timedelta(hours=1)).isoformat(), *to)
     assert (late.returncode, late.stdout) == (0, f"{topic},0,3\n")
     assert late.stderr == f"Warning: {topic}:0 has no record since then: using its end\n"
 

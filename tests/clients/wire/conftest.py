@@ -15,6 +15,16 @@ from tests.support.samples import OFFSETS_GROUP
 from tests.support.wire import Wire
 
 
+@pytest.fixture(scope="session")
+def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests that kill or restart it, each with topics of its own."""
+    settings = {"group_initial_rebalance_delay_ms": "0", "fetch_sessions_max": "2"}
+    process = BrokerProcess(tmp_path_factory.mktemp("restartable") / "data", settings)
+    process.start()
+    yield process
+    process.stop()
+
+
 @pytest.fixture
 def wire(broker: BrokerProcess) -> Iterator[Wire]:
     with Wire(broker) as connection:

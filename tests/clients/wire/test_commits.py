@@ -151,14 +151,10 @@ class Groups:
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Groups]:
-    """On a broker whose groups do not wait for more members."""
-    data_dir = tmp_path_factory.mktemp("commits") / "data"
-    broker = BrokerProcess(data_dir, {"group_initial_rebalance_delay_ms": "0"})
-    broker.start()
+def groups(broker: BrokerProcess) -> Iterator[Groups]:
+    """On the shared broker, whose groups do not wait for more members."""
     with ExitStack() as stack:
         yield Groups(broker, "commits", stack)
-    broker.stop()
 
 
 @pytest.mark.parametrize("case", IN_STATES, ids=str)

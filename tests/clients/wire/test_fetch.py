@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from protocol import errors
-from tests.conftest import OwnBrokers
 from tests.support import messages
+from tests.support.broker_process import BrokerProcess
 from tests.support.messages import NOWHERE, Target
 from tests.support.one_partition import (
     FETCH,
@@ -132,8 +132,8 @@ class TestFetch:
         assert committed.aborted_transactions == []
         assert uncommitted.last_stable_offset == committed.last_stable_offset == 2
 
-    def test_the_cold_log_is_the_same_log(self, own_broker: OwnBrokers, topic: str) -> None:
-        broker = own_broker()
+    def test_the_cold_log_is_the_same_log(self, restartable: BrokerProcess, topic: str) -> None:
+        broker = restartable
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
             for number in range(200):

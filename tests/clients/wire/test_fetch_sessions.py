@@ -9,7 +9,6 @@ import pytest
 from kafka.protocol.consumer import FetchRequest
 
 from protocol import errors
-from tests.conftest import OwnBrokers
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
@@ -168,10 +167,10 @@ class TestFetchSessions:
             assert [session.told(answer) for answer in answers] == [[(2, 0, 1)]]
 
     def test_without_room_a_consumer_is_served_without_a_session(
-        self, own_broker: OwnBrokers, topic: str
+        self, restartable: BrokerProcess, topic: str
     ) -> None:
-        broker = own_broker(fetch_sessions_max="2")
-        with Wire(broker) as wire:
+        """The broker has room for two."""
+        with Wire(restartable) as wire:
             target = messages.create_topic(wire, topic, partitions=3)
             kept = [self.begin(wire, target, 13) for _ in range(2)]
             refused = Session(wire, 13)

@@ -22,17 +22,6 @@ pytestmark = pytest.mark.one_broker("asks one connection for every partition and
 UNKNOWN_MEMBER = errors.UnknownMemberId.code
 
 
-@pytest.fixture(scope="module")
-def group_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose groups do not wait for more members."""
-    process = BrokerProcess(
-        tmp_path_factory.mktemp("groups") / "data", {"group_initial_rebalance_delay_ms": "0"}
-    )
-    process.start()
-    yield process
-    process.stop()
-
-
 def version_of(key: ApiKey, era: int) -> int:
     return min(max(era, APIS[key].min_version), APIS[key].max_version)
 
@@ -41,8 +30,8 @@ class TestGroups:
     """`era`: the version of every request, or the nearest that its API has."""
 
     @pytest.fixture
-    def wires(self, group_broker: BrokerProcess) -> Iterator[tuple[Wire, Wire, Wire]]:
-        with Wire(group_broker) as one, Wire(group_broker) as two, Wire(group_broker) as three:
+    def wires(self, broker: BrokerProcess) -> Iterator[tuple[Wire, Wire, Wire]]:
+        with Wire(broker) as one, Wire(broker) as two, Wire(broker) as three:
             yield one, two, three
 
     @pytest.mark.parametrize("era", range(11))

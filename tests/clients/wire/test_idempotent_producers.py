@@ -6,8 +6,8 @@ import pytest
 from kafka.protocol.producer import InitProducerIdRequest
 
 from protocol import errors
-from tests.conftest import OwnBrokers
 from tests.support import messages
+from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
 from tests.support.one_partition import PRODUCE, listed, produced
 from tests.support.record_batches import Record, batch_of
@@ -136,8 +136,8 @@ class TestIdempotence:
         ]
         assert codes == [0, GAP[0], GAP[0], 0]
 
-    def test_a_restart_forgets_nothing(self, own_broker: OwnBrokers, topic: str) -> None:
-        broker = own_broker()
+    def test_a_restart_forgets_nothing(self, restartable: BrokerProcess, topic: str) -> None:
+        broker = restartable
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)
             producer, wrapped = Producer(wire, target), Producer(wire, target)

@@ -11,8 +11,8 @@ from kafka.protocol.producer import ProduceRequest
 
 from protocol import errors
 from protocol.compression import compress
-from tests.conftest import OwnBrokers
 from tests.support import messages
+from tests.support.broker_process import BrokerProcess
 from tests.support.messages import NOWHERE, Target
 from tests.support.one_partition import (
     FETCH,
@@ -114,9 +114,9 @@ class TestProduce:
 
 class TestTimestamps:
     def test_the_brokers_time_is_set_told_and_stored_where_the_topic_wants_it(
-        self, own_broker: OwnBrokers, topic: str
+        self, restartable: BrokerProcess, topic: str
     ) -> None:
-        broker = own_broker()
+        broker = restartable
         with Wire(broker) as wire:
             configs = {"message.timestamp.type": "LogAppendTime"}
             target = messages.create_topic(wire, topic, configs=configs)
@@ -138,15 +138,16 @@ class TestTimestamps:
             assert {(row.timestamp_ms, row.timestamp_type) for row in rows} == {(appended_ms, 1)}
         (row,) = broker.sql(
             "SELECT groupUniqArray((timestamp_ms, timestamp_type)) AS kinds FROM messages"
+            f" WHERE topic = '{topic}'"
         )
         assert row["kinds"] == [[appended_ms, "LogAppendTime"]]
 
     def test_any_int64_comes_back_from_the_tail_and_from_the_table(
-        self, own_broker: OwnBrokers, topic: str
+        self, restartable: BrokerProcess, topic: str
     ) -> None:
         extremes = [-(2**63), -(2**63) + 1, -(2**31), -2, -1, 0, 1, 2**31, 2**53 + 1]
         extremes += [2**62, INT64_MAX - 1, INT64_MAX]
-        broker = own_broker()
+        broker = restartable
         with Wire(broker) as wire:
             configs = {
                 "message.timestamp.after.max.ms": str(INT64_MAX),

@@ -8,8 +8,7 @@ import click
 from pydantic import SecretStr
 
 from broker import config, config_sources
-from broker.cli.config import config_file_option, load_settings
-from broker.cli.options import settings_errors
+from broker.cli.settings import config_file_option, load_settings, settings_errors
 from broker.cluster.config import load_cluster
 from broker.config import Settings
 from storage.data_directory import keep_files_private

@@ -3,7 +3,7 @@
 An error is one sentence on stderr. The exit code is 2 where the command line or the settings are
 wrong, and 1 where the work failed. A command's file is imported when the command is used, and heavy
 libraries (the engine, Kafka's client, rich) when its work begins, so that `--help` is quick:
-tests/unit/test_start_imports.py lists what must wait.
+tests/unit/test_help_imports.py lists what has to wait.
 """
 
 import errno

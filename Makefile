@@ -34,6 +34,7 @@
 # make bench-tables-kills   a feed beside Kafka with a consumer and with ClickHouse's connector, 20 kills
 #               each: ARGS="--connector FOLDER" is where the connector's jars are
 # make bench-views    the views that people look at, on 10^8 records
+# make bench-start    how long a broker takes to its ready line, and a command to its --help
 # make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
@@ -59,7 +60,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-all test-touched test-loaded test-dates test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-all test-touched test-loaded test-dates test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-start bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -132,6 +133,9 @@ bench-scaling: $(INSTALLED_DEV)
 bench-spark: $(INSTALLED_DEV)
 	@tools/require tests
 	$(BIN)/python -m bench.spark $(ARGS)
+
+bench-start: $(INSTALLED_DEV)
+	$(BIN)/python -m bench.start $(ARGS)
 
 bench-tables: $(INSTALLED_DEV)
 	@tools/require tests

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from broker.named_addresses import NamedAddress, listeners_text, parse_listeners
 from common.address import Address, parse_address
@@ -72,10 +71,10 @@ def _ms(default: int, description: str, **limits: int) -> Any:
     return _setting(default, "ms", description, **limits)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything that can be set, with defaults that suit one machine. Immutable."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     data_dir: Path = _setting(
         Path("./data"), "path", "Directory that holds all data; one running broker per directory"
@@ -324,18 +323,6 @@ class Settings(BaseSettings):
         "console", "console/json", "Log lines for a person or for a machine"
     )
     shutdown_timeout_ms: int = _ms(30_000, "A stop waits this long for requests in progress", ge=0)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments only: `load` combines the sources and notes where each value is from."""
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _check_sizes_against_each_other(self) -> Self:

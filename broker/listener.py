@@ -16,12 +16,13 @@ from broker.config import Settings
 from broker.connection import Connection, Connections
 from broker.leadership import BrokerEndpoint
 from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
+from broker.start_error import StartError
 from common.address import is_wildcard
 
 _BACKLOG = 1024
 
 
-class ListenError(Exception):
+class ListenError(StartError):
     """The broker cannot listen on an address. The message says why, or what to change."""
 
 

@@ -11,15 +11,13 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
 from broker.admin_store import AdminStore
 from broker.auto_creation import AutoCreation
 from broker.client_quotas import ClientQuotas
-from broker.cluster.groups import ShardedGroups
-from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
@@ -44,6 +42,10 @@ from broker.transaction_markers import MarkerWriter
 from common.logging import set_level
 from coordinator.coordinator import GroupCoordinator
 from coordinator.transactions import TransactionCoordinator
+
+if TYPE_CHECKING:
+    from broker.cluster.groups import ShardedGroups
+    from broker.cluster.transactions import ShardedTransactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,9 @@ class BrokerRuntime(Protocol):
 
     def unready(self) -> str | None:
         """Why clients cannot be served at the moment; None if they are."""
+
+    async def open(self, progress: Callable[[str], None]) -> None:
+        """Read what is stored, and start the lanes. Raises `EngineError` and `StartError`."""
 
     async def begin(self) -> None:
         """Clients can connect from now on. Raises `EngineError`."""

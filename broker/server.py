@@ -13,14 +13,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import uvloop
 from aiohttp import web
 
-from broker.cluster.config import ClusterConfig
-from broker.cluster.node import ClusterNode, open_cluster
-from broker.cluster.registry_view import WrongSlots
-from broker.cluster.session import NodeIdTaken
 from broker.config import Settings, limits_of_this_machine
 from broker.connection import Connections
 from broker.leadership import BrokerEndpoint
@@ -32,9 +29,10 @@ from broker.monitoring.process import LoopDelay, ProcessMetrics
 from broker.monitoring.requests import RequestMetrics
 from broker.monitoring.scrape import Scraper
 from broker.node import BrokerRuntime
-from broker.single import SingleNode, open_engine, open_single
+from broker.single import open_engine, open_single
+from broker.start_error import StartError
 from common.address import parse_address
-from common.garbage import collect_garbage_less, collect_no_garbage_yet
+from common.garbage import collect_garbage_less
 from common.logging import log_to_stderr
 from common.tasks import Periodic
 from sql.http.listener import HttpListener
@@ -42,30 +40,22 @@ from storage.data_directory import DataDirectoryError
 from storage.engine import EngineError
 from storage.schema_files import SchemaError
 
+if TYPE_CHECKING:
+    from broker.cluster.config import ClusterConfig
+
 log = logging.getLogger(__name__)
 
-_START_ERRORS = (
-    DataDirectoryError,
-    EngineError,
-    ListenError,
-    NodeIdTaken,
-    SchemaError,
-    WrongSlots,
-)
+_START_ERRORS = (DataDirectoryError, EngineError, SchemaError)
+"""Of the storage, besides `StartError`."""
 _YOUNG_OBJECTS_MAX = 20_000
 """With Python's default, 10,000 committed offsets a second made the garbage collector stop the
 broker for 0.13 s every 1.4 s (measured). Most new objects only wait to be stored."""
-
-
-class StartError(Exception):
-    """The broker cannot start. The message is one sentence: what to change."""
 
 
 async def serve(
     settings: Settings, cluster: ClusterConfig | None, progress: Callable[[str], None]
 ) -> None:
     """Run until SIGINT or SIGTERM. Prints the ready line. Raises `StartError`."""
-    collect_no_garbage_yet()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -89,7 +79,7 @@ async def _opened(
     progress: Callable[[str], None],
 ) -> AsyncIterator[BrokerRuntime]:
     """The broker with its storage, open; closed on exit."""
-    runtime: SingleNode | ClusterNode
+    runtime: BrokerRuntime
     async with AsyncExitStack() as parts:
         if cluster is None:
             progress(f"opening {settings.data_dir}")
@@ -97,6 +87,9 @@ async def _opened(
             parts.push_async_callback(engine.close)
             runtime = await open_single(settings, engine, endpoint, progress)
         else:
+            # Half of what a broker imports is for clusters only.
+            from broker.cluster.node import open_cluster
+
             runtime = await open_cluster(settings, cluster, endpoint, progress)
         parts.push_async_callback(runtime.close)
         await runtime.open(progress)

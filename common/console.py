@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    # `rich` is imported where something is drawn: most of --help's time otherwise.
+    from rich.console import Console
+    from rich.table import Table
 
 
 def console() -> Console:
     """Draws tables as wide as the terminal; without a terminal, lines are never folded."""
+    from rich.console import Console
+
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
 def new_table(*headings: str, right: Collection[str] = ()) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")

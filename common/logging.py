@@ -11,7 +11,6 @@ import sys
 from typing import Literal
 
 import structlog
-from aiohttp.http_exceptions import HttpProcessingError
 
 from common.counted_lines import CountingHandler, mark
 
@@ -63,6 +62,9 @@ def _of_http_client(record: logging.LogRecord) -> bool:
     """
     error = record.exc_info[1] if record.exc_info else None
     mark(record, type(error).__name__)
+    # Only here: it imports aiohttp's client and server, which some processes do not use.
+    from aiohttp.http_exceptions import HttpProcessingError
+
     if not isinstance(error, HttpProcessingError):
         return True
     record.msg = f"{record.getMessage()}: {' '.join(error.message.split())}"

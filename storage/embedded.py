@@ -31,6 +31,7 @@ from common.counted_lines import counted
 from storage._result_bytes import result_bytes
 from storage.backup_files import BACKUP_FOLDER
 from storage.block_file import BlockFile, Join
+from storage.chdb_library import chdb_connect
 from storage.data_directory import (
     DataDirectoryError,
     lock_directory,
@@ -82,10 +83,6 @@ _ERROR_CODE = re.compile(r"Code: (\d+)\. ")
 _TRANSIENT_CODES = frozenset({241, 242, 252})  # MEMORY_LIMIT, TABLE_IS_READ_ONLY, TOO_MANY_PARTS
 _INSERT_ATTEMPTS = 3
 _PART_MAX_BYTES = 150 << 30  # ClickHouse's default
-# jemalloc gives free memory back to the system after this time instead of 5 s, so that inserts of
-# some 100 MB, one after the other, use the same pages again: half the page faults at full speed,
-# and at most some 100 MB more for this time (measured). jemalloc reads it when chDB is loaded.
-_ALLOCATOR = ("JE_MALLOC_CONF", "dirty_decay_ms:30000")
 _TO_START_BYTES = 1 << 20
 """For the engine's configuration and its own small files."""
 _READERS = 8
@@ -138,7 +135,7 @@ class EmbeddedEngine:
                 self.reserve.part_max_bytes,
             )
             definitions = _whole_definitions(data_dir)
-            self._connect = _chdb_connect()
+            self._connect = chdb_connect()
             self._guard = DefinitionGuard(
                 definitions, partial(self._connect, self._connection_string)
             )
@@ -552,16 +549,3 @@ def _render_place(place: ClusterPlace) -> str:
 def _render(name: str, **values: object) -> str:
     text = files("storage").joinpath(name).read_text("utf-8")
     return string.Template(text).substitute(values)
-
-
-_import_lock = threading.Lock()
-
-
-def _chdb_connect() -> Callable[[str], Handle]:
-    # Imported here, because it loads a library of 500 MB and opens a temporary engine.
-    with _import_lock:
-        os.environ.setdefault(*_ALLOCATOR)
-        from chdb import _chdb
-
-    connect: Callable[[str], Handle] = vars(_chdb)["connect"]  # it has no type stubs
-    return connect

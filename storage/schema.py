@@ -6,13 +6,14 @@ The table `schema_migrations` says which have been applied. ClickHouse servers: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storage.engine import DATABASE, Engine
 from storage.schema_files import (
     ROW_BYTES_BY_SIZES,
     Rendering,
     SchemaError,
+    replaced_unread,
     schema_files,
     tables_behind,
 )
@@ -23,15 +24,23 @@ class Migration:
     number: int
     name: str
     statement: str
+    replaced_by: int = field(default=0, kw_only=True)
+    """The migration that makes this view again before another one reads it; 0: none."""
 
 
 def migrations() -> list[Migration]:
     """Every numbered statement in sql/schema/, in order, for the embedded engine."""
     found = schema_files()
     known = {file.subject for file in found}
+    replaced = replaced_unread(found)
     embedded = Rendering(row_bytes=ROW_BYTES_BY_SIZES)
     return [
-        Migration(file.number, file.name, embedded.fill_in(file, file.text, known))
+        Migration(
+            file.number,
+            file.name,
+            embedded.fill_in(file, file.text, known),
+            replaced_by=replaced.get(file.number, 0),
+        )
         for file in found
     ]
 
@@ -50,10 +59,12 @@ async def migrate(engine: Engine) -> list[Migration]:
             f"{max(unknown)}, this version knows {known[-1].number}): start that version"
         )
     pending = [migration for migration in known if migration.number not in applied]
+    numbers = {migration.number for migration in pending}
     done: list[Migration] = []
     try:
         for migration in pending:
-            await engine.execute(migration.statement)
+            if migration.replaced_by not in numbers:
+                await engine.execute(migration.statement)
             done.append(migration)
     finally:
         if done:

@@ -26,7 +26,7 @@ A file never changes its meaning once released: what comes later is a new file.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.resources import files
@@ -192,6 +192,23 @@ def _check_statement(file: SchemaFile) -> None:
             raise SchemaError(f"view {subject} has a JOIN or IN without ${{global}} before it")
         if "max(minute)" in statement and "_shard_num" not in statement:
             raise SchemaError(f"view {subject} does not ask each shard how far its log is counted")
+
+
+def replaced_unread(found: Sequence[SchemaFile]) -> dict[int, int]:
+    """Views that are replaced before another file reads them: their numbers, and by which file.
+
+    Only the last one has to be made where none is there yet: a view takes some milliseconds.
+    """
+    replaced: dict[int, int] = {}
+    unread: dict[str, int] = {}
+    for file in found:
+        if file.kind is FileKind.VIEW and file.subject in unread:
+            replaced[unread.pop(file.subject)] = file.number
+        for name in _Template(file.statement).get_identifiers():
+            unread.pop(name, None)
+        if file.kind is FileKind.VIEW:
+            unread[file.subject] = file.number
+    return replaced
 
 
 def tables_behind() -> dict[str, frozenset[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker import topic_names
 from broker.api.context import RequestContext
-from broker.cluster.groups import ShardedGroups
+from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Member, offsets_member
 from protocol.errors import (
@@ -26,7 +26,7 @@ def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
     """
     groups = ctx.broker.groups
     if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
-        if not isinstance(groups, ShardedGroups) or not groups.has_slot(partition):
+        if isinstance(groups, GroupCoordinator) or not groups.has_slot(partition):
             raise UnknownTopicOrPartition(f"there is no slot {partition}")
         return offsets_member(partition)
     if topic_names.is_internal(topic):

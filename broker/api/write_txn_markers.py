@@ -19,8 +19,8 @@ from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersRespo
 
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
-from broker.cluster.groups import ShardedGroups
 from broker.transaction_markers import Marker
+from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Producer
 from protocol.errors import KafkaError, KafkaStorageError, UnknownTopicOrPartition
@@ -83,7 +83,7 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
             raises_epoch=ctx.version >= 2 and marker.transaction_version >= 2,
         )
         if topic == OFFSETS_TOPIC:
-            if not isinstance(ctx.broker.groups, ShardedGroups):
+            if isinstance(ctx.broker.groups, GroupCoordinator):
                 raise UnknownTopicOrPartition("a broker that runs alone has no slots")
             await ctx.broker.groups.end_transaction(index, one, ctx.sender)
         else:

@@ -16,11 +16,14 @@ from pathlib import Path
 import click
 
 from broker import config_sources
-from broker.cli.config import config_file_option, load_settings
-from broker.cli.options import WrongSettings, settings_errors
+from broker.cli.settings import (
+    WrongSettings,
+    config_file_option,
+    load_settings,
+    settings_errors,
+)
 from broker.cluster.config import load_cluster
 from broker.config import Settings
-from common.logging import log_to_stderr
 from storage.backup_files import SUMS, BackupError, BackupInfo
 from storage.data_directory import keep_files_private
 
@@ -107,6 +110,8 @@ def _settings(data_dir: str | None, config_file: Path | None) -> Settings:
                 "the data of a cluster is in its ClickHouse servers: back those up, as"
                 " docs/operations.md says"
             )
+    from common.logging import log_to_stderr
+
     log_to_stderr("warning", settings.log_format)
     return settings
 

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.cli.options import WrongSettings, json_option, print_json, settings_errors
+from broker.cli.options import json_option, print_json
+from broker.cli.settings import WrongSettings, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
 from broker.cluster.leases import BrokerSession
 from broker.cluster.registry_view import SESSION_PREFIX

@@ -1,32 +1,22 @@
-"""`brokerhouse config`: prints every setting. Also how commands read the settings."""
+"""`brokerhouse config`: prints every setting."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from broker import config_sources
-from broker.cli.options import json_option, print_json, settings_errors
+from broker.cli.options import json_option, print_json
+from broker.cli.settings import config_file_option, load_settings
 from broker.config import Settings
-from broker.config_sources import Configuration, SettingRow
+from broker.config_sources import SettingRow
 from common.console import console, new_table
 
-config_file_option = click.option(
-    "--config",
-    "config_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help=f"TOML file with settings; also {config_sources.CONFIG_FILE_ENV}.",
-)
-
-
-def load_settings(flags: dict[str, Any], config_file: Path | None) -> Configuration:
-    """The settings from all sources; flags that are None were not given."""
-    with settings_errors():
-        return config_sources.load(flags, config_file)
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @click.command("config")
@@ -56,6 +46,8 @@ def show_config(config_file: Path | None, output: str, as_json: bool) -> None:
 
 
 def _as_table(rows: list[SettingRow]) -> Table:
+    from rich.text import Text
+
     table = new_table("setting", "value", "default", "unit", "meaning", "source")
     for row in rows:
         style = "" if row.source == "default" else "green"

@@ -3,6 +3,8 @@
 What clients chose themselves (group, member and client ids) is escaped before it is printed.
 """
 
+from __future__ import annotations
+
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -10,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from common.console import printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, TopicPartition
+    from rich.text import Text
 
 NONE = "-"
 """Stands in a table where there is no value."""
@@ -27,7 +29,7 @@ class ListedMember:
     group_instance_id: str | None
     client_id: str
     client_host: str
-    assigned: "tuple[TopicPartition, ...]"
+    assigned: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def _to_group_id(_context: click.Context, _parameter: click.Parameter, text: str
 group_argument = click.argument("group", callback=_to_group_id)
 
 
-def describe(admin: "KafkaAdminClient", group_ids: Collection[str]) -> dict[str, ListedGroup]:
+def describe(admin: KafkaAdminClient, group_ids: Collection[str]) -> dict[str, ListedGroup]:
     """The groups that exist among these, by id.
 
     kafka-python's own `describe_groups` is not used: it fails for all groups if it cannot read one
@@ -99,7 +101,7 @@ def describe(admin: "KafkaAdminClient", group_ids: Collection[str]) -> dict[str,
     return found
 
 
-def _assigned(protocol_type: str, assignment: bytes) -> "tuple[TopicPartition, ...]":
+def _assigned(protocol_type: str, assignment: bytes) -> tuple[TopicPartition, ...]:
     """The partitions in a consumer's assignment; none if the bytes are not such an assignment."""
     from kafka import TopicPartition
     from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
@@ -119,7 +121,7 @@ def _assigned(protocol_type: str, assignment: bytes) -> "tuple[TopicPartition, .
     )
 
 
-def find(admin: "KafkaAdminClient", group_id: str) -> ListedGroup | None:
+def find(admin: KafkaAdminClient, group_id: str) -> ListedGroup | None:
     """The group, or None if it does not exist. Fails for a group of a newer protocol."""
     found = describe(admin, [group_id]).get(group_id)
     if found is None:
@@ -135,12 +137,12 @@ def find(admin: "KafkaAdminClient", group_id: str) -> ListedGroup | None:
     return found
 
 
-def committed_offsets(admin: "KafkaAdminClient", group_id: str) -> "dict[TopicPartition, int]":
+def committed_offsets(admin: KafkaAdminClient, group_id: str) -> dict[TopicPartition, int]:
     found = admin.list_group_offsets({group_id: None})[group_id]
     return {part: committed.offset for part, committed in found.items() if committed.offset >= 0}
 
 
-def topic_partitions(topics: Iterable[dict[str, Any]]) -> "set[TopicPartition]":
+def topic_partitions(topics: Iterable[dict[str, Any]]) -> set[TopicPartition]:
     """All partitions of the topics that were described."""
     from kafka import TopicPartition
 
@@ -151,7 +153,7 @@ def topic_partitions(topics: Iterable[dict[str, Any]]) -> "set[TopicPartition]":
     }
 
 
-def partition_names(partitions: "Sequence[TopicPartition]") -> str:
+def partition_names(partitions: Sequence[TopicPartition]) -> str:
     """Such as `orders:0,1 payments:0`, in the form that --topic takes."""
     by_topic: dict[str, list[str]] = defaultdict(list)
     for part in partitions:
@@ -161,4 +163,6 @@ def partition_names(partitions: "Sequence[TopicPartition]") -> str:
 
 def as_text(words: str) -> Text:
     """A name that somebody else chose, without control characters and without rich's markup."""
+    from rich.text import Text
+
     return Text(printable(words))

@@ -3,9 +3,9 @@
 import click
 
 from broker import config, config_sources
-from broker.cli.options import settings_errors, to_addresses
+from broker.cli.options import to_addresses
+from broker.cli.settings import settings_errors
 from common.address import Address
-from common.logging import log_to_stderr
 from storage.data_directory import keep_files_private
 
 
@@ -91,6 +91,7 @@ def engine(
         config.prepare_data_dir(settings)
 
     from broker.wiring import journal_limits
+    from common.logging import log_to_stderr
     from sql.http import engine_server
     from storage.embedded import ClusterPlace
 

@@ -4,13 +4,12 @@ Ordinary client code (kafka-python): it works against any Kafka and never joins 
 Resetting offsets has a file of its own, reset_offsets.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Group as Stacked
-from rich.console import RenderableType
-from rich.table import Table
 
 from broker.cli.consumer_groups import (
     NONE,
@@ -33,6 +32,8 @@ from common.console import new_table, printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
+    from rich.console import RenderableType
+    from rich.table import Table
 
 STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
 
@@ -116,7 +117,7 @@ def delete_groups(context: click.Context, names: tuple[str, ...], bootstrap: Boo
     context.exit(1 if failed else 0)
 
 
-def _delete(admin: "KafkaAdminClient", group_id: str) -> str | None:
+def _delete(admin: KafkaAdminClient, group_id: str) -> str | None:
     """What is wrong, in a sentence, if the group could not be deleted."""
     from kafka import errors
 
@@ -209,6 +210,9 @@ def _described(
 
 
 def _draw_group(group: dict[str, Any]) -> RenderableType:
+    from rich.console import Group as Stacked
+    from rich.table import Table
+
     about = Table(box=None, show_header=False, pad_edge=False)
     about.add_row("group", as_text(group["group"]))
     about.add_row("state", group["state"])
@@ -238,7 +242,7 @@ def _member_rows(members: Sequence[ListedMember]) -> list[Row]:
     ]
 
 
-def _offset_rows(admin: "KafkaAdminClient", group: ListedGroup) -> list[Row]:
+def _offset_rows(admin: KafkaAdminClient, group: ListedGroup) -> list[Row]:
     """Every partition that the group has committed or is assigned."""
     committed = committed_offsets(admin, group.group_id)
     owners = {part: member for member in group.members for part in member.assigned}

@@ -1,40 +1,63 @@
 """The command `brokerhouse`: a file in this folder for each family of commands.
 
 An error is one sentence on stderr. The exit code is 2 where the command line or the settings are
-wrong, and 1 where the work failed. Heavy imports (the engine, Kafka's client) wait until a command
-needs them, so that `--help` is quick.
+wrong, and 1 where the work failed. A command's file is imported when the command is used, and heavy
+libraries (the engine, Kafka's client, rich) when its work begins, so that `--help` is quick:
+tests/unit/test_help_imports.py lists what has to wait.
 """
 
 import errno
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
 
-from broker.cli import (
-    backup,
-    cluster,
-    config,
-    consume,
-    engine,
-    feed,
-    groups,
-    jobs,
-    produce,
-    serve,
-    sql,
-    tables,
-    tail,
-    topics,
-    views,
-)
 from broker.cli.ctrl_c import INTERRUPTED
 from broker.cli.examples import add_examples
 
+COMMANDS = {
+    "backup": ("backup.backup", "Back up a single broker, also while it runs."),
+    "check": ("cluster.check", "Print what is wrong with a cluster."),
+    "config": ("config.show_config", "Print every setting, its default and its meaning."),
+    "consume": ("consume.consume", "Print the records of topics, alone or in a group."),
+    "engine": ("engine.engine", "Run the embedded ClickHouse alone, without a broker."),
+    "feed": ("feed.feed", "Fill typed tables beside the brokers of a cluster."),
+    "groups": ("groups.groups", "List, describe, reset and delete consumer groups."),
+    "jobs": ("jobs.jobs", "Run Spark jobs over the whole log."),
+    "migrate": ("cluster.migrate", "Create or update the tables of a cluster."),
+    "produce": ("produce.produce", "Write records to a topic, from files or standard input."),
+    "restore": ("backup.restore", "Restore a backup into an empty data directory."),
+    "serve": ("serve.serve", "Run a broker until Ctrl-C or SIGTERM."),
+    "slots": ("cluster.slots", "Show who owns which slots of a cluster, and move slots."),
+    "sql": ("sql.sql", "Run a query and print the answer."),
+    "tables": ("tables.tables", "Fill tables with columns from topics, each record once."),
+    "tail": ("tail.tail", "Print the records of a topic as they arrive, until Ctrl-C."),
+    "topics": ("topics.topics", "List, create, describe and delete topics."),
+    "views": ("views.views", "Show, repair and drop materialized views that could not be filled."),
+}
+"""By name: the file in this folder and the name in it, and what `brokerhouse --help` says."""
+
 
 class _Commands(click.Group):
-    """What may happen to any command: Ctrl-C, and output that cannot be written."""
+    """Finds a command in its file; and what may happen to any: Ctrl-C, output that fails."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        place, _ = COMMANDS[cmd_name]
+        file, name = place.split(".")
+        found: click.Command = getattr(import_module(f"broker.cli.{file}"), name)
+        add_examples(found, (cmd_name,))
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, purpose) for name, (_, purpose) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -56,30 +79,6 @@ class _Commands(click.Group):
 @click.version_option(package_name="brokerhouse", prog_name="brokerhouse")
 def main() -> None:
     """A Kafka broker whose log is a ClickHouse table."""
-
-
-for command in (
-    serve.serve,
-    config.show_config,
-    cluster.migrate,
-    cluster.check,
-    cluster.slots,
-    engine.engine,
-    feed.feed,
-    topics.topics,
-    groups.groups,
-    jobs.jobs,
-    produce.produce,
-    consume.consume,
-    tail.tail,
-    sql.sql,
-    views.views,
-    tables.tables,
-    backup.backup,
-    backup.restore,
-):
-    main.add_command(command)
-add_examples(main)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,19 @@
-"""What the options of several commands share: addresses, JSON, and the error for settings."""
+"""What the options of several commands share: addresses and JSON."""
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import click
 
-from broker.config import ConfigError
 from common.address import Address, parse_address
 from common.options import brokers_from_text, brokers_option
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-
-class WrongSettings(click.ClickException):
-    """What is wrong with the settings, in one sentence."""
-
-    exit_code = 2
-
-
-@contextmanager
-def settings_errors() -> Iterator[None]:
-    """Turns a ConfigError into the sentence and the exit code that the user sees."""
-    try:
-        yield
-    except ConfigError as error:
-        raise WrongSettings(str(error)) from error
 
 
 def if_given(parse: Callable[[str], T]) -> Callable[..., T | None]:

@@ -5,6 +5,8 @@ against any ClickHouse. Neither a whole answer nor the data of an INSERT is held
 are passed on as they arrive, and a table on a terminal stops after MAX_TABLE_ROWS.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import re
@@ -14,19 +16,19 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from io import BufferedReader
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-import aiohttp
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-from yarl import URL
 
 from broker.cli.options import timeout_option
 from common.address import host_to_connect_to
 from common.options import environment_option, server_option
 from sql.http.text import InsertData, insert_head
+
+if TYPE_CHECKING:
+    import aiohttp
+    from rich.text import Text
+    from yarl import URL
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -58,6 +60,8 @@ class SqlServer:
 
 
 def to_url(_context: click.Context, _parameter: click.Parameter, text: str) -> URL:
+    from yarl import URL
+
     try:
         url = URL(text if "://" in text else f"http://{text}")
     except ValueError as error:
@@ -125,6 +129,8 @@ def sql(query: str, output: str | None, as_json: bool, sql_server: SqlServer) ->
 @contextmanager
 def connection_errors(server: SqlServer) -> Iterator[None]:
     """Turns what may happen to a connection into the sentence that the user sees."""
+    import aiohttp
+
     http = server.url
     try:
         yield
@@ -167,6 +173,8 @@ async def _session(server: SqlServer) -> AsyncIterator[aiohttp.ClientSession]:
     It is asked for something small before: a statement may take as long as it likes, so without
     this a server that is stopped would be waited for without end.
     """
+    import aiohttp
+
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=server.headers()) as session:
         limit = aiohttp.ClientTimeout(total=server.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -257,11 +265,13 @@ async def _body(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 async def _failure_inside(response: aiohttp.ClientResponse, start: bytes, tag: str) -> str:
     """The message between the marker and its length, which is followed by the tag."""
+    from aiohttp import ClientPayloadError
+
     told = start
     try:
         while len(told) < MAX_MESSAGE_BYTES and (chunk := await response.content.readany()):
             told += chunk
-    except aiohttp.ClientPayloadError:
+    except ClientPayloadError:
         # After its message the server deliberately ends the stream without a last chunk.
         pass
     message = re.split(rf"\d+ {re.escape(tag)}\r\n", told.decode("utf-8", "replace"))[0]
@@ -269,6 +279,9 @@ async def _failure_inside(response: aiohttp.ClientResponse, start: bytes, tag: s
 
 
 async def _print_table(response: aiohttp.ClientResponse) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     lines = _lines(response)
     names = await anext(lines, None)
     types = await anext(lines, None)
@@ -303,6 +316,8 @@ def _is_number(kind: str) -> bool:
 
 
 def _cell(text: str) -> Text:
+    from rich.text import Text
+
     if text == "\\N":
         return Text("NULL", "dim")
     text = re.sub(r"\\(['\\])", r"\1", text)

@@ -1,19 +1,21 @@
 """The option --watch: draws the output of a command again, at an interval, until Ctrl-C."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Group as Stacked
-from rich.console import RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from broker.cli.ctrl_c import CtrlC, ctrl_c
 from broker.cli.options import if_given
 from common.console import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 DEFAULT_WATCH_S = "2"
 MIN_WATCH_S, MAX_WATCH_S = 0.1, 86_400.0
@@ -55,6 +57,8 @@ def show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
             for frame in frames:
                 console().print(frame, "")
             return
+        from rich.live import Live
+
         with Live(next(frames), console=console(), auto_refresh=False) as live:
             for frame in frames:
                 live.update(frame, refresh=True)
@@ -64,6 +68,9 @@ def _frames(
     draw: Callable[[], RenderableType], watch_s: float, stop: CtrlC
 ) -> Iterator[RenderableType]:
     """The first drawing must succeed. When a later one fails, its error is shown instead."""
+    from rich.console import Group as Stacked
+    from rich.text import Text
+
     seen = draw()
     while True:
         yield Stacked(Text(datetime.now(UTC).isoformat(timespec="seconds")), seen)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState, Watch
+from broker.start_error import StartError
 from common.tasks import Outage, event_within
 from storage.engine import EngineError
 from storage.registry import Registry, Versioned
@@ -38,7 +39,7 @@ _QUIET_AFTER_MS = 5_000
 _T = TypeVar("_T")
 
 
-class WrongSlots(Exception):
+class WrongSlots(StartError):
     """The cluster has another number of slots than this broker's configuration."""
 
 

@@ -23,6 +23,7 @@ from typing import Protocol
 from broker.cluster.leases import BrokerReport, BrokerSession, SessionLease, SessionState
 from broker.cluster.registry_view import RegistryView, session_key
 from broker.log.fence import SESSION_DAYS
+from broker.start_error import StartError
 from common.clock import DAY_MS
 from storage.registry import Versioned
 from storage.registry_values import MalformedState
@@ -38,7 +39,7 @@ _TWIN_RENEWALS = 2
 _OWN_SESSIONS_KEPT = 64
 
 
-class NodeIdTaken(Exception):
+class NodeIdTaken(StartError):
     """Another live broker has the same node id."""
 
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.decoding.worker import DecodeRequest, records
+from coordinator.feeds.decoding.requests import DecodeRequest, records
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
 from coordinator.feeds.paths import path_as_text

@@ -14,7 +14,7 @@ from storage.blocks import Table
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
 from storage.schema import Migration, migrate, migrations
-from storage.schema_files import SchemaError
+from storage.schema_files import SchemaError, SchemaFile, parse, replaced_unread
 
 SMALL_TABLES = [GROUPS, MEMBERS, HEARTBEATS, OFFSETS]
 
@@ -46,6 +46,13 @@ async def tables(engine: EmbeddedEngine) -> set[object]:
     return {row[0] for row in rows}
 
 
+async def definitions(engine: EmbeddedEngine) -> list[list[object]]:
+    return await engine.rows(
+        "SELECT name, create_table_query, engine_full FROM system.tables"
+        " WHERE database = currentDatabase() ORDER BY name"
+    )
+
+
 async def applied(engine: EmbeddedEngine) -> list[list[object]]:
     return await engine.rows("SELECT number, name FROM schema_migrations ORDER BY number")
 
@@ -59,8 +66,30 @@ async def test_the_first_start_applies_every_migration_in_order(empty: CountingE
     assert await migrate(empty) == known
     assert await applied(empty) == [[one.number, one.name] for one in known]
     made = [sql for sql in empty.statements if sql in {one.statement for one in known}]
-    assert made == [one.statement for one in known]
+    assert made == [one.statement for one in known if not one.replaced_by]
     assert {"messages", "topics", "topic_versions", "cluster_state"} < await tables(empty)
+
+
+async def test_views_left_out_of_the_first_start_change_no_definition(
+    empty: CountingEngine,
+) -> None:
+    await migrate(empty)
+    made = await definitions(empty)
+    assert [one for one in migrations() if one.replaced_by]
+    for one in migrations():
+        await empty.execute(one.statement)
+    assert await definitions(empty) == made
+
+
+def test_a_view_that_is_read_before_it_is_replaced_is_not_left_out() -> None:
+    def view(number: int, name: str, read: str) -> SchemaFile:
+        first = f"-- view {name}; cluster: nothing\n"
+        statement = f"CREATE OR REPLACE VIEW ${{{name}}} AS SELECT 1 FROM ${{{read}}};\n"
+        return parse(number, name, first + statement)
+
+    files = [view(1, "a", "t"), view(2, "b", "t"), view(3, "c", "a"), view(4, "a", "t"),
+             view(5, "b", "t"), view(6, "b", "a")]  # fmt: skip
+    assert replaced_unread(files) == {2: 5, 5: 6}
 
 
 async def test_the_next_start_applies_nothing(empty: CountingEngine) -> None:

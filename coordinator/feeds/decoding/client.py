@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 
-from coordinator.feeds.decoding.worker import DecodeAnswer, DecodeRequest
+from coordinator.feeds.decoding.requests import DecodeAnswer, DecodeRequest
 from storage.engine import EngineError
 
 _LIMIT_S = 300.0

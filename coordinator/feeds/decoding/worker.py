@@ -1,10 +1,8 @@
 """The process that decodes: `python -m coordinator.feeds.decoding.worker`.
 
 Each line of its input is a `DecodeRequest` as JSON; it answers each with a line, a `DecodeAnswer`
-as JSON. It ends with its input.
+as JSON (requests.py). It ends with its input.
 
-The file of values is ClickHouse's RowBinary of (mark FixedString(16), offset Int64, value String),
-where a value of Debezium has the key before it (debezium.py).
 The file of rows has what the scanner writes for the columns (values/layout.py).
 """
 
@@ -13,8 +11,8 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +20,14 @@ from coordinator.feeds.decoding.debezium import Debezium
 from coordinator.feeds.decoding.debezium_columns import columns_of_fields
 from coordinator.feeds.decoding.formats import Decode, as_json, decoder
 from coordinator.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
+from coordinator.feeds.decoding.requests import DecodeAnswer, DecodeRequest, records
 from coordinator.feeds.definition import Format
 from coordinator.feeds.inference import InferredColumn, field_columns
 from coordinator.feeds.values.layout import RowLayout, column_from_list
 
-MARK_BYTES = 16
 MEMORY_BYTES = 2 << 30
 """A value of a few bytes can claim to be an array of 2^60 items."""
-_OFFSET_BYTES = 8
 _ERROR_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
-    """`values` and `rows` are paths; values with another `mark` are left out. `columns`: of the
-    table, each as `Column.as_list`. `registry`: its URL, or empty. `collects_unknown`: the answer
-    has columns for fields that have none."""
-
-    values: str
-    rows: str
-    mark: str
-    kind: str
-    columns: list[list[Any]]
-    registry: str
-    collects_unknown: bool = False
-
-    def as_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeAnswer:
-    """`failed`: empty, or why nothing could be decoded now. `unknown`: name and type of columns for
-    the fields that have none."""
-
-    failed: str = ""
-    unknown: list[list[str]] = field(default_factory=list)
 
 
 def main() -> None:
@@ -139,27 +109,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
-
-
-def records(data: bytes, mark: bytes) -> Iterator[tuple[int, bytes]]:
-    """Offsets and values of the rows with this mark."""
-    place = 0
-    while place < len(data):
-        row_mark = data[place : place + MARK_BYTES]
-        place += MARK_BYTES
-        offset = int.from_bytes(data[place : place + _OFFSET_BYTES], "little", signed=True)
-        place += _OFFSET_BYTES
-        length = shift = 0
-        while True:
-            byte = data[place]
-            place += 1
-            length |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-        if row_mark == mark:
-            yield offset, data[place : place + length]
-        place += length
 
 
 if __name__ == "__main__":

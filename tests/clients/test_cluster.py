@@ -38,7 +38,7 @@ from protocol.errors import (
 )
 from protocol.versions import ApiKey
 from tests.support import messages
-from tests.support.adapters import CLIENTS, GetClient
+from tests.support.adapters import GetClient
 from tests.support.cluster_processes import Broker, Cluster
 from tests.support.cluster_view import (
     another,
@@ -60,6 +60,13 @@ from tests.support.wire import Wire
 
 PARTITIONS = 12
 NODES = {1, 2, 3}
+MAKING_TOPICS = [
+    "kafka-python",
+    "aiokafka",
+    "confluent-kafka",
+    pytest.param("kafkajs", marks=pytest.mark.test_all),
+    pytest.param("java", marks=pytest.mark.test_all),
+]
 RECORDS = [Record(b"%d" % n, b"value %d" % n) for n in range(20)]
 
 
@@ -244,7 +251,7 @@ def test_all_brokers_together_list_each_group_once(cluster: Cluster, target: Tar
 # Topics
 
 
-@pytest.mark.parametrize("name", [name for name in CLIENTS if name != "kcat"])
+@pytest.mark.parametrize("name", MAKING_TOPICS)
 def test_a_topic_that_is_made_through_one_broker_is_used_through_the_others(
     cluster: Cluster, client: GetClient, topic: str, name: str
 ) -> None:

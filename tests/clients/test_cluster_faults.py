@@ -1,7 +1,7 @@
 """Parts of a cluster stop, die and are cut off while real clients write and read.
 
-Each test restores the parts that it stopped, so all tests share one cluster. They check that every
-acknowledged record is in the shards exactly once.
+Each test starts the parts again that it ended, so all tests share one cluster. They check that
+every acknowledged record is in the shards exactly once.
 """
 
 import asyncio
@@ -28,7 +28,6 @@ from protocol.errors import (
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
 from tests.support import messages, samples
-from tests.support.cluster_network import network
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.cluster_view import (
     LIMIT_S,
@@ -61,7 +60,6 @@ from tests.support.wire import Wire
 
 PARTITIONS = 6
 NODES = {1, 2, 3}
-SESSION_TIMEOUT_MS = 5000
 SLACK_S = 15.0
 """What a busy machine may add to what a session lasts."""
 TRIES = 5
@@ -71,19 +69,6 @@ DISTURBED = re.compile(
 )
 """What a broker logs when it loses its session or a shard, and not when it is stopped."""
 Found = TypeVar("Found")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with network() as hosts:
-        made = Cluster(
-            tmp_path_factory.mktemp("faults"), hosts, session_timeout_ms=SESSION_TIMEOUT_MS
-        )
-        try:
-            made.start()
-            yield made
-        finally:
-            made.close()
 
 
 @pytest.fixture(scope="module")
@@ -140,18 +125,39 @@ def undisturbed(cluster: Cluster, scenario: Callable[[], Found]) -> Found:
 # Brokers
 
 
-def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_over(
+def test_the_others_lead_and_coordinate_when_the_session_of_a_killed_broker_is_over(
     cluster: Cluster, topic: str
 ) -> None:
-    victim, *rest = cluster.brokers
+    """Until then the killed one is named, and no longer."""
+    victim, asked, _ = cluster.brokers
+    keys = [f"group-{number}" for number in range(50)]
     targets = (topic_on_all(cluster, f"{topic}-{n}", PARTITIONS) for n in count())
+
+    def have_taken_over(target: Target) -> bool:
+        """Whether the others have everything. All answers agree about the victim."""
+        answer = metadata(asked, target.name)
+        named = {broker.node_id for broker in answer.brokers}
+        partitions = answer.topics[0].partitions
+        led = {partition.leader_id for partition in partitions}
+        assert led - {NOBODY} <= named
+        for partition in partitions:
+            assert (partition.error_code == LeaderNotAvailable.code) == (
+                partition.leader_id == NOBODY
+            )
+        if victim.node_id in named:
+            return False
+        with Wire(asked) as wire:
+            described = wire.ask(DescribeClusterRequest(endpoint_type=1), 1).brokers
+        assert victim.node_id not in {broker.broker_id for broker in described}
+        found = set(coordinators(asked, keys).values())
+        assert victim.node_id not in found
+        return led == found == NODES - {victim.node_id}
 
     def scenario() -> float:
         target = next(targets)
         with written(cluster, target) as flow, away(victim, killed=True):
             took_s = until(
-                lambda: {at.node_id for at in leaders(rest[0], target.name).values()} == {2, 3},
-                "the others lead all partitions",
+                lambda: have_taken_over(target), "the others lead, and the killed one is not named"
             )
             flow.await_more()
         return took_s
@@ -160,41 +166,7 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
     assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
 
 
-def test_a_broker_that_is_killed_is_named_no_longer_than_it_leads(
-    cluster: Cluster, target: Target
-) -> None:
-    victim, asked, _ = cluster.brokers
-    keys = [f"group-{number}" for number in range(50)]
-
-    def look() -> bool:
-        """Whether the others have taken everything over. All answers agree about the victim."""
-        answer = metadata(asked, target.name)
-        named = {broker.node_id for broker in answer.brokers}
-        partitions = answer.topics[0].partitions
-        led = {partition.leader_id for partition in partitions} - {NOBODY}
-        assert led <= named
-        for partition in partitions:
-            assert (partition.error_code == LeaderNotAvailable.code) == (
-                partition.leader_id == NOBODY
-            )
-        if 1 in named:
-            return False
-        with Wire(asked) as wire:
-            described = wire.ask(DescribeClusterRequest(endpoint_type=1), 1).brokers
-        assert 1 not in {broker.broker_id for broker in described}
-        found = set(coordinators(asked, keys).values())
-        assert 1 not in found
-        return led == found == {2, 3}
-
-    def scenario() -> float:
-        with away(victim, killed=True):
-            return until(look, "the others lead, and the killed one is not named")
-
-    took_s = undisturbed(cluster, scenario)
-    assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
-
-
-@pytest.mark.long
+@pytest.mark.test_all
 def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_is_away(
     cluster: Cluster, target: Target
 ) -> None:
@@ -291,6 +263,7 @@ def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
     assert then == [NotLeaderOrFollower.code, 0, 0, OutOfOrderSequenceNumber.code]
 
 
+@pytest.mark.test_all
 def test_the_next_leader_knows_a_producer_whose_records_were_deleted(
     cluster: Cluster, target: Target
 ) -> None:
@@ -364,7 +337,7 @@ def generation(cluster: Cluster, group: str) -> int:
 @pytest.mark.parametrize(
     "clients",
     [
-        pytest.param(["confluent-kafka", "aiokafka"], marks=pytest.mark.long),
+        pytest.param(["confluent-kafka", "aiokafka"], marks=pytest.mark.test_all),
         pytest.param(["java", "kafka-python", "confluent-kafka"], marks=pytest.mark.slow),
         pytest.param(["kafkajs", "kafkajs"], marks=pytest.mark.slow),
     ],
@@ -404,6 +377,7 @@ def test_brokers_are_restarted_one_by_one_and_clients_go_on(
     assert rebalances <= 1
 
 
+@pytest.mark.test_all
 def test_a_broker_with_the_node_id_of_another_says_so_and_ends(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
     command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(cluster.config_path)]
@@ -445,7 +419,7 @@ def group_on(shard: int, prefix: str) -> str:
     return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
 def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
     cluster: Cluster, target: Target, end: str
@@ -567,7 +541,7 @@ def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: 
 # Keeper
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_without_a_keeper_owners_serve_to_the_end_of_their_lease_and_no_longer(
     cluster: Cluster, target: Target
 ) -> None:
@@ -619,6 +593,7 @@ def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> N
     assert value(broker.http_url, "brokerhouse_cluster_sessions_total") > sessions
 
 
+@pytest.mark.test_all
 def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
     def shard_up(name: str) -> float:
         return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)

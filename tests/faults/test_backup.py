@@ -105,6 +105,7 @@ def cluster_id_of(broker: BrokerProcess) -> str:
     return str(AdminClient({"bootstrap.servers": broker.kafka}).list_topics(timeout=20).cluster_id)
 
 
+@pytest.mark.test_all
 def test_a_backup_of_a_busy_broker_has_all_that_was_acknowledged_as_of_one_moment(
     own_broker: OwnBrokers, tmp_path: Path, topic: str
 ) -> None:
@@ -267,6 +268,7 @@ def unfinished(destination: Path) -> Path:
     return destination.with_name(f"{destination.name}.unfinished")
 
 
+@pytest.mark.test_all
 def test_a_backup_whose_broker_is_killed_is_not_taken_for_a_whole_one(
     own_broker: OwnBrokers, tmp_path: Path, topic: str
 ) -> None:
@@ -295,6 +297,7 @@ def test_a_backup_whose_broker_is_killed_is_not_taken_for_a_whole_one(
         assert sum(map(len, log_by_sql(other, topic).values())) == load.sent
 
 
+@pytest.mark.test_all
 def test_nothing_stays_of_a_backup_whose_command_is_killed(
     filled: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -328,6 +331,7 @@ def test_what_a_killed_backup_has_left_is_replaced_and_nothing_else(
     assert mine.read_text() == "something"
 
 
+@pytest.mark.test_all
 def test_a_restore_that_is_killed_is_found_out_and_can_be_done_again(
     filled: BrokerProcess, backup: Path, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ class TestFullDisk:
             assert [producer.send() for _ in range(10)] == [0] * 10
             producer.check(broker)
 
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_rows_that_wait_in_the_journal_are_served_and_never_silently_missing(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -158,7 +159,7 @@ class TestFullDisk:
             producer.connect(broker)
             producer.check(broker)
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_space_may_come_and_go_at_any_moment(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -208,7 +209,7 @@ class TestFullDisk:
             producer.check(broker)
         print(f"{producer.refused} refused, {len(producer.stored)} stored, {restarts} restarts")
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_every_api_is_answered(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -248,7 +249,7 @@ class TestFullDisk:
             assert [created.error_code for created in answer.topics] == [0, 0]
             assert APIS.keys() == {key for key, _ in samples.every_version()}
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_topics_that_cannot_be_cleaned_up_hold_up_no_reader(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -274,7 +275,7 @@ class TestFullDisk:
                 read = wire.ask(messages.fetch(kept, 0), VERSION).responses[0].partitions[0]
                 assert messages.end_offset(bytes(read.records)) == 2
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_a_start_on_a_full_disk_serves_what_is_there(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -293,6 +294,7 @@ class TestFullDisk:
                 assert producer.send() == 0
                 producer.check(broker)
 
+    @pytest.mark.test_all
     def test_what_the_table_refuses_is_not_acknowledged(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -316,7 +318,7 @@ class TestFullDisk:
 class TestDefinitions:
     """The files that say what tables are (storage/definition_files.py)."""
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     def test_a_log_whose_definition_was_lost_in_a_change_is_all_there(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -337,6 +339,7 @@ class TestDefinitions:
         assert producer.send() == 0
         producer.check(broker)
 
+    @pytest.mark.test_all
     def test_without_a_copy_the_start_says_which_file_is_damaged(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -350,7 +353,7 @@ class TestDefinitions:
         assert code == 1
         assert one_sentence(printed).endswith(f"or put the definition into {path}")
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     def test_a_deletion_that_was_not_stored_is_made_after_the_next_start(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -378,7 +381,7 @@ class TestDefinitions:
         kept.connect(broker)
         kept.check(broker)
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_what_people_create_or_change_on_a_full_disk_stops_no_start(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -421,7 +424,7 @@ class TestDefinitions:
             run("CREATE DATABASE market")
             assert not list((disk.path / "definitions").iterdir())
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_definitions_may_change_while_space_comes_and_goes(
         self, tmp_path: Path, request: pytest.FixtureRequest

@@ -21,7 +21,7 @@ from tests.support.one_partition import EPOCHS, LIST, NAMED_FETCH, read, write
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSUMER_LIMIT_S = 60.0

@@ -22,7 +22,7 @@ from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 TOPIC = "moving"
 PARTITIONS = 8

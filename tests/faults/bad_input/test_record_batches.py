@@ -121,6 +121,7 @@ class TestRecordBatches:
                 assert produced(wire, shared_target, batch, 9).error_code == expected.code
             assert broker.rss_bytes() - before_bytes < 200 * MIB
 
+    @pytest.mark.test_all
     def test_many_batches_that_grow_on_decompression_are_stored_in_bounded_memory(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:

@@ -100,6 +100,7 @@ def fill(broker: BrokerProcess, topic: str, batch_bytes: int) -> Target:
 
 @pytest.mark.usefixtures("many_descriptors")
 class TestCrowd:
+    @pytest.mark.test_all
     @pytest.mark.parametrize(
         ("batch_bytes", "tail_cache_bytes", "asked"),
         [

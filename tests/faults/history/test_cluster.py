@@ -55,7 +55,7 @@ def test_a_cluster_that_loses_nothing_serves_as_one(
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(SEED, id="fixed", marks=pytest.mark.long),
+        pytest.param(SEED, id="fixed", marks=pytest.mark.test_all),
         pytest.param(random.randrange(2**32), id="random", marks=pytest.mark.slow),
     ],
 )

@@ -143,7 +143,7 @@ def committed_offset(bootstrap: str, group: str, topic: str) -> int:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(SEED, id="fixed", marks=pytest.mark.long),
+        pytest.param(SEED, id="fixed", marks=pytest.mark.test_all),
         pytest.param(random.randrange(2**32), id="random", marks=pytest.mark.slow),
     ],
 )

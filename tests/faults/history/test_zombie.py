@@ -38,7 +38,7 @@ def stage(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[Stage]:
         pytest.param(
             scenario,
             id=scenario.__name__,
-            marks=pytest.mark.long if scenario is a_late_insert else pytest.mark.slow,
+            marks=pytest.mark.test_all if scenario is a_late_insert else pytest.mark.slow,
         )
         for scenario in SCENARIOS
     ],

@@ -208,7 +208,7 @@ def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_
                 broker.start()
 
 
-def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(
+def test_the_next_leader_of_a_partition_has_a_new_epoch_and_knows_where_the_old_one_ended(
     cluster: Cluster, target: Target
 ) -> None:
     def scenario() -> tuple[Leader, int, Leader, Any, Any]:
@@ -231,7 +231,7 @@ def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_
     assert fenced.responses[0].partitions[0].error_code == FencedLeaderEpoch.code
 
 
-def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
+def test_a_batch_after_one_that_was_refused_is_refused_as_not_leader_not_as_out_of_order(
     cluster: Cluster, target: Target
 ) -> None:
     """librdkafka would begin a new epoch, and send again what may be stored elsewhere."""
@@ -378,7 +378,7 @@ def test_brokers_are_restarted_one_by_one_and_clients_go_on(
 
 
 @pytest.mark.test_all
-def test_a_broker_with_the_node_id_of_another_says_so_and_ends(cluster: Cluster) -> None:
+def test_a_broker_with_the_node_id_of_a_running_one_ends_with_an_error(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
     command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(cluster.config_path)]
     command += ["--node-id", "1", "--kafka", f"{broker.host.address}:0", "--http", "127.0.0.1:0"]
@@ -421,7 +421,7 @@ def group_on(shard: int, prefix: str) -> str:
 
 @pytest.mark.test_all
 @pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
-def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
+def test_only_the_partitions_of_a_shard_stop_when_it_does_not_answer(
     cluster: Cluster, target: Target, end: str
 ) -> None:
     lost, kept = places_by_shard(target)
@@ -475,7 +475,7 @@ def send_keyless(cluster: Cluster, topic: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_group_on_one_shard_does_not_notice_that_the_other_is_away(
+def test_a_group_goes_on_while_the_other_shard_does_not_answer(
     cluster: Cluster, processes: MemberProcesses, topic: str
 ) -> None:
     await_settled(cluster)
@@ -517,7 +517,9 @@ def _nodes(broker: Broker, topic: str) -> set[int]:
     return {at.node_id for at in leaders(broker, topic).values()} or {NOBODY}
 
 
-def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: Target) -> None:
+def test_clients_go_on_and_leaders_stay_while_a_replica_is_cut_off(
+    cluster: Cluster, target: Target
+) -> None:
     assert cluster.network.can_cut, "run as root: connections are cut here"
 
     def scenario() -> tuple[dict[int, Leader], dict[int, Leader]]:
@@ -594,7 +596,7 @@ def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> N
 
 
 @pytest.mark.test_all
-def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
+def test_a_shard_that_does_not_answer_is_shown_by_metrics_and_by_check(cluster: Cluster) -> None:
     def shard_up(name: str) -> float:
         return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
 

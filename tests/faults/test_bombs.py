@@ -74,7 +74,9 @@ def quiet_broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.test_all
-def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: BrokerProcess) -> None:
+def test_batches_that_are_large_when_decompressed_do_not_delay_others(
+    broker: BrokerProcess,
+) -> None:
     # Snappy becomes 21 times as large at most.
     bombs = [bomb(Codec.GZIP, 30), bomb(Codec.SNAPPY, 16), bomb(Codec.LZ4, 30)]
     bombs.append(bomb(Codec.ZSTD, 30))

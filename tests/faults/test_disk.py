@@ -10,7 +10,6 @@ import itertools
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -91,16 +90,9 @@ class Producer:
                 position = messages.end_offset(bytes(found.records))
 
 
-def wait_for_line(broker: BrokerProcess, text: str, limit_s: float = 20) -> None:
-    deadline = time.monotonic() + limit_s
-    while text not in broker.log():
-        assert time.monotonic() < deadline, f"{text!r} is not in the log"
-        threading.Event().wait(0.05)
-
-
 class TestFullDisk:
     @in_a_mount_namespace
-    def test_nothing_is_lost_or_doubled_and_the_same_broker_goes_on(
+    def test_nothing_is_lost_or_doubled_on_a_full_disk_and_the_same_broker_goes_on(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         with small_disk(tmp_path) as disk, running(disk.path) as broker:
@@ -161,7 +153,7 @@ class TestFullDisk:
 
     @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_space_may_come_and_go_at_any_moment(
+    def test_nothing_is_lost_while_space_comes_and_goes_at_any_moment(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         """Somebody else fills the disk while blocks are written, and chDB hides it.
@@ -211,7 +203,7 @@ class TestFullDisk:
 
     @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_every_api_is_answered(
+    def test_every_api_is_answered_on_a_full_disk(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         settings = {"group_initial_rebalance_delay_ms": "0"}
@@ -251,7 +243,7 @@ class TestFullDisk:
 
     @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_topics_that_cannot_be_cleaned_up_hold_up_no_reader(
+    def test_readers_go_on_while_rows_of_deleted_topics_cannot_be_removed(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         """Merges stop on a low disk, and with them the deletion of rows."""
@@ -264,7 +256,7 @@ class TestFullDisk:
             broker.restart()
             disk.fill()
             disk.free(100 * MIB)
-            wait_for_line(broker, "merges stop")
+            until(lambda: "merges stop" in broker.log(), "the broker says that merges stop")
             with Wire(broker) as wire:
                 state = DeleteTopicsRequest.DeleteTopicState
                 names = [state(name=target.name, topic_id=None) for target in doomed]
@@ -295,7 +287,7 @@ class TestFullDisk:
                 producer.check(broker)
 
     @pytest.mark.test_all
-    def test_what_the_table_refuses_is_not_acknowledged(
+    def test_a_block_that_the_table_refuses_is_not_acknowledged(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
         """chDB's streaming insert returns as if such a block was stored."""
@@ -319,7 +311,7 @@ class TestDefinitions:
     """The files that say what tables are (storage/definition_files.py)."""
 
     @pytest.mark.test_all
-    def test_a_log_whose_definition_was_lost_in_a_change_is_all_there(
+    def test_a_definition_that_was_lost_in_a_change_is_taken_from_its_copy(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
         broker = own_broker()
@@ -383,7 +375,7 @@ class TestDefinitions:
 
     @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_what_people_create_or_change_on_a_full_disk_stops_no_start(
+    def test_a_broker_starts_after_users_created_and_changed_tables_on_a_full_disk(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         settings = {"sql_user": "admin", "sql_password": "secret"}
@@ -426,7 +418,7 @@ class TestDefinitions:
 
     @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_definitions_may_change_while_space_comes_and_goes(
+    def test_the_log_is_whole_after_definitions_changed_while_space_came_and_went(
         self, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         """The engine is killed again and again in the middle of changes of the log's table."""

@@ -170,7 +170,7 @@ def test_a_kill_between_the_checkpoint_and_the_deletion_leaves_no_row_behind(
         assert stats(broker, topic)["records"] == 3
 
 
-def test_delete_records_says_what_is_wrong_for_each_partition(
+def test_delete_records_answers_with_the_error_of_each_partition(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:
@@ -198,7 +198,7 @@ def test_delete_records_says_what_is_wrong_for_each_partition(
         ("delete", (0, 2)),
     ],
 )
-def test_a_topic_that_is_only_compacted_keeps_its_records(
+def test_records_of_a_topic_that_is_only_compacted_cannot_be_deleted(
     broker: BrokerProcess, topic: str, policy: str, answer: tuple[int, int]
 ) -> None:
     with Wire(broker) as wire:
@@ -438,7 +438,7 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
 # --- compacted topics ---
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(broker: BrokerProcess, topic: str) -> None:
+def test_a_compacted_topic_refuses_records_without_a_key(broker: BrokerProcess, topic: str) -> None:
     with Wire(broker) as wire:
         target = messages.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
         batch = batch_of(Record(0, b"a"), Record(0, None), Record(0, b""), Record(0, None))
@@ -461,7 +461,7 @@ def test_a_compacted_topic_takes_no_record_without_a_key(broker: BrokerProcess, 
         assert write(wire, target, 2, now_ms()) == 0
 
 
-def test_producers_hear_that_a_compacted_topic_needs_keys_and_go_on(
+def test_producers_go_on_after_a_compacted_topic_refused_a_record_without_a_key(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:

@@ -148,7 +148,7 @@ class TestFloods:
             assert (answer.error_code, len(answer.assignment)) == (NONE, MIB)
             assert member.leave() == NONE
 
-    def test_assignments_for_nobody_are_not_kept(
+    def test_assignments_for_members_that_do_not_exist_are_not_kept(
         self, broker: BrokerProcess, wire: Wire, group: str
     ) -> None:
         member = Member(wire, group)
@@ -195,7 +195,7 @@ class TestFloods:
             (shown,) = described(other, group)
             assert [m.member_id for m in shown.members] == [member.member_id]
 
-    def test_a_crowd_whose_clients_leave_while_they_wait(
+    def test_clients_that_leave_while_they_join_do_not_hold_up_the_members(
         self, broker: BrokerProcess, member: Member
     ) -> None:
         for _ in range(100):
@@ -206,7 +206,7 @@ class TestFloods:
         member.send_join()
         assert member.receive_join().error_code == NONE
 
-    def test_requests_behind_a_parked_one_wait_for_it(
+    def test_a_request_sent_after_a_join_is_answered_after_it(
         self, connect: Connect, member: Member
     ) -> None:
         """Answers come in the order of the requests, so a request behind waits."""
@@ -234,7 +234,9 @@ def knocked(wire: Wire, group: str, version: int) -> tuple[int, str]:
     return int(answer.error_code), str(answer.member_id)
 
 
-def test_many_threads_say_everything_at_once(broker: BrokerProcess, group: str) -> None:
+def test_members_that_send_every_request_in_any_order_leave_a_sound_group(
+    broker: BrokerProcess, group: str
+) -> None:
     """Ten clients, each of which sends every request of a member, in no order, about one group."""
     failed: list[BaseException] = []
 

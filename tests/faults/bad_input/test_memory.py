@@ -40,7 +40,7 @@ def narrow(run_broker: RunBroker) -> Iterator[BrokerProcess]:
 
 
 class TestMemory:
-    def test_claims_of_hundreds_of_connections_cost_nothing(
+    def test_hundreds_of_connections_that_announce_large_requests_cost_no_memory(
         self, broker: BrokerProcess, topic: str
     ) -> None:
         with undisturbed(broker, topic), contextlib.ExitStack() as wires:
@@ -108,7 +108,7 @@ class TestMemory:
             grown = broker.rss_bytes() - before_bytes
         assert grown < 300 * MIB, f"grew by {grown // MIB} MB"
 
-    def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(
+    def test_a_thousand_connections_that_come_and_go_leave_no_descriptors_and_no_memory(
         self, broker: BrokerProcess, topic: str
     ) -> None:
         descriptors = Path(f"/proc/{broker.pid}/fd")

@@ -1,6 +1,6 @@
 """Transactions of librdkafka's producers while a cluster loses parts, checked as a history.
 
-The short run is part of `make test-long`; the long one is by hand: `make history-transactions
+The short run is part of `make test-all`; the long one is by hand: `make history-transactions
 SEED=7 MINUTES=10`. A failure names its seed.
 """
 

@@ -231,6 +231,7 @@ def test_the_next_leader_of_a_partition_has_a_new_epoch_and_knows_where_the_old_
     assert fenced.responses[0].partitions[0].error_code == FencedLeaderEpoch.code
 
 
+@pytest.mark.test_all
 def test_a_batch_after_one_that_was_refused_is_refused_as_not_leader_not_as_out_of_order(
     cluster: Cluster, target: Target
 ) -> None:
@@ -517,6 +518,7 @@ def _nodes(broker: Broker, topic: str) -> set[int]:
     return {at.node_id for at in leaders(broker, topic).values()} or {NOBODY}
 
 
+@pytest.mark.test_all
 def test_clients_go_on_and_leaders_stay_while_a_replica_is_cut_off(
     cluster: Cluster, target: Target
 ) -> None:

@@ -4,13 +4,13 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from tests.support import broker_process, cluster_processes, tokens
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
+from tests.support.cluster_network import network
 from tests.support.cluster_processes import Cluster
 
 LOG_SIZES = pytest.StashKey[dict[Path, int]]()
@@ -51,28 +51,27 @@ class OwnBrokers:
                     broker.kill()
 
 
-def _as_long_as_it_is_of_use(
-    fixture_name: str, config: pytest.Config
-) -> Literal["session", "module"]:
-    """A cluster that nobody uses takes a third of a core all the same."""
-    return "session" if config.getoption("--cluster") else "module"
-
-
-@pytest.fixture(scope=_as_long_as_it_is_of_use)
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests that leave it as it was."""
-    made = Cluster(
-        tmp_path_factory.mktemp("cluster"),
-        # Not to be taken for dead on a busy machine: no test here waits for it.
-        session_timeout_ms=20_000,
-        request_timeout_ms=10_000,
-    )
-    try:
-        made.start()
-        made.await_each_other()
-        yield made
-    finally:
-        made.close()
+@pytest.fixture(scope="session")
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """One cluster for all tests that leave it as it was: what they end they start again."""
+    # A session ends when a broker is killed, and should not on a busy machine. With --cluster
+    # nothing is killed.
+    session_s = 20 if request.config.getoption("--cluster") else 10
+    with network() as hosts:
+        made = Cluster(
+            tmp_path_factory.mktemp("cluster"),
+            hosts,
+            session_timeout_ms=session_s * 1000,
+            request_timeout_ms=session_s * 500,
+        )
+        try:
+            made.start()
+            made.await_each_other()
+            yield made
+        finally:
+            made.close()
 
 
 RunBroker = Callable[..., AbstractContextManager[BrokerProcess]]
@@ -167,6 +166,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    # Without a client, too, a cluster takes a third of a core.
+    items.sort(key=lambda item: "cluster" in getattr(item, "fixturenames", ()))
 
 
 def run_of(item: pytest.Item) -> set[str]:

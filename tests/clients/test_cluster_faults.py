@@ -1,7 +1,7 @@
 """Parts of a cluster stop, die and are cut off while real clients write and read.
 
-Each test restores the parts that it stopped, so all tests share one cluster. They check that every
-acknowledged record is in the shards exactly once.
+Each test starts the parts again that it ended, so all tests share one cluster. They check that
+every acknowledged record is in the shards exactly once.
 """
 
 import asyncio
@@ -28,7 +28,6 @@ from protocol.errors import (
 from protocol.versions import ApiKey
 from storage.slot_map import slot_of_group, slot_of_partition
 from tests.support import messages, samples
-from tests.support.cluster_network import network
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.cluster_view import (
     LIMIT_S,
@@ -61,7 +60,6 @@ from tests.support.wire import Wire
 
 PARTITIONS = 6
 NODES = {1, 2, 3}
-SESSION_TIMEOUT_MS = 5000
 SLACK_S = 15.0
 """What a busy machine may add to what a session lasts."""
 TRIES = 5
@@ -71,19 +69,6 @@ DISTURBED = re.compile(
 )
 """What a broker logs when it loses its session or a shard, and not when it is stopped."""
 Found = TypeVar("Found")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with network() as hosts:
-        made = Cluster(
-            tmp_path_factory.mktemp("faults"), hosts, session_timeout_ms=SESSION_TIMEOUT_MS
-        )
-        try:
-            made.start()
-            yield made
-        finally:
-            made.close()
 
 
 @pytest.fixture(scope="module")
@@ -140,18 +125,39 @@ def undisturbed(cluster: Cluster, scenario: Callable[[], Found]) -> Found:
 # Brokers
 
 
-def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_over(
+def test_the_others_lead_and_coordinate_when_the_session_of_a_killed_broker_is_over(
     cluster: Cluster, topic: str
 ) -> None:
-    victim, *rest = cluster.brokers
+    """Until then the killed one is named, and no longer."""
+    victim, asked, _ = cluster.brokers
+    keys = [f"group-{number}" for number in range(50)]
     targets = (topic_on_all(cluster, f"{topic}-{n}", PARTITIONS) for n in count())
+
+    def have_taken_over(target: Target) -> bool:
+        """Whether the others have everything. All answers agree about the victim."""
+        answer = metadata(asked, target.name)
+        named = {broker.node_id for broker in answer.brokers}
+        partitions = answer.topics[0].partitions
+        led = {partition.leader_id for partition in partitions}
+        assert led - {NOBODY} <= named
+        for partition in partitions:
+            assert (partition.error_code == LeaderNotAvailable.code) == (
+                partition.leader_id == NOBODY
+            )
+        if victim.node_id in named:
+            return False
+        with Wire(asked) as wire:
+            described = wire.ask(DescribeClusterRequest(endpoint_type=1), 1).brokers
+        assert victim.node_id not in {broker.broker_id for broker in described}
+        found = set(coordinators(asked, keys).values())
+        assert victim.node_id not in found
+        return led == found == NODES - {victim.node_id}
 
     def scenario() -> float:
         target = next(targets)
         with written(cluster, target) as flow, away(victim, killed=True):
             took_s = until(
-                lambda: {at.node_id for at in leaders(rest[0], target.name).values()} == {2, 3},
-                "the others lead all partitions",
+                lambda: have_taken_over(target), "the others lead, and the killed one is not named"
             )
             flow.await_more()
         return took_s
@@ -160,41 +166,7 @@ def test_partitions_of_a_broker_that_is_killed_come_back_when_its_session_is_ove
     assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
 
 
-def test_a_broker_that_is_killed_is_named_no_longer_than_it_leads(
-    cluster: Cluster, target: Target
-) -> None:
-    victim, asked, _ = cluster.brokers
-    keys = [f"group-{number}" for number in range(50)]
-
-    def look() -> bool:
-        """Whether the others have taken everything over. All answers agree about the victim."""
-        answer = metadata(asked, target.name)
-        named = {broker.node_id for broker in answer.brokers}
-        partitions = answer.topics[0].partitions
-        led = {partition.leader_id for partition in partitions} - {NOBODY}
-        assert led <= named
-        for partition in partitions:
-            assert (partition.error_code == LeaderNotAvailable.code) == (
-                partition.leader_id == NOBODY
-            )
-        if 1 in named:
-            return False
-        with Wire(asked) as wire:
-            described = wire.ask(DescribeClusterRequest(endpoint_type=1), 1).brokers
-        assert 1 not in {broker.broker_id for broker in described}
-        found = set(coordinators(asked, keys).values())
-        assert 1 not in found
-        return led == found == {2, 3}
-
-    def scenario() -> float:
-        with away(victim, killed=True):
-            return until(look, "the others lead, and the killed one is not named")
-
-    took_s = undisturbed(cluster, scenario)
-    assert took_s < 1.05 * cluster.session_timeout_s + SLACK_S
-
-
-@pytest.mark.long
+@pytest.mark.test_all
 def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_is_away(
     cluster: Cluster, target: Target
 ) -> None:
@@ -236,7 +208,7 @@ def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_
                 broker.start()
 
 
-def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_one_ended(
+def test_the_next_leader_of_a_partition_has_a_new_epoch_and_knows_where_the_old_one_ended(
     cluster: Cluster, target: Target
 ) -> None:
     def scenario() -> tuple[Leader, int, Leader, Any, Any]:
@@ -259,7 +231,8 @@ def test_a_partition_that_is_handed_over_has_a_new_epoch_and_says_where_the_old_
     assert fenced.responses[0].partitions[0].error_code == FencedLeaderEpoch.code
 
 
-def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
+@pytest.mark.test_all
+def test_a_batch_after_one_that_was_refused_is_refused_as_not_leader_not_as_out_of_order(
     cluster: Cluster, target: Target
 ) -> None:
     """librdkafka would begin a new epoch, and send again what may be stored elsewhere."""
@@ -291,6 +264,7 @@ def test_what_is_sent_behind_a_refused_batch_is_not_called_out_of_order(
     assert then == [NotLeaderOrFollower.code, 0, 0, OutOfOrderSequenceNumber.code]
 
 
+@pytest.mark.test_all
 def test_the_next_leader_knows_a_producer_whose_records_were_deleted(
     cluster: Cluster, target: Target
 ) -> None:
@@ -364,7 +338,7 @@ def generation(cluster: Cluster, group: str) -> int:
 @pytest.mark.parametrize(
     "clients",
     [
-        pytest.param(["confluent-kafka", "aiokafka"], marks=pytest.mark.long),
+        pytest.param(["confluent-kafka", "aiokafka"], marks=pytest.mark.test_all),
         pytest.param(["java", "kafka-python", "confluent-kafka"], marks=pytest.mark.slow),
         pytest.param(["kafkajs", "kafkajs"], marks=pytest.mark.slow),
     ],
@@ -404,7 +378,8 @@ def test_brokers_are_restarted_one_by_one_and_clients_go_on(
     assert rebalances <= 1
 
 
-def test_a_broker_with_the_node_id_of_another_says_so_and_ends(cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_a_broker_with_the_node_id_of_a_running_one_ends_with_an_error(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
     command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(cluster.config_path)]
     command += ["--node-id", "1", "--kafka", f"{broker.host.address}:0", "--http", "127.0.0.1:0"]
@@ -445,9 +420,9 @@ def group_on(shard: int, prefix: str) -> str:
     return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
-def test_a_shard_that_is_away_takes_its_partitions_along_and_nothing_else(
+def test_only_the_partitions_of_a_shard_stop_when_it_does_not_answer(
     cluster: Cluster, target: Target, end: str
 ) -> None:
     lost, kept = places_by_shard(target)
@@ -501,7 +476,7 @@ def send_keyless(cluster: Cluster, topic: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_group_on_one_shard_does_not_notice_that_the_other_is_away(
+def test_a_group_goes_on_while_the_other_shard_does_not_answer(
     cluster: Cluster, processes: MemberProcesses, topic: str
 ) -> None:
     await_settled(cluster)
@@ -543,7 +518,10 @@ def _nodes(broker: Broker, topic: str) -> set[int]:
     return {at.node_id for at in leaders(broker, topic).values()} or {NOBODY}
 
 
-def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: Target) -> None:
+@pytest.mark.test_all
+def test_clients_go_on_and_leaders_stay_while_a_replica_is_cut_off(
+    cluster: Cluster, target: Target
+) -> None:
     assert cluster.network.can_cut, "run as root: connections are cut here"
 
     def scenario() -> tuple[dict[int, Leader], dict[int, Leader]]:
@@ -567,7 +545,7 @@ def test_clients_do_not_notice_that_a_replica_is_away(cluster: Cluster, target: 
 # Keeper
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_without_a_keeper_owners_serve_to_the_end_of_their_lease_and_no_longer(
     cluster: Cluster, target: Target
 ) -> None:
@@ -619,7 +597,8 @@ def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> N
     assert value(broker.http_url, "brokerhouse_cluster_sessions_total") > sessions
 
 
-def test_a_shard_that_does_not_answer_is_shown(cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_a_shard_that_does_not_answer_is_shown_by_metrics_and_by_check(cluster: Cluster) -> None:
     def shard_up(name: str) -> float:
         return value(cluster.brokers[0].http_url, "brokerhouse_cluster_shard_up", shard=name)
 

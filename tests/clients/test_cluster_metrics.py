@@ -63,7 +63,9 @@ def is_well(broker: Broker) -> bool:
     return set(up.values()) == {1} and get(broker.http_url, "/ready").status == 200
 
 
-def test_brokers_tell_of_all_slots_and_of_every_record(cluster: Cluster, target: Target) -> None:
+def test_the_metrics_of_all_brokers_together_have_every_slot_and_every_record(
+    cluster: Cluster, target: Target
+) -> None:
     def of_all(name: str, **labels: str) -> float:
         return sum(value(broker.http_url, name, **labels) for broker in cluster.brokers)
 
@@ -81,13 +83,13 @@ def test_brokers_tell_of_all_slots_and_of_every_record(cluster: Cluster, target:
     until(lambda: of_all("brokerhouse_partition_end_offset", topic=target.name) == records)
 
 
-def test_the_leader_of_a_partition_tells_its_lag_whoever_coordinates_the_group(
+def test_the_leader_of_a_partition_shows_its_lag_whichever_broker_coordinates_the_group(
     cluster: Cluster, target: Target
 ) -> None:
     commit_nothing(cluster, target)
 
 
-def test_every_metric_of_a_cluster_is_explained(cluster: Cluster, target: Target) -> None:
+def test_every_metric_of_a_cluster_is_documented(cluster: Cluster, target: Target) -> None:
     commit_nothing(cluster, target)
     explained = documented("Every broker") | documented("A broker of a cluster")
     for broker in cluster.brokers:

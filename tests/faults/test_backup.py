@@ -105,6 +105,7 @@ def cluster_id_of(broker: BrokerProcess) -> str:
     return str(AdminClient({"bootstrap.servers": broker.kafka}).list_topics(timeout=20).cluster_id)
 
 
+@pytest.mark.test_all
 def test_a_backup_of_a_busy_broker_has_all_that_was_acknowledged_as_of_one_moment(
     own_broker: OwnBrokers, tmp_path: Path, topic: str
 ) -> None:
@@ -267,7 +268,8 @@ def unfinished(destination: Path) -> Path:
     return destination.with_name(f"{destination.name}.unfinished")
 
 
-def test_a_backup_whose_broker_is_killed_is_not_taken_for_a_whole_one(
+@pytest.mark.test_all
+def test_a_backup_whose_broker_is_killed_cannot_be_restored(
     own_broker: OwnBrokers, tmp_path: Path, topic: str
 ) -> None:
     broker, destination = own_broker(), tmp_path / "backup"
@@ -295,9 +297,8 @@ def test_a_backup_whose_broker_is_killed_is_not_taken_for_a_whole_one(
         assert sum(map(len, log_by_sql(other, topic).values())) == load.sent
 
 
-def test_nothing_stays_of_a_backup_whose_command_is_killed(
-    filled: BrokerProcess, tmp_path: Path
-) -> None:
+@pytest.mark.test_all
+def test_a_backup_whose_command_is_killed_is_removed(filled: BrokerProcess, tmp_path: Path) -> None:
     destination = tmp_path / "backup"
     for _ in range(MIDWAY_TRIES):
         begun = begin_backup(filled, destination)
@@ -312,7 +313,7 @@ def test_nothing_stays_of_a_backup_whose_command_is_killed(
     output("backup", str(destination), "--data-dir", str(filled.data_dir))
 
 
-def test_what_a_killed_backup_has_left_is_replaced_and_nothing_else(
+def test_a_backup_replaces_what_a_killed_one_left_and_no_other_files(
     filled: BrokerProcess, tmp_path: Path
 ) -> None:
     left, mine = tmp_path / "b.unfinished/clickhouse/data", tmp_path / "c.unfinished/letter"
@@ -328,7 +329,8 @@ def test_what_a_killed_backup_has_left_is_replaced_and_nothing_else(
     assert mine.read_text() == "something"
 
 
-def test_a_restore_that_is_killed_is_found_out_and_can_be_done_again(
+@pytest.mark.test_all
+def test_a_broker_refuses_a_restore_that_was_killed_and_it_can_be_repeated(
     filled: BrokerProcess, backup: Path, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "restored"
@@ -436,7 +438,7 @@ class Older:
     number = 1
 
 
-def test_what_is_no_backup_is_not_restored(tmp_path: Path) -> None:
+def test_a_path_without_a_complete_backup_is_not_restored(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     new = tmp_path / "new"
@@ -458,7 +460,7 @@ def test_what_is_no_backup_is_not_restored(tmp_path: Path) -> None:
         ("x" * 250, "cannot be written: File name too long"),
     ],
 )
-def test_a_destination_that_cannot_be_used_is_one_sentence(
+def test_a_destination_that_cannot_be_used_is_refused_in_one_sentence(
     filled: BrokerProcess, tmp_path: Path, destination: str, sentence: str
 ) -> None:
     (tmp_path / "link").symlink_to("nowhere")
@@ -493,7 +495,7 @@ def test_a_file_that_was_cut_off_while_it_was_written_is_found(
         check_written(clickhouse)
 
 
-def test_a_relative_destination_is_beside_the_user(
+def test_a_relative_destination_is_in_the_current_directory(
     filled: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -507,13 +509,13 @@ def test_a_directory_without_a_broker_cannot_be_backed_up(tmp_path: Path) -> Non
     assert not (tmp_path / "nothing").exists()
 
 
-def test_others_cannot_ask_for_a_backup(filled: BrokerProcess) -> None:
+def test_only_the_user_of_the_broker_can_ask_for_a_backup(filled: BrokerProcess) -> None:
     assert (filled.data_dir / "control").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
     "statement", ["BACKUP DATABASE shop TO File('x')", "RESTORE ALL FROM File('x')"]
 )
-def test_people_cannot_make_backups_by_sql(filled: BrokerProcess, statement: str) -> None:
+def test_sql_users_cannot_make_backups(filled: BrokerProcess, statement: str) -> None:
     with pytest.raises(SqlError, match="This server does not run"):
         filled.sql(statement, user=USER, password=PASSWORD)

@@ -31,6 +31,11 @@ journal, and what the engine takes to insert that."""
 CONNECTIONS: Final = 4
 ROUNDS: Final = 5
 
+CODECS: Final = [
+    pytest.param(Codec.GZIP, marks=pytest.mark.test_all),
+    pytest.param(Codec.LZ4, marks=pytest.mark.test_all),
+    Codec.ZSTD,
+]
 MESSAGE_TOO_LARGE: Final = 10
 INVALID_RECORD: Final = 87
 VERSION: Final = 9
@@ -68,7 +73,10 @@ def quiet_broker(run_broker: RunBroker) -> Iterator[BrokerProcess]:
         yield started
 
 
-def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: BrokerProcess) -> None:
+@pytest.mark.test_all
+def test_batches_that_are_large_when_decompressed_do_not_delay_others(
+    broker: BrokerProcess,
+) -> None:
     # Snappy becomes 21 times as large at most.
     bombs = [bomb(Codec.GZIP, 30), bomb(Codec.SNAPPY, 16), bomb(Codec.LZ4, 30)]
     bombs.append(bomb(Codec.ZSTD, 30))
@@ -127,7 +135,7 @@ def test_batches_that_are_large_when_decompressed_delay_nobody_else(broker: Brok
             )
 
 
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("codec", CODECS)
 def test_zeros_are_refused_before_they_are_decompressed(
     quiet_broker: BrokerProcess, codec: Codec
 ) -> None:
@@ -153,7 +161,7 @@ def test_zeros_are_refused_before_they_are_decompressed(
         produce_one(polite, target, 1)
 
 
-@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("codec", CODECS)
 def test_letters_are_refused_at_the_limit_by_an_error_that_names_the_setting(
     quiet_broker: BrokerProcess, codec: Codec
 ) -> None:

@@ -40,27 +40,11 @@ SHARD_NAMES = ("shard1", "shard2")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One whose brokers and shards a test may kill and whose slots it may move."""
     made = Cluster(tmp_path)
     try:
         made.start()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def calm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """For tests that break nothing, each with tables of its own."""
-    made = Cluster(
-        tmp_path_factory.mktemp("calm"),
-        # Not to be taken for dead on a busy machine.
-        session_timeout_ms=20_000,
-        request_timeout_ms=10_000,
-    )
-    try:
-        made.start()
-        made.await_each_other()
         yield made
     finally:
         made.close()
@@ -125,16 +109,16 @@ def _values(row: dict[str, object]) -> tuple[object, ...]:
     return tuple(row.values())
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_killed(
-    cluster: Cluster,
+    own_cluster: Cluster,
 ) -> None:
     """Each with the columns of all fields, wherever a field came first."""
-    tables = ClusterTables(cluster)
-    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+    tables = ClusterTables(own_cluster)
+    create_topic(own_cluster.bootstrap, TOPIC, PARTITIONS)
     tables("create", "many.*", "--topic", TOPIC, "--route", "header=kind", "--interval-ms", "10",
            "--add-columns")  # fmt: skip
-    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": own_cluster.bootstrap})
     kinds = ("one", "two")
 
     def produce(first: int, last: int, field: str) -> None:
@@ -151,7 +135,7 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
     produce(0, 20, "first")
     for kind in kinds:
         tables.await_rows(f"many.{kind}_local", 1)
-    cluster.brokers[0].kill()
+    own_cluster.brokers[0].kill()
     produce(20, 40, "second")
     for kind in kinds:
         tables.await_rows(f"many.{kind}_local", 40 * PARTITIONS)
@@ -166,15 +150,17 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
         }
 
 
-@pytest.mark.long
-def test_the_table_equals_the_log_whenever_brokers_are_killed_or_paused(cluster: Cluster) -> None:
-    check_faults(cluster, 5)
+@pytest.mark.test_all
+def test_the_table_equals_the_log_whenever_brokers_are_killed_or_paused(
+    own_cluster: Cluster,
+) -> None:
+    check_faults(own_cluster, 5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_the_table_equals_the_log_after_many_faults(cluster: Cluster) -> None:
-    check_faults(cluster, int(os.environ.get("FEED_FAULTS") or 40))
+def test_the_table_equals_the_log_after_many_faults(own_cluster: Cluster) -> None:
+    check_faults(own_cluster, int(os.environ.get("FEED_FAULTS") or 40))
 
 
 def check_faults(cluster: Cluster, count: int) -> None:
@@ -223,45 +209,45 @@ def await_successors(cluster: Cluster, victim: Broker) -> None:
     until(is_done, f"others lead what {victim} has led", LIMIT_S)
 
 
-@pytest.mark.long
-def test_slots_move_while_a_feed_runs(cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_slots_move_while_a_feed_runs(own_cluster: Cluster) -> None:
     """The rows of a block stay on the shard that has its records, whichever that was."""
-    events = Events(cluster)
+    events = Events(own_cluster)
     half = f"0-{SLOTS // 2 - 1}"
-    with producing(cluster.bootstrap, TOPIC, events.record, every_s=EVERY_S):
+    with producing(own_cluster.bootstrap, TOPIC, events.record, every_s=EVERY_S):
         events.await_more()
         for number, to in enumerate(("shard2", "shard1", "shard2")):
-            move_slots(cluster, half, to)
+            move_slots(own_cluster, half, to)
             events.await_every_partition()
             if number == 1:  # what lies on both shards is read by those that begin anew
-                for broker in cluster.brokers:
+                for broker in own_cluster.brokers:
                     broker.kill()
-                for broker in cluster.brokers:
+                for broker in own_cluster.brokers:
                     broker.launch()
-                for broker in cluster.brokers:
+                for broker in own_cluster.brokers:
                     broker.await_ready()
     events.check()
-    placed = [places(engine, LOCAL, "_partition, _offset") for engine in cluster.engines]
-    logged = [places(engine, "messages", "partition, offset") for engine in cluster.engines]
+    placed = [places(engine, LOCAL, "_partition, _offset") for engine in own_cluster.engines]
+    logged = [places(engine, "messages", "partition, offset") for engine in own_cluster.engines]
     assert all(fed <= log for fed, log in zip(placed, logged, strict=True))
     assert {one for one, _ in logged[0]} & {one for one, _ in logged[1]}, "nothing has moved"
 
 
-@pytest.mark.long
-def test_a_backlog_on_two_shards_is_fed_once(cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_a_backlog_on_two_shards_is_fed_once(own_cluster: Cluster) -> None:
     """A feed that begins after a move reads the earlier shard first; so do transactions that began
     before the move and were committed or aborted behind it."""
-    create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
+    create_topic(own_cluster.bootstrap, TOPIC, PARTITIONS)
     half = f"0-{SLOTS // 2 - 1}"
-    kept, dropped = (ConfluentProducer(cluster.bootstrap, one) for one in ("kept", "dropped"))
+    kept, dropped = (ConfluentProducer(own_cluster.bootstrap, one) for one in ("kept", "dropped"))
     kept.begin()
     dropped.begin()
     for name, producer in (("kept", kept), ("dropped", dropped)):
         for number in range(20):
             producer.send(TOPIC, json.dumps({"id": number, "name": name}), number % PARTITIONS)
         producer.flush()
-    move_slots(cluster, half, "shard2")
-    tables = ClusterTables(cluster)
+    move_slots(own_cluster, half, "shard2")
+    tables = ClusterTables(own_cluster)
     tables("create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--columns", COLUMNS)
     for producer in (kept, dropped):
         for number in range(20, 40):
@@ -270,7 +256,7 @@ def test_a_backlog_on_two_shards_is_fed_once(cluster: Cluster) -> None:
     kept.commit()
     dropped.abort()
     tables.await_rows(LOCAL, 40)
-    tables.await_lag(cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
+    tables.await_lag(own_cluster.bootstrap, TABLE, TOPIC, PARTITIONS)
     rows = tables.sql(f"SELECT id, name FROM {LOCAL}")
     assert sorted((row["id"], row["name"]) for row in rows) == [
         (number, "kept" if number < 20 else "late") for number in range(40)
@@ -307,7 +293,7 @@ def bare_cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.close()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_process_beside_the_brokers_takes_over_from_one_that_sleeps(
     bare_cluster: Cluster,
 ) -> None:
@@ -372,12 +358,13 @@ def check_feeders(cluster: Cluster, faults: Sequence[str]) -> None:
 PACKED = "fed.packed"
 
 
-def test_every_shard_has_the_rows_of_its_records(calm_cluster: Cluster) -> None:
-    events = Events(calm_cluster)
-    with producing(calm_cluster.bootstrap, TOPIC, events.record):
+@pytest.mark.test_all
+def test_every_shard_has_the_rows_of_its_records(cluster: Cluster) -> None:
+    events = Events(cluster)
+    with producing(cluster.bootstrap, TOPIC, events.record):
         events.await_more(500)
     events.check()
-    for engine in calm_cluster.engines:
+    for engine in cluster.engines:
         fed = engine.sql(f"SELECT DISTINCT _partition AS n FROM {LOCAL} ORDER BY n")
         logged = engine.sql(
             f"SELECT DISTINCT partition AS n FROM messages WHERE topic = '{TOPIC}' ORDER BY n"
@@ -385,37 +372,34 @@ def test_every_shard_has_the_rows_of_its_records(calm_cluster: Cluster) -> None:
         assert fed == logged
 
 
-def test_the_brokers_that_feed_are_the_members_of_the_feed_s_group(
-    calm_cluster: Cluster,
+@pytest.mark.test_all
+def test_the_brokers_that_feed_are_the_members_of_the_feeds_group(
+    cluster: Cluster,
 ) -> None:
-    tables = ClusterTables(calm_cluster)
-    create_topic(calm_cluster.bootstrap, "shown", PARTITIONS)
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, "shown", PARTITIONS)
     tables("create", "fed.shown", "--topic", "shown", "--columns", COLUMNS)
-    clients = tables.await_members(calm_cluster.bootstrap, "fed.shown", "shown", PARTITIONS)
-    leading = {one.node_id for one in leaders(calm_cluster.brokers[0], "shown").values()}
+    clients = tables.await_members(cluster.bootstrap, "fed.shown", "shown", PARTITIONS)
+    leading = {one.node_id for one in leaders(cluster.brokers[0], "shown").values()}
     assert clients == ["brokerhouse-feed"] * len(leading)
-    refused = complaint(
-        1, "groups", "delete", "feed-fed.shown", "--bootstrap", calm_cluster.bootstrap
-    )
+    refused = complaint(1, "groups", "delete", "feed-fed.shown", "--bootstrap", cluster.bootstrap)
     assert refused == "group feed-fed.shown has active members: stop them first"
 
     tables("drop", "fed.shown")
     until(
-        lambda: (
-            "feed-fed.shown" not in output("groups", "list", "--bootstrap", calm_cluster.bootstrap)
-        ),
+        lambda: "feed-fed.shown" not in output("groups", "list", "--bootstrap", cluster.bootstrap),
         "the group of the dropped feed is gone",
         LIMIT_S,
     )
 
 
-def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None:
+def test_values_that_are_decoded_reach_the_shards(cluster: Cluster) -> None:
     """They leave the shard for the decoder, and come back as lines."""
-    tables = ClusterTables(calm_cluster)
-    create_topic(calm_cluster.bootstrap, "packed", PARTITIONS)
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, "packed", PARTITIONS)
     tables("create", PACKED, "--topic", "packed", "--input-format", "msgpack", "--columns", COLUMNS)
     values = [msgpack.packb({"id": n, "name": f"n{n}"}) if n % 5 else b"\xc1" for n in range(40)]
-    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for number, value in enumerate(values):
         producer.produce("packed", value, partition=number % PARTITIONS)
     assert producer.flush(LIMIT_S) == 0
@@ -432,19 +416,20 @@ def test_values_that_are_decoded_reach_the_shards(calm_cluster: Cluster) -> None
     assert PACKED not in tables("list")
 
 
-def test_a_replay_on_a_cluster_waits_and_says_what_it_did(calm_cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_a_replay_on_a_cluster_waits_and_says_what_it_did(cluster: Cluster) -> None:
     """Without Distributed tables a command sees what its own shard has."""
-    tables = ClusterTables(calm_cluster)
-    create_topic(calm_cluster.bootstrap, "mended", PARTITIONS)
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, "mended", PARTITIONS)
     tables("create", "fed.mended", "--topic", "mended", "--columns", "id UInt8")
-    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for partition in range(PARTITIONS):
         for number in (1, 1000):
             producer.produce("mended", json.dumps({"id": number}), partition=partition)
     assert producer.flush(LIMIT_S) == 0
     tables.await_fed("fed.mended", 2 * PARTITIONS)
     tables.sql("ALTER TABLE fed.mended_local MODIFY COLUMN id UInt16")
-    [dead] = calm_cluster.engines[0].sql(
+    [dead] = cluster.engines[0].sql(
         "SELECT count() AS n FROM dead_letters WHERE feed = 'fed.mended'"
     )
 
@@ -456,12 +441,13 @@ def test_a_replay_on_a_cluster_waits_and_says_what_it_did(calm_cluster: Cluster)
     tables.await_rows("fed.mended_local", 2 * PARTITIONS)
 
 
-def test_a_feed_is_not_dropped_with_its_table(calm_cluster: Cluster) -> None:
+@pytest.mark.test_all
+def test_a_feed_is_not_dropped_with_its_table(cluster: Cluster) -> None:
     """The table is on every server, and a server that is away would keep its rows."""
-    tables = ClusterTables(calm_cluster)
-    create_topic(calm_cluster.bootstrap, "kept", PARTITIONS)
+    tables = ClusterTables(cluster)
+    create_topic(cluster.bootstrap, "kept", PARTITIONS)
     tables("create", "fed.kept", "--topic", "kept", "--interval-ms", "10", "--columns", COLUMNS)
-    producer = Producer({"bootstrap.servers": calm_cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for sent in (1, 2):
         for partition in range(PARTITIONS):
             producer.produce("kept", json.dumps({"id": sent}), partition=partition)

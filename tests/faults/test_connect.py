@@ -96,7 +96,7 @@ def check_each_line_once(
     return aborted
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_each_line_becomes_one_record_whatever_is_killed(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ import itertools
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -91,16 +90,9 @@ class Producer:
                 position = messages.end_offset(bytes(found.records))
 
 
-def wait_for_line(broker: BrokerProcess, text: str, limit_s: float = 20) -> None:
-    deadline = time.monotonic() + limit_s
-    while text not in broker.log():
-        assert time.monotonic() < deadline, f"{text!r} is not in the log"
-        threading.Event().wait(0.05)
-
-
 class TestFullDisk:
     @in_a_mount_namespace
-    def test_nothing_is_lost_or_doubled_and_the_same_broker_goes_on(
+    def test_nothing_is_lost_or_doubled_on_a_full_disk_and_the_same_broker_goes_on(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         with small_disk(tmp_path) as disk, running(disk.path) as broker:
@@ -127,6 +119,7 @@ class TestFullDisk:
             assert [producer.send() for _ in range(10)] == [0] * 10
             producer.check(broker)
 
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_rows_that_wait_in_the_journal_are_served_and_never_silently_missing(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -158,9 +151,9 @@ class TestFullDisk:
             producer.connect(broker)
             producer.check(broker)
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_space_may_come_and_go_at_any_moment(
+    def test_nothing_is_lost_while_space_comes_and_goes_at_any_moment(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         """Somebody else fills the disk while blocks are written, and chDB hides it.
@@ -208,9 +201,9 @@ class TestFullDisk:
             producer.check(broker)
         print(f"{producer.refused} refused, {len(producer.stored)} stored, {restarts} restarts")
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_every_api_is_answered(
+    def test_every_api_is_answered_on_a_full_disk(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         settings = {"group_initial_rebalance_delay_ms": "0"}
@@ -248,9 +241,9 @@ class TestFullDisk:
             assert [created.error_code for created in answer.topics] == [0, 0]
             assert APIS.keys() == {key for key, _ in samples.every_version()}
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_topics_that_cannot_be_cleaned_up_hold_up_no_reader(
+    def test_readers_go_on_while_rows_of_deleted_topics_cannot_be_removed(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         """Merges stop on a low disk, and with them the deletion of rows."""
@@ -263,7 +256,7 @@ class TestFullDisk:
             broker.restart()
             disk.fill()
             disk.free(100 * MIB)
-            wait_for_line(broker, "merges stop")
+            until(lambda: "merges stop" in broker.log(), "the broker says that merges stop")
             with Wire(broker) as wire:
                 state = DeleteTopicsRequest.DeleteTopicState
                 names = [state(name=target.name, topic_id=None) for target in doomed]
@@ -274,7 +267,7 @@ class TestFullDisk:
                 read = wire.ask(messages.fetch(kept, 0), VERSION).responses[0].partitions[0]
                 assert messages.end_offset(bytes(read.records)) == 2
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
     def test_a_start_on_a_full_disk_serves_what_is_there(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
@@ -293,7 +286,8 @@ class TestFullDisk:
                 assert producer.send() == 0
                 producer.check(broker)
 
-    def test_what_the_table_refuses_is_not_acknowledged(
+    @pytest.mark.test_all
+    def test_a_block_that_the_table_refuses_is_not_acknowledged(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
         """chDB's streaming insert returns as if such a block was stored."""
@@ -316,8 +310,8 @@ class TestFullDisk:
 class TestDefinitions:
     """The files that say what tables are (storage/definition_files.py)."""
 
-    @pytest.mark.long
-    def test_a_log_whose_definition_was_lost_in_a_change_is_all_there(
+    @pytest.mark.test_all
+    def test_a_definition_that_was_lost_in_a_change_is_taken_from_its_copy(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
         broker = own_broker()
@@ -337,6 +331,7 @@ class TestDefinitions:
         assert producer.send() == 0
         producer.check(broker)
 
+    @pytest.mark.test_all
     def test_without_a_copy_the_start_says_which_file_is_damaged(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -350,7 +345,7 @@ class TestDefinitions:
         assert code == 1
         assert one_sentence(printed).endswith(f"or put the definition into {path}")
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     def test_a_deletion_that_was_not_stored_is_made_after_the_next_start(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -378,9 +373,9 @@ class TestDefinitions:
         kept.connect(broker)
         kept.check(broker)
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_what_people_create_or_change_on_a_full_disk_stops_no_start(
+    def test_a_broker_starts_after_users_created_and_changed_tables_on_a_full_disk(
         self, tmp_path: Path, topic: str, request: pytest.FixtureRequest
     ) -> None:
         settings = {"sql_user": "admin", "sql_password": "secret"}
@@ -421,9 +416,9 @@ class TestDefinitions:
             run("CREATE DATABASE market")
             assert not list((disk.path / "definitions").iterdir())
 
-    @pytest.mark.long
+    @pytest.mark.test_all
     @in_a_mount_namespace
-    def test_definitions_may_change_while_space_comes_and_goes(
+    def test_the_log_is_whole_after_definitions_changed_while_space_came_and_went(
         self, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         """The engine is killed again and again in the middle of changes of the log's table."""

@@ -116,7 +116,7 @@ def await_decoder(broker: BrokerProcess) -> int:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_bad_records_of_every_format_while_broker_and_decoder_are_killed(
     own_broker: Callable[..., BrokerProcess], schemas: Schemas
 ) -> None:
@@ -177,7 +177,7 @@ def check_formats(
         print(f"{kind}: {made[kind]()} records, {repeated} blocks were repeated")
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
@@ -220,13 +220,14 @@ def test_a_feed_goes_on_when_its_decoder_is_killed_in_the_middle_of_a_block(
     assert check_fed(tables, TOPIC, TABLE, sent()) == 1
 
 
+@pytest.mark.test_all
 def test_the_table_equals_the_log_whenever_the_broker_is_killed(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:
     check_table_equals_log(own_broker(**SETTINGS), kills=6)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_backup_of_a_broker_that_feeds_loses_and_doubles_nothing(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

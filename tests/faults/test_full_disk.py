@@ -178,7 +178,9 @@ def disk_with_records(directory: Path, size_bytes: int, **settings: str) -> Iter
         yield Full(disk, broker)
 
 
-@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
+@pytest.mark.parametrize(
+    "delete", [Full.delete_topic, pytest.param(Full.delete_records, marks=pytest.mark.test_all)]
+)
 @in_a_mount_namespace
 def test_deleting_frees_a_disk_that_records_have_filled(
     tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest
@@ -194,6 +196,7 @@ def test_deleting_frees_a_disk_that_records_have_filled(
         full.check_kept()
 
 
+@pytest.mark.test_all
 @in_a_mount_namespace
 def test_a_broker_that_was_killed_on_a_full_disk_starts_and_deleting_frees_it(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -216,6 +219,7 @@ def test_a_broker_that_was_killed_on_a_full_disk_starts_and_deleting_frees_it(
         full.check_kept()
 
 
+@pytest.mark.test_all
 @in_a_mount_namespace
 def test_a_broker_that_cannot_drain_its_journal_starts_reads_and_lets_topics_be_deleted(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -252,7 +256,7 @@ def test_a_broker_that_cannot_drain_its_journal_starts_reads_and_lets_topics_be_
         assert full.end_of(waiting) == 2
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records, Full.shorten_retention])
 @in_a_mount_namespace
 def test_deleting_works_when_another_program_took_the_last_byte(
@@ -273,7 +277,7 @@ def test_deleting_works_when_another_program_took_the_last_byte(
         full.check_kept()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
 @in_a_mount_namespace
 def test_deleting_works_when_records_in_the_journal_have_no_space_in_the_table(
@@ -291,6 +295,7 @@ def test_deleting_works_when_records_in_the_journal_have_no_space_in_the_table(
         full.check_kept()
 
 
+@pytest.mark.test_all
 @in_a_mount_namespace
 def test_only_deleting_uses_the_reserve_and_others_are_told_what_to_do(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -330,6 +335,7 @@ def check_what_commands_say(broker: BrokerProcess) -> None:
             assert part in ended.stderr, ended.stderr
 
 
+@pytest.mark.test_all
 @in_a_mount_namespace
 def test_a_reserve_of_more_than_half_of_the_disk_is_refused(
     tmp_path: Path, request: pytest.FixtureRequest

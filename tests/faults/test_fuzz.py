@@ -356,7 +356,7 @@ def fuzz(own_broker: OwnBrokers, default_cases: int) -> None:
         decode(APIS[ApiKey.ApiVersions].response, version, wire.receive())
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.timeout(900)  # a minute on a quiet machine: it waits for answers, and computes
 def test_ten_thousand_random_requests_do_no_harm(own_broker: OwnBrokers) -> None:
     """New ones at each run; `make fuzz` sends a million."""

@@ -33,7 +33,7 @@ LEAVING_TIMEOUT_MS = 10_000
 OwnBroker = Callable[..., BrokerProcess]
 
 END = {"SIGTERM": BrokerProcess.stop, "SIGKILL": BrokerProcess.kill}
-SIGNALS = [pytest.param("SIGTERM", marks=pytest.mark.long), pytest.param("SIGKILL")]
+SIGNALS = ["SIGTERM", "SIGKILL"]
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def generations(broker: BrokerProcess, groups: Iterable[Group]) -> list[int]:
 
 
 # kafkajs takes a lost connection for the end of its membership, with Kafka's own broker, too.
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", SIGNALS)
 def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     broker: BrokerProcess,
@@ -104,7 +105,7 @@ def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     broker: BrokerProcess,
@@ -129,7 +130,7 @@ def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     assert group.violations(produced) == []
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
 def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_as_it_rebalances(
     broker: BrokerProcess,
@@ -154,7 +155,7 @@ def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_a
     assert group.violations(produced) == []
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, partitions: list[Partition]
 ) -> None:
@@ -176,7 +177,7 @@ def test_members_that_do_not_come_back_with_the_broker_lose_what_they_had(
     assert group.violations(produced) == []
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize("end", SIGNALS)
 def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     broker: BrokerProcess,
@@ -220,12 +221,15 @@ def test_a_static_member_is_the_same_one_after_both_it_and_the_broker_ended(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.parametrize("end", SIGNALS)
-def test_committed_offsets_and_their_metadata_survive(
-    broker: BrokerProcess, topic: str, partitions: list[Partition], end: str
+@pytest.mark.parametrize(
+    "end", [pytest.param("SIGTERM", marks=pytest.mark.test_all), pytest.param("SIGKILL")]
+)
+def test_committed_offsets_and_their_metadata_survive_the_end_of_the_broker(
+    restarted_broker: BrokerProcess, topic: str, end: str
 ) -> None:
-    client = ConfluentKafka()
-    committed: Committed = {partition: (partition * 7, "") for _, partition in partitions}
+    broker, client = restarted_broker, ConfluentKafka()
+    client.create_topic(broker.kafka, topic, PARTITIONS)
+    committed: Committed = {partition: (partition * 7, "") for partition in range(PARTITIONS)}
     client.commit(broker.kafka, topic, topic, committed)
     changed: Committed = {**committed, 3: (2, ""), 4: (2**62, "")}
     client.commit(broker.kafka, topic, topic, changed)

@@ -122,7 +122,7 @@ def check_each_record_once(
     return aborted
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_each_record_is_in_the_table_once_whatever_is_killed(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

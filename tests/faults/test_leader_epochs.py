@@ -21,7 +21,7 @@ from tests.support.one_partition import EPOCHS, LIST, NAMED_FETCH, read, write
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSUMER_LIMIT_S = 60.0
@@ -164,7 +164,7 @@ def test_epochs_end_where_the_next_ones_began_whatever_is_left_of_their_records(
         assert found(wire, target, messages.TIME_MS) == (-1, -1)
 
 
-def test_a_fetch_of_what_is_not_in_the_log_is_told_where_the_epoch_ended(
+def test_a_fetch_of_an_epoch_that_has_ended_is_answered_with_its_end(
     cluster: Cluster, target: Target
 ) -> None:
     first = epoch(cluster, target)

@@ -63,7 +63,7 @@ def metadata_of_all(broker: BrokerProcess) -> bytes:
         return wire.receive()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_hundred_thousand_topics_cost_what_the_page_of_limits_says(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:

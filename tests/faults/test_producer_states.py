@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 
@@ -25,13 +24,14 @@ from tests.support.wire import Wire
 
 OwnBroker = Callable[..., BrokerProcess]
 Opened = Callable[[str, str], list[TransactionalProducer]]
+pytestmark = pytest.mark.test_all
+
 OLDER_FLOW: Sequence[Callable[[str, str], TransactionalProducer]] = (
     ConfluentProducer,
     KafkaPythonProducer,
     AiokafkaProducer,
 )
 """Clients that use one epoch for all their transactions, so that sequences go on."""
-long = partial(pytest.param, marks=pytest.mark.long)
 PRODUCE, LIST, DELETE = 12, 7, 2
 EARLIEST = -2
 HIGH_WATERMARK = -1
@@ -92,7 +92,7 @@ def committed(broker: BrokerProcess, topic: str) -> list[str]:
     return [str(row["value"]) for row in found]
 
 
-@pytest.mark.parametrize("kept", ["the last marker", long("nothing")])
+@pytest.mark.parametrize("kept", ["the last marker", "nothing"])
 def test_transactional_producers_go_on_after_their_records_were_deleted_and_a_kill(
     own_broker: OwnBroker, opened: Opened, topic: str, kept: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_transactional_producers_go_on_after_their_records_were_deleted_and_a_ki
     until(lambda: committed(broker, topic) == wanted, "what is left of them is committed")
 
 
-@pytest.mark.parametrize("removed_by", ["retention", long("DeleteRecords")])
+@pytest.mark.parametrize("removed_by", ["retention", "DeleteRecords"])
 def test_an_idempotent_producer_without_records_goes_on_and_its_retries_are_found_after_a_kill(
     own_broker: OwnBroker, topic: str, removed_by: str
 ) -> None:

@@ -7,7 +7,7 @@ sent must be in the log exactly once, at the offset of its acknowledgement.
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import confluent_kafka
@@ -127,23 +127,36 @@ def check(broker: BrokerProcess, topic: str, acknowledged: list[Acknowledged], s
     assert log_by_consumer(broker, topic, counts) == log
 
 
-@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.long), "SIGKILL"])
-def test_nothing_is_lost_or_doubled_when_the_broker_ends_under_librdkafkas_load(
-    own_broker: OwnBroker, topic: str, end: str
-) -> None:
+def loaded_while_ended(broker: BrokerProcess, topic: str, ends: Sequence[str]) -> Load:
+    """A producer's load while the broker ends in these ways. All is acknowledged in the end."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    broker = own_broker()
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
     with Load(broker.kafka, topic) as load:
-        for _ in range(ENDS):
+        for end in ends:
             load.send_until_acknowledged(len(load.acknowledged) + chance.randrange(1, 8000))
             END[end](broker)
             broker.start()
         load.send_until_acknowledged(len(load.acknowledged) + 1000)
         load.finish()
+    return load
 
+
+def test_nothing_is_lost_or_doubled_when_the_broker_stops_and_is_killed_under_librdkafkas_load(
+    restarted_broker: BrokerProcess, topic: str
+) -> None:
+    load = loaded_while_ended(restarted_broker, topic, ["SIGTERM", "SIGKILL"])
+    check(restarted_broker, topic, load.acknowledged, load.sent)
+
+
+@pytest.mark.test_all
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
+def test_nothing_is_lost_or_doubled_when_the_broker_ends_often_under_librdkafkas_load(
+    own_broker: OwnBroker, topic: str, end: str
+) -> None:
+    broker = own_broker()
+    load = loaded_while_ended(broker, topic, [end] * ENDS)
     check(broker, topic, load.acknowledged, load.sent)
     broker.kill()
     broker.start()
@@ -157,7 +170,7 @@ def java(tmp_path: Path) -> Iterator[HelperProcess]:
     helper.close()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_under_javas_load(
     own_broker: OwnBroker, java: HelperProcess, topic: str
 ) -> None:
@@ -182,7 +195,7 @@ def test_nothing_is_lost_or_doubled_when_the_broker_is_killed_under_javas_load(
     check(broker, topic, acknowledged, len(acknowledged))
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_broker_killed_while_it_starts_starts_the_next_time(
     own_broker: OwnBroker, topic: str
 ) -> None:
@@ -202,10 +215,10 @@ def test_a_broker_killed_while_it_starts_starts_the_next_time(
     check(broker, topic, load.acknowledged, load.sent)
 
 
-def test_a_topic_that_was_deleted_stays_deleted_and_its_name_starts_anew(
-    own_broker: OwnBroker, topic: str
+def test_a_deleted_topic_stays_deleted_after_a_kill_and_its_name_can_be_used_again(
+    restarted_broker: BrokerProcess, topic: str
 ) -> None:
-    broker = own_broker()
+    broker = restarted_broker
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
     with Load(broker.kafka, topic) as first:
@@ -216,7 +229,8 @@ def test_a_topic_that_was_deleted_stays_deleted_and_its_name_starts_anew(
     broker.kill()
     broker.start()
 
-    assert broker.sql("SELECT name FROM topics") == []
+    found = "SELECT name FROM topics WHERE name = {topic:String}"
+    assert broker.sql(found, {"topic": topic}) == []
     ConfluentKafka().create_topic(broker.kafka, topic, PARTITIONS)
     with Load(broker.kafka, topic) as second:
         second.send_until_acknowledged(50)

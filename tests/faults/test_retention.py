@@ -94,11 +94,11 @@ def stats(broker: BrokerProcess, name: str) -> dict[str, Any]:
 # --- by age ---
 
 
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.test_all), "SIGKILL"])
 def test_offsets_go_on_in_a_partition_that_was_emptied_whatever_ends_the_broker(
-    own_broker: OwnBroker, topic: str, end: str
+    restarted_broker: BrokerProcess, topic: str, end: str
 ) -> None:
-    broker = own_broker(retention_check_interval_ms=EVERY_MS)
+    broker = restarted_broker
     with Wire(broker) as wire:
         target = messages.create_topic(wire, topic, configs={"retention.ms": "60000"})
         assert write(wire, target, 5, now_ms() - 3_600_000) == 0
@@ -121,10 +121,10 @@ def test_offsets_go_on_in_a_partition_that_was_emptied_whatever_ends_the_broker(
         assert offset(wire, target, LATEST) == 7
 
 
-def test_a_topic_config_that_changes_counts_at_the_next_look(
-    own_broker: OwnBroker, topic: str
+def test_a_retention_time_that_is_shortened_counts_at_the_next_look(
+    restarted_broker: BrokerProcess, topic: str
 ) -> None:
-    broker = own_broker(retention_check_interval_ms=EVERY_MS)
+    broker = restarted_broker
     with Wire(broker) as wire:
         target = messages.create_topic(wire, topic, configs={"retention.ms": "-1"})
         write(wire, target, 3, now_ms() - 3_600_000)
@@ -149,6 +149,7 @@ def alter_retention(broker: BrokerProcess, topic: str, retention_ms: int) -> Non
 # --- DeleteRecords ---
 
 
+@pytest.mark.test_all
 def test_a_kill_between_the_checkpoint_and_the_deletion_leaves_no_row_behind(
     own_broker: OwnBroker, topic: str
 ) -> None:
@@ -169,7 +170,7 @@ def test_a_kill_between_the_checkpoint_and_the_deletion_leaves_no_row_behind(
         assert stats(broker, topic)["records"] == 3
 
 
-def test_delete_records_says_what_is_wrong_for_each_partition(
+def test_delete_records_answers_with_the_error_of_each_partition(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:
@@ -197,7 +198,7 @@ def test_delete_records_says_what_is_wrong_for_each_partition(
         ("delete", (0, 2)),
     ],
 )
-def test_a_topic_that_is_only_compacted_keeps_its_records(
+def test_records_of_a_topic_that_is_only_compacted_cannot_be_deleted(
     broker: BrokerProcess, topic: str, policy: str, answer: tuple[int, int]
 ) -> None:
     with Wire(broker) as wire:
@@ -228,7 +229,14 @@ def by_kafkas_tool(broker: BrokerProcess, topic: str, to: int, directory: Path) 
     assert f"partition: {topic}-0\tlow_watermark: {to}" in printed
 
 
-@pytest.mark.parametrize("client", ["kafka-python", "confluent-kafka", "kafka-delete-records"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        "kafka-python",
+        "confluent-kafka",
+        pytest.param("kafka-delete-records", marks=pytest.mark.test_all),
+    ],
+)
 def test_clients_delete_records_and_consumers_go_on_where_the_log_starts(
     broker: BrokerProcess, topic: str, tmp_path: Path, client: str
 ) -> None:
@@ -345,7 +353,7 @@ def put_rows(engine: EngineProcess, target: Target, days_ago: int, first: int, c
     )
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_old_days_are_dropped_and_sizes_are_kept(
     aged: tuple[BrokerProcess, dict[str, Target]],
 ) -> None:
@@ -393,11 +401,17 @@ def sizes(wire: Wire, targets: dict[str, Target]) -> dict[str, int]:
 # --- topics ---
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["it runs on", "it is killed at once"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(False, id="it runs on"),
+        pytest.param(True, id="it is killed at once", marks=pytest.mark.test_all),
+    ],
+)
 def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
-    own_broker: OwnBroker, topic: str, ends: bool
+    restarted_broker: BrokerProcess, topic: str, ends: bool
 ) -> None:
-    broker = own_broker(retention_check_interval_ms=EVERY_MS)
+    broker = restarted_broker
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     with Wire(broker) as wire:
         old = messages.create_topic(wire, topic)
@@ -414,8 +428,9 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
         assert write(wire, new, 3, now_ms()) == 0
         until(lambda: rows(broker, topic) == 3, "the rows of the old topic are gone")
         assert stats(broker, topic)["records"] == 3
+        checkpoints = "SELECT * FROM partition_checkpoints WHERE topic_id = {id:UUID}"
         until(
-            lambda: broker.sql("SELECT * FROM partition_checkpoints") == [],
+            lambda: broker.sql(checkpoints, {"id": str(old.topic_id)}) == [],
             "nothing is left of where the old topic began",
         )
 
@@ -423,7 +438,7 @@ def test_a_topic_that_is_deleted_frees_its_rows_and_shows_none_to_its_successor(
 # --- compacted topics ---
 
 
-def test_a_compacted_topic_takes_no_record_without_a_key(broker: BrokerProcess, topic: str) -> None:
+def test_a_compacted_topic_refuses_records_without_a_key(broker: BrokerProcess, topic: str) -> None:
     with Wire(broker) as wire:
         target = messages.create_topic(wire, topic, configs={"cleanup.policy": "compact"})
         batch = batch_of(Record(0, b"a"), Record(0, None), Record(0, b""), Record(0, None))
@@ -446,7 +461,7 @@ def test_a_compacted_topic_takes_no_record_without_a_key(broker: BrokerProcess, 
         assert write(wire, target, 2, now_ms()) == 0
 
 
-def test_producers_hear_that_a_compacted_topic_needs_keys_and_go_on(
+def test_producers_go_on_after_a_compacted_topic_refused_a_record_without_a_key(
     broker: BrokerProcess, topic: str
 ) -> None:
     with Wire(broker) as wire:

@@ -47,5 +47,5 @@ def test_a_broker_that_may_not_renice_serves_reads_and_sql(
         assert broker.sql(query, user="admin", password="secret") == [{"n": 2}]
     with pytest.raises(SqlError, match="SETTING_CONSTRAINT_VIOLATION"):
         broker.sql("SELECT 1 SETTINGS os_thread_priority = 15")
-    broker.restart()
+    broker.stop()
     assert "terminating" not in broker.log()

@@ -22,7 +22,7 @@ from tests.support.transactional import ConfluentProducer
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 TOPIC = "moving"
 PARTITIONS = 8
@@ -262,7 +262,7 @@ def bounds(cluster: Cluster, topic: str) -> list[tuple[int, int]]:
     return found
 
 
-def test_records_that_are_given_up_leave_every_shard_that_has_them_and_offsets_go_on(
+def test_deleted_records_leave_every_shard_that_has_them_and_offsets_go_on(
     cluster: Cluster,
 ) -> None:
     one, two = cluster.engines

@@ -94,7 +94,7 @@ def ended(*apps: StreamsApp) -> Iterator[Sequence[StreamsApp]]:
             app.kill()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_each_count_of_each_word_is_there_once_whatever_is_killed(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

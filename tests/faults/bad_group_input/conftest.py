@@ -1,4 +1,4 @@
-"""A broker, connections to it, and a group with one member."""
+"""Connections to the shared broker, and a group with one member."""
 
 from __future__ import annotations
 
@@ -14,17 +14,6 @@ from tests.support.group_answers import Connect
 from tests.support.member import Member
 from tests.support.messages import Target
 from tests.support.wire import Wire
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker whose groups do not wait for more members."""
-    process = BrokerProcess(
-        tmp_path_factory.mktemp("groups") / "data", {"group_initial_rebalance_delay_ms": "0"}
-    )
-    process.start()
-    yield process
-    process.stop()
 
 
 @pytest.fixture(autouse=True)

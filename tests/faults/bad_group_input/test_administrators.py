@@ -29,7 +29,9 @@ from tests.support.wire import Wire
 
 
 class TestAdministrators:
-    def test_a_group_that_is_not_there(self, wire: Wire, target: Target) -> None:
+    def test_a_group_that_does_not_exist_is_dead_and_cannot_be_deleted(
+        self, wire: Wire, target: Target
+    ) -> None:
         for version in range(6):
             (group,) = described(wire, NO_GROUP, version=version)
             assert (group.error_code, group.group_state) == (NONE, "Dead")
@@ -47,7 +49,7 @@ class TestAdministrators:
         assert deleted.error_code == NON_EMPTY
         assert member.heartbeat() == NONE
 
-    def test_offsets_of_a_topic_that_is_read_are_not_deleted(
+    def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(
         self, wire: Wire, topic: str, group: str
     ) -> None:
         target = messages.create_topic(wire, topic, partitions=2)
@@ -74,7 +76,7 @@ class TestAdministrators:
         answer = wire.ask(messages.offset_delete(group, (target.name, [0])), 0)
         assert (answer.error_code, answer.topics) == (NON_EMPTY, [])
 
-    def test_what_a_member_reads_is_shown_while_the_group_is_stable(
+    def test_subscriptions_are_described_only_while_the_group_is_stable(
         self, connect: Connect, member: Member
     ) -> None:
         wire = connect()

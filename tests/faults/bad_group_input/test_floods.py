@@ -8,11 +8,13 @@ bound its memory, the test says so.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from kafka.protocol.admin import ListGroupsRequest
 
-from tests.conftest import OwnBrokers
+from tests.conftest import OwnBrokers, RunBroker
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.group_answers import (
@@ -36,8 +38,24 @@ PATIENT_MS = 1_800_000
 """The longest that a broker allows: a member is not to leave while a flood takes its time."""
 
 
+KNOCKS = 2000
+TIGHT_BYTES = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def tight(run_broker: RunBroker) -> Iterator[BrokerProcess]:
+    """A broker with little room for groups. Whoever takes much of it gives it back."""
+    with run_broker(
+        "tight",
+        groups_max_bytes=str(TIGHT_BYTES),
+        group_max_size="2",
+        group_min_session_timeout_ms="1000",
+    ) as process:
+        yield process
+
+
 class TestFloods:
-    def test_ten_thousand_knock_and_do_not_come_in(
+    def test_a_group_gives_no_more_member_ids_than_it_takes_members(
         self, broker: BrokerProcess, connect: Connect, target: Target, group: str, member: Member
     ) -> None:
         """Kafka gives any number of ids; here they count towards `group_max_size`."""
@@ -45,7 +63,7 @@ class TestFloods:
         before_bytes = broker.rss_bytes()
         knock = messages.join(f"{group}-flooded", session_timeout_ms=PATIENT_MS)
         ids = set()
-        for number in range(10_000):
+        for number in range(KNOCKS):
             answer = wire.ask(knock, JOIN)
             if number < 1000:
                 assert answer.error_code == MEMBER_ID_REQUIRED
@@ -62,10 +80,11 @@ class TestFloods:
         late.send_join()
         assert member.heartbeat() == NONE
 
-    def test_knocking_at_many_groups_fills_no_memory(
+    @pytest.mark.test_all
+    def test_member_ids_of_many_groups_count_towards_the_size_of_all_groups(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
-        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
+        broker = own_broker(groups_max_bytes=str(TIGHT_BYTES), group_initial_rebalance_delay_ms="0")
         with Wire(broker) as wire, Wire(broker) as other:
             member = patient(other, "there-before")
             member.settle()
@@ -75,55 +94,61 @@ class TestFloods:
             assert member.heartbeat() == NONE
             assert member.commit(messages.create_topic(wire, topic)) == NONE
 
-    def test_subscriptions_fill_no_memory(self, own_broker: OwnBrokers, topic: str) -> None:
-        broker = own_broker(groups_max_bytes=str(16 * MIB), group_initial_rebalance_delay_ms="0")
-        with Wire(broker) as wire, Wire(broker) as other:
+    def test_new_members_are_refused_when_subscriptions_fill_the_room_for_groups(
+        self, tight: BrokerProcess, topic: str
+    ) -> None:
+        with Wire(tight) as wire, Wire(tight) as other:
             target = messages.create_topic(wire, topic)
-            member = patient(other, "there-before")
+            member = patient(other, f"{topic}-there-before")
             member.settle()
-            told = []
+            told, inside = [], []
             for number in range(24):
-                huge = patient(wire, f"huge-{number}", protocols=(("range", b"x" * MIB),))
+                large = (("range", b"x" * (TIGHT_BYTES // 16)),)
+                huge = patient(wire, f"{topic}-{number}", protocols=large)
                 answer = huge.try_join()
                 if answer.error_code == MEMBER_ID_REQUIRED:
                     answer = huge.try_join()
                 told.append(answer.error_code)
-            taken = told.count(NONE)
+                if answer.error_code == NONE:
+                    inside.append(huge)
+            taken = len(inside)
             assert 12 <= taken <= 16
             assert told == [NONE] * taken + [FULL] * (24 - taken)
             assert member.heartbeat() == NONE
             assert member.commit(target) == NONE
-            small = Member(wire, "small")
+            small = Member(wire, f"{topic}-small")
             assert small.try_join().error_code == MEMBER_ID_REQUIRED
+            assert [one.leave() for one in inside] == [NONE] * taken
 
-    def test_names_of_protocols_fill_no_memory(self, own_broker: OwnBrokers) -> None:
-        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
-        with Wire(broker) as wire, Wire(broker) as other:
-            member = patient(other, "there-before")
+    def test_new_members_are_refused_when_names_of_protocols_fill_the_room_for_groups(
+        self, tight: BrokerProcess, topic: str
+    ) -> None:
+        with Wire(tight) as wire, Wire(tight) as other:
+            member = patient(other, f"{topic}-there-before")
             member.settle()
             names = [(f"name-{number}", b"") for number in range(20_000)]
-            told = [
-                patient(wire, f"many-{number}", era=3, protocols=names).try_join().error_code
-                for number in range(5)
-            ]
+            many = [patient(wire, f"{topic}-{n}", era=3, protocols=names) for n in range(5)]
+            told = [one.try_join().error_code for one in many]
             assert FULL in told
             assert told == sorted(told), "one was taken after another had been refused"
             assert member.heartbeat() == NONE
+            inside = [one for one, code in zip(many, told, strict=True) if code == NONE]
+            assert [one.leave() for one in inside] == [NONE] * len(inside)
 
     def test_an_assignment_that_is_too_large_is_refused_and_a_smaller_one_taken(
-        self, own_broker: OwnBrokers, topic: str
+        self, tight: BrokerProcess, group: str
     ) -> None:
-        broker = own_broker(groups_max_bytes=str(4 * MIB), group_initial_rebalance_delay_ms="0")
-        with Wire(broker) as wire:
-            member = Member(wire, "assigned-much")
+        with Wire(tight) as wire:
+            member = Member(wire, group)
             member.join()
-            answer = member.sync({member.member_id: b"x" * (5 * MIB)})
+            answer = member.sync({member.member_id: b"x" * (TIGHT_BYTES + MIB)})
             assert (answer.error_code, answer.assignment) == (UNKNOWN_SERVER_ERROR, b"")
             assert member.heartbeat() == NONE
             answer = member.sync({member.member_id: b"x" * MIB})
             assert (answer.error_code, len(answer.assignment)) == (NONE, MIB)
+            assert member.leave() == NONE
 
-    def test_assignments_for_nobody_are_not_kept(
+    def test_assignments_for_members_that_do_not_exist_are_not_kept(
         self, broker: BrokerProcess, wire: Wire, group: str
     ) -> None:
         member = Member(wire, group)
@@ -134,39 +159,43 @@ class TestFloods:
         (shown,) = described(wire, group)
         assert [m.member_id for m in shown.members] == [member.member_id]
 
-    def test_more_members_than_a_group_takes(self, own_broker: OwnBrokers) -> None:
-        broker = own_broker(group_max_size="2", group_initial_rebalance_delay_ms="0")
-        with Wire(broker) as one, Wire(broker) as two, Wire(broker) as three:
-            first, second = Member(one, "small"), Member(two, "small")
+    def test_a_full_group_refuses_members_until_one_leaves(
+        self, tight: BrokerProcess, group: str
+    ) -> None:
+        with Wire(tight) as one, Wire(tight) as two, Wire(tight) as three:
+            first, second = Member(one, group), Member(two, group)
             first.settle()
             second.begin_join()
             until(lambda: first.heartbeat() == REBALANCE)
             first.send_join()
             assert [m.receive_join().error_code for m in (first, second)] == [NONE, NONE]
             for version in (3, JOIN):
-                assert three_knocks(three, version) == (FULL, "")
+                assert knocked(three, group, version) == (FULL, "")
             first.sync({first.member_id: ASSIGNMENT})
             assert second.sync().error_code == NONE
             assert second.leave() == NONE
-            until(lambda: three_knocks(three, JOIN)[0] == MEMBER_ID_REQUIRED)
+            until(lambda: knocked(three, group, JOIN)[0] == MEMBER_ID_REQUIRED)
 
-    def test_a_member_whose_client_leaves_while_it_waits(
-        self, broker: BrokerProcess, connect: Connect, member: Member
+    def test_a_member_whose_client_leaves_while_it_waits_is_removed_when_its_session_ends(
+        self, tight: BrokerProcess, group: str
     ) -> None:
-        with Wire(broker) as left:
-            gone = Member(left, member.group_id, session_timeout_ms=6_000)
-            gone.begin_join()
+        with Wire(tight) as wire, Wire(tight) as other:
+            member = Member(wire, group)
+            member.settle()
+            with Wire(tight) as left:
+                gone = Member(left, group, session_timeout_ms=1000)
+                gone.begin_join()
+                until(lambda: member.heartbeat() == REBALANCE)
+            member.send_join()
+            assert member.receive_join().error_code == NONE
+            assert member.sync({member.member_id: ASSIGNMENT}).error_code == NONE
+            # It has a place in the generation, and a session that ends.
             until(lambda: member.heartbeat() == REBALANCE)
-        member.send_join()
-        assert member.receive_join().error_code == NONE
-        assert member.sync({member.member_id: ASSIGNMENT}).error_code == NONE
-        # It has a place in the generation, and a session that ends.
-        until(lambda: member.heartbeat() == REBALANCE)
-        member.settle()
-        (shown,) = described(connect(), member.group_id)
-        assert [m.member_id for m in shown.members] == [member.member_id]
+            member.settle()
+            (shown,) = described(other, group)
+            assert [m.member_id for m in shown.members] == [member.member_id]
 
-    def test_a_crowd_whose_clients_leave_while_they_wait(
+    def test_clients_that_leave_while_they_join_do_not_hold_up_the_members(
         self, broker: BrokerProcess, member: Member
     ) -> None:
         for _ in range(100):
@@ -177,7 +206,7 @@ class TestFloods:
         member.send_join()
         assert member.receive_join().error_code == NONE
 
-    def test_requests_behind_a_parked_one_wait_for_it(
+    def test_a_request_sent_after_a_join_is_answered_after_it(
         self, connect: Connect, member: Member
     ) -> None:
         """Answers come in the order of the requests, so a request behind waits."""
@@ -200,12 +229,14 @@ def patient(wire: Wire, group_id: str, **settings: Any) -> Member:
     )
 
 
-def three_knocks(wire: Wire, version: int) -> tuple[int, str]:
-    answer = wire.ask(messages.join("small"), version)
+def knocked(wire: Wire, group: str, version: int) -> tuple[int, str]:
+    answer = wire.ask(messages.join(group), version)
     return int(answer.error_code), str(answer.member_id)
 
 
-def test_many_threads_say_everything_at_once(broker: BrokerProcess, group: str) -> None:
+def test_members_that_send_every_request_in_any_order_leave_a_sound_group(
+    broker: BrokerProcess, group: str
+) -> None:
     """Ten clients, each of which sends every request of a member, in no order, about one group."""
     failed: list[BaseException] = []
 

@@ -43,7 +43,7 @@ from tests.support.wire import Wire
 
 
 class TestCommits:
-    def test_partitions_that_are_not_there_do_not_stop_the_others(
+    def test_partitions_that_do_not_exist_do_not_stop_the_commit_of_others(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         nowhere = Target(f"{target.name}-gone", UUID(int=7))
@@ -64,7 +64,7 @@ class TestCommits:
         }
         assert committed(wire, group, target) == {0: (6, ""), 1: (8, "")}
 
-    def test_nothing_that_is_there_makes_no_group(
+    def test_a_commit_for_a_partition_that_does_not_exist_does_not_create_a_group(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         answer = wire.ask(messages.commit(group, (target, {9: 1})), COMMIT)
@@ -72,7 +72,7 @@ class TestCommits:
         assert state(wire, group) == "Dead"
 
     @pytest.mark.parametrize("unknown", [UUID(int=0), UUID(int=7)], ids=["zero", "unknown"])
-    def test_a_topic_id_that_is_not_known_does_not_stop_the_others(
+    def test_an_unknown_topic_id_does_not_stop_the_commit_of_others(
         self, wire: Wire, target: Target, group: str, unknown: UUID
     ) -> None:
         commit = messages.commit(group, (Target("", unknown), {0: 1, 1: 2}), (target, {0: 3, 9: 4}))
@@ -100,7 +100,7 @@ class TestCommits:
             assert codes(wire.ask(commit, COMMIT)) == [code]
         assert committed(wire, group, target) == {0: (1, largest)}
 
-    def test_metadata_that_is_too_large_does_not_stop_the_others(
+    def test_metadata_that_is_too_large_does_not_stop_the_commit_of_others(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         commit = messages.commit(group, (target, {0: 1, 1: 2}))
@@ -108,12 +108,12 @@ class TestCommits:
         assert codes(wire.ask(commit, COMMIT)) == [METADATA_TOO_LARGE, NONE]
         assert committed(wire, group, target) == {1: (2, "")}
 
-    def test_null_metadata_is_empty(self, wire: Wire, target: Target, group: str) -> None:
+    def test_null_metadata_is_stored_as_empty(self, wire: Wire, target: Target, group: str) -> None:
         commit = messages.commit(group, (target, {0: 1}), metadata=None)
         assert codes(wire.ask(commit, COMMIT)) == [NONE]
         assert committed(wire, group, target) == {0: (1, "")}
 
-    def test_of_a_partition_that_comes_twice_the_last_is_kept(
+    def test_the_last_of_two_offsets_for_a_partition_in_one_commit_is_kept(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         commit = messages.commit(group, (target, {0: 1, 1: 5}), (target, {0: 9}))
@@ -141,14 +141,14 @@ class TestCommits:
         assert committed(wire, group, target) == {0: (3, "")}
 
     @pytest.mark.parametrize("retention_ms", [0, -2, -(2**63)])
-    def test_a_retention_that_is_over_already_is_taken(
+    def test_a_commit_with_a_retention_that_has_ended_is_accepted(
         self, wire: Wire, target: Target, group: str, retention_ms: int
     ) -> None:
         commit = messages.commit(group, (target, {0: 3}), retention_ms=retention_ms)
         assert codes(wire.ask(commit, 4)) == [NONE]
 
     @pytest.mark.parametrize("version", range(2, 11))
-    def test_a_generation_of_a_group_that_is_not_there(
+    def test_a_commit_with_a_generation_of_a_group_that_does_not_exist_is_refused(
         self, wire: Wire, target: Target, group: str, version: int
     ) -> None:
         commit = messages.commit(group, (target, {0: 1}), member_id=NOBODY, generation=0)
@@ -156,7 +156,7 @@ class TestCommits:
         assert codes(wire.ask(commit, version)) == [code]
         assert state(wire, group) == "Dead"
 
-    def test_a_refusal_by_the_group_goes_to_every_partition_that_is_there(
+    def test_an_error_of_the_group_is_the_error_of_every_partition_that_exists(
         self, wire: Wire, target: Target, member: Member
     ) -> None:
         commit = messages.commit(
@@ -167,13 +167,15 @@ class TestCommits:
         found = {p.partition_index: p.error_code for t in answer.topics for p in t.partitions}
         assert found == {0: UNKNOWN_MEMBER, 1: UNKNOWN_MEMBER, 9: UNKNOWN_TOPIC_OR_PARTITION}
 
-    def test_from_other_generations(self, target: Target, member: Member) -> None:
+    def test_commits_with_other_generations_are_refused(
+        self, target: Target, member: Member
+    ) -> None:
         assert member.commit(target) == NONE
         for generation in (member.generation + 1, member.generation - 1, 2**31 - 1):
             assert member.commit(target, generation=generation) == ILLEGAL_GENERATION
         assert member.commit(target) == NONE
 
-    def test_while_the_group_has_members_only_they_commit(
+    def test_only_members_commit_while_the_group_has_some(
         self, connect: Connect, target: Target, member: Member
     ) -> None:
         stranger = Member(connect(), member.group_id)
@@ -194,7 +196,7 @@ class TestCommits:
         assert tool.commit(target, generation=-5) == NONE
         assert tool.commit(target, generation=0) == UNKNOWN_MEMBER
 
-    def test_a_member_without_an_assignment_commits_nothing(
+    def test_a_member_commits_nothing_before_it_has_an_assignment(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         member = Member(wire, group)
@@ -220,7 +222,7 @@ def answer_id(topic_id: UUID) -> UUID | None:
 
 
 class TestFetches:
-    def test_what_is_not_committed_is_no_error(
+    def test_fetching_offsets_that_were_not_committed_is_no_error(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         nowhere = Target(f"{target.name}-gone", UUID(int=7))
@@ -243,7 +245,7 @@ class TestFetches:
                 (nowhere.name, 3): (NONE, -1, ""),
             }
 
-    def test_a_topic_id_that_is_not_known_is_an_error_of_its_partitions(
+    def test_fetching_offsets_of_an_unknown_topic_id_is_an_error_of_its_partitions(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         nowhere = Target("", UUID(int=7))
@@ -259,7 +261,7 @@ class TestFetches:
         }
 
     @pytest.mark.parametrize("version", range(2, 11))
-    def test_null_means_all_topics(
+    def test_fetching_offsets_without_topics_returns_all(
         self, wire: Wire, target: Target, group: str, version: int
     ) -> None:
         def fetched() -> list[tuple[object, list[int]]]:
@@ -278,7 +280,7 @@ class TestFetches:
         assert fetched() == [(target.topic_id if version >= 10 else target.name, [3, 4])]
 
     @pytest.mark.parametrize("version", [9, 10])
-    def test_members_of_classic_groups_are_not_asked_who_they_are(
+    def test_fetching_offsets_of_a_classic_group_does_not_check_the_member(
         self, wire: Wire, target: Target, member: Member, version: int
     ) -> None:
         assert member.commit(target, 5) == NONE
@@ -289,7 +291,7 @@ class TestFetches:
         assert answer.error_code == NONE
         assert answer.topics[0].partitions[0].committed_offset == 5
 
-    def test_many_times_the_same_is_answered_once(
+    def test_a_group_or_partition_that_a_fetch_names_many_times_is_answered_once(
         self, wire: Wire, target: Target, group: str
     ) -> None:
         """Otherwise a small request makes an answer of gigabytes."""
@@ -316,7 +318,7 @@ class TestClientsThatLeave:
 
     MOMENTS_S = tuple(number / 5000 for number in range(30))
 
-    def test_while_they_commit(
+    def test_clients_that_leave_while_they_commit_leave_the_same_offsets_in_sql_and_kafka(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
         """An offset that is stored is also the one that is fetched."""
@@ -335,7 +337,7 @@ class TestClientsThatLeave:
         )
         return bool(rows["stored"]) == (committed(wire, group_id, target) == {0: (1, "")})
 
-    def test_while_they_delete_a_group(
+    def test_clients_that_leave_while_they_delete_a_group_leave_one_that_takes_members(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
         """The group exists or not, and accepts members."""
@@ -349,7 +351,7 @@ class TestClientsThatLeave:
     def takes_members(self, wire: Wire, group_id: str) -> bool:
         return bool(wire.ask(messages.join(group_id), JOIN).error_code == MEMBER_ID_REQUIRED)
 
-    def test_while_they_delete_offsets(
+    def test_clients_that_leave_while_they_delete_offsets_leave_the_same_in_sql_and_kafka(
         self, broker: BrokerProcess, wire: Wire, target: Target, group: str
     ) -> None:
         """SQL shows the offsets that are fetched."""

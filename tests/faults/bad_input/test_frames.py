@@ -56,7 +56,7 @@ class TestFrames:
         assert str(claim) in reason
         assert str(REQUEST_MAX_BYTES) in reason
 
-    def test_what_came_before_a_bad_frame_is_not_lost_and_what_follows_is_not_read(
+    def test_requests_before_a_bad_frame_are_stored_and_those_after_it_are_not_read(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
         request = frame(request_body(messages.produce(target, messages.small_batch()), 9))
@@ -106,7 +106,7 @@ class TestFrames:
             broker, frame(header(3, 1, client_id=b"\xff\xfe") + topics)
         )
 
-    def test_what_a_client_names_cannot_break_a_log_line(self, broker: BrokerProcess) -> None:
+    def test_names_that_clients_send_are_escaped_in_log_lines(self, broker: BrokerProcess) -> None:
         nowhere = Target("nowhere\nforged\x1b[2J", UUID(int=1))
         request = messages.produce(nowhere, messages.small_batch(), acks=0)
         reason = closing_reason(broker, frame(request_body(request, 9)))
@@ -173,7 +173,7 @@ class TestCounts:
         with undisturbed(broker, topic):
             assert "more elements" in closing_reason(broker, frame(header(3, 1) + names))
 
-    def test_requests_about_very_many_partitions_hold_up_nobody(
+    def test_requests_about_very_many_partitions_do_not_hold_up_other_clients(
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:
         asked = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition

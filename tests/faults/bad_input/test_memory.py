@@ -11,12 +11,13 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from tests.conftest import OwnBrokers
+from tests.conftest import OwnBrokers, RunBroker
 from tests.faults.bystander import undisturbed
 from tests.support import messages
 from tests.support.broker_log import closing_reason
@@ -31,8 +32,15 @@ REQUEST_MAX_BYTES = 104_857_600  # the default of request_max_bytes
 MIB = 1 << 20
 
 
+@pytest.fixture(scope="module")
+def narrow(run_broker: RunBroker) -> Iterator[BrokerProcess]:
+    """A broker that takes twenty connections."""
+    with run_broker("narrow", max_connections="20") as process:
+        yield process
+
+
 class TestMemory:
-    def test_claims_of_hundreds_of_connections_cost_nothing(
+    def test_hundreds_of_connections_that_announce_large_requests_cost_no_memory(
         self, broker: BrokerProcess, topic: str
     ) -> None:
         with undisturbed(broker, topic), contextlib.ExitStack() as wires:
@@ -44,6 +52,7 @@ class TestMemory:
                 assert closing_reason(broker, frame(b"", 2**31 - 1))
             assert broker.rss_bytes() - before_bytes < 50 * MIB
 
+    @pytest.mark.test_all
     def test_half_sent_requests_that_fill_the_budget_hold_up_others_for_seconds_only(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -77,6 +86,7 @@ class TestMemory:
                 thread.join(10)
         assert "stopped arriving while other connections wait" in broker.log()
 
+    @pytest.mark.test_all
     def test_clients_that_never_read_their_answers_cost_bounded_memory(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:
@@ -98,7 +108,7 @@ class TestMemory:
             grown = broker.rss_bytes() - before_bytes
         assert grown < 300 * MIB, f"grew by {grown // MIB} MB"
 
-    def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(
+    def test_a_thousand_connections_that_come_and_go_leave_no_descriptors_and_no_memory(
         self, broker: BrokerProcess, topic: str
     ) -> None:
         descriptors = Path(f"/proc/{broker.pid}/fd")
@@ -118,37 +128,35 @@ class TestMemory:
             assert broker.rss_bytes() - before_bytes < 30 * MIB
 
     def test_connections_past_the_limit_are_closed_and_the_others_served(
-        self, own_broker: OwnBrokers
+        self, narrow: BrokerProcess
     ) -> None:
-        broker = own_broker(max_connections="20")
         with contextlib.ExitStack() as wires:
-            served = [wires.enter_context(Wire(broker)) for _ in range(20)]
+            served = [wires.enter_context(Wire(narrow)) for _ in range(20)]
             for wire in served:
                 wire.ask(ApiVersionsRequest(), 0)
-            refused = wires.enter_context(Wire(broker))
+            refused = wires.enter_context(Wire(narrow))
             with pytest.raises(Closed):
                 refused.ask(ApiVersionsRequest(), 0)
             for wire in served:
                 wire.ask(ApiVersionsRequest(), 0)
             served[0].close()
-            until(lambda: _is_served(broker))
-        assert "max_connections is reached" in broker.log()
+            until(lambda: _is_served(narrow))
+        assert "max_connections is reached" in narrow.log()
 
     @pytest.mark.parametrize("sent", [b"", b"\0\0\1\0half"], ids=["nothing", "half a frame"])
     def test_one_address_that_has_all_connections_loses_one_to_another_address(
-        self, own_broker: OwnBrokers, sent: bytes
+        self, narrow: BrokerProcess, sent: bytes
     ) -> None:
-        broker = own_broker(max_connections="20")
         asked = frame(request_body(ApiVersionsRequest(), 0))
         with contextlib.ExitStack() as held:
             for _ in range(25):
-                connection = held.enter_context(_connected(broker, "127.0.0.1"))
+                connection = held.enter_context(_connected(narrow, "127.0.0.1"))
                 with contextlib.suppress(ConnectionError):  # the last five are refused
                     connection.sendall(sent)
-            other = held.enter_context(_connected(broker, "127.0.0.2"))
+            other = held.enter_context(_connected(narrow, "127.0.0.2"))
             other.sendall(asked)
             assert other.recv(65536)
-            with _connected(broker, "127.0.0.1") as same, contextlib.suppress(ConnectionError):
+            with _connected(narrow, "127.0.0.1") as same, contextlib.suppress(ConnectionError):
                 same.sendall(asked)
                 assert not same.recv(65536)
 

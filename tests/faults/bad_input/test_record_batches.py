@@ -108,7 +108,7 @@ class TestRecordBatches:
         assert end_of(wire, shared_target, 0) == 0
 
     @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-    def test_a_bomb_is_refused_before_it_goes_off(
+    def test_a_batch_that_would_decompress_to_far_too_much_is_refused_in_bounded_memory(
         self, broker: BrokerProcess, wire: Wire, topic: str, shared_target: Target, codec: int
     ) -> None:
         """A batch of less than 1 MB that decompresses to far more than the allowed 32 MB."""
@@ -121,6 +121,7 @@ class TestRecordBatches:
                 assert produced(wire, shared_target, batch, 9).error_code == expected.code
             assert broker.rss_bytes() - before_bytes < 200 * MIB
 
+    @pytest.mark.test_all
     def test_many_batches_that_grow_on_decompression_are_stored_in_bounded_memory(
         self, own_broker: OwnBrokers, topic: str
     ) -> None:

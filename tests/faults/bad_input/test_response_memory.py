@@ -100,6 +100,7 @@ def fill(broker: BrokerProcess, topic: str, batch_bytes: int) -> Target:
 
 @pytest.mark.usefixtures("many_descriptors")
 class TestCrowd:
+    @pytest.mark.test_all
     @pytest.mark.parametrize(
         ("batch_bytes", "tail_cache_bytes", "asked"),
         [
@@ -111,7 +112,7 @@ class TestCrowd:
             pytest.param(4_000, 256 * MIB, long_polls, id="fetches that wait for more"),
         ],
     )
-    def test_fetches_that_nobody_reads(
+    def test_responses_that_nobody_reads_stay_within_their_budget(
         self,
         own_broker: OwnBrokers,
         topic: str,
@@ -128,7 +129,9 @@ class TestCrowd:
         grown = growth_under(broker, topic, target, [asked])
         assert grown < BUDGET_BYTES + MARGIN_BYTES, f"grew by {grown // MIB} MB"
 
-    def test_all_kinds_at_once(self, own_broker: OwnBrokers, topic: str) -> None:
+    def test_responses_of_every_kind_and_half_sent_requests_stay_within_their_budgets(
+        self, own_broker: OwnBrokers, topic: str
+    ) -> None:
         broker = own_broker(
             response_memory_bytes=str(BUDGET_BYTES),
             in_flight_max_bytes=str(32 * MIB),

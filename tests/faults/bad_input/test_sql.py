@@ -45,7 +45,9 @@ class TestSql:
             assert broker.rss_bytes() - before_bytes < 300 * MIB
         assert broker.sql("SELECT 1 AS one") == [{"one": 1}]
 
-    def test_http_that_is_none_disturbs_nobody(self, broker: BrokerProcess, topic: str) -> None:
+    def test_bytes_that_are_not_http_disturb_no_producer(
+        self, broker: BrokerProcess, topic: str
+    ) -> None:
         host, port = broker.http.rsplit(":", 1)
         with undisturbed(broker, topic):
             for data in (

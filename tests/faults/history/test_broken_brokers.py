@@ -89,13 +89,13 @@ BREAKS = [
 
 
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
-def test_the_change_still_fits(broken: Break, tmp_path: Path) -> None:
+def test_each_change_of_a_broken_broker_still_applies(broken: Break, tmp_path: Path) -> None:
     broken_copy(broken.changes, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
-def test_a_broker_without_one_of_its_rules_is_found_out(
+def test_the_checker_finds_a_broker_without_one_of_its_rules(
     make_cluster: MakeCluster, tmp_path: Path, broken: Break
 ) -> None:
     tree = broken_copy(broken.changes, tmp_path / "tree")

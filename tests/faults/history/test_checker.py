@@ -135,7 +135,7 @@ def inserted(position: int, *events: Event) -> list[Event]:
     return [*history[:index], *events, *history[index:]]
 
 
-def test_a_good_history_is_silent() -> None:
+def test_a_good_history_has_no_findings() -> None:
     assert check(good()) == []
 
 
@@ -205,7 +205,7 @@ def test_records_of_a_producer_in_another_order_than_sent_are_reordered() -> Non
     assert Kind.REORDERED in kinds(everywhere(swapped))
 
 
-def test_two_records_at_one_offset_are_told_whoever_sees_them() -> None:
+def test_two_records_at_one_offset_are_a_finding_whoever_sees_them() -> None:
     def other(event: Event) -> Event:
         if isinstance(event, Read) and event.reader == READER:
             return replace(event, records=tuple(moved("b/0", 1)(event.records)))
@@ -294,7 +294,7 @@ def test_sources_that_show_different_logs_or_groups_disagree() -> None:
         (Stuck(60, "a", "3 records without an answer"), Kind.STUCK),
     ],
 )
-def test_clients_that_give_up_or_never_end_are_told(event: Event, kind: Kind) -> None:
+def test_clients_that_give_up_or_never_end_are_findings(event: Event, kind: Kind) -> None:
     assert kinds(inserted(60, event)) == {kind}
 
 

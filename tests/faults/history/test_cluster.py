@@ -1,6 +1,6 @@
 """A cluster of two shards and three brokers loses parts while many clients write and read.
 
-The short run is part of `make test-long`. The long one is by hand, `make history SEED=7
+The short run is part of `make test-all`. The long one is by hand, `make history SEED=7
 MINUTES=10`: with two faults at a time, and as long as you like. A failure names its seed and where
 its history is; `python -m tests.faults.history.checker FILE` checks that again."""
 
@@ -55,7 +55,7 @@ def test_a_cluster_that_loses_nothing_serves_as_one(
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(SEED, id="fixed", marks=pytest.mark.long),
+        pytest.param(SEED, id="fixed", marks=pytest.mark.test_all),
         pytest.param(random.randrange(2**32), id="random", marks=pytest.mark.slow),
     ],
 )

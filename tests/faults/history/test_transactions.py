@@ -1,6 +1,6 @@
 """Transactions of librdkafka's producers while a cluster loses parts, checked as a history.
 
-The short run is part of `make test-long`; the long one is by hand: `make history-transactions
+The short run is part of `make test-all`; the long one is by hand: `make history-transactions
 SEED=7 MINUTES=10`. A failure names its seed.
 """
 
@@ -143,7 +143,7 @@ def committed_offset(bootstrap: str, group: str, topic: str) -> int:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(SEED, id="fixed", marks=pytest.mark.long),
+        pytest.param(SEED, id="fixed", marks=pytest.mark.test_all),
         pytest.param(random.randrange(2**32), id="random", marks=pytest.mark.slow),
     ],
 )

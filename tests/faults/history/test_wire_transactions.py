@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.history.wire_transactions import play
 from tests.support.broker_process import BrokerProcess
 
@@ -13,6 +15,7 @@ BETWEEN_S = 2.0
 COMMITS = 11
 
 
+@pytest.mark.test_all
 def test_transactions_are_whole_whatever_happens_to_the_broker(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:

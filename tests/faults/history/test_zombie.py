@@ -1,7 +1,7 @@
 """An owner that wakes after its lease with an insert in flight, and similar scenarios.
 
 No insert of such an owner may be stored or acknowledged that its successor did not see. The first
-scenario is part of `make test-long`, the others run with `pytest -m slow`."""
+scenario is part of `make test-all`, the others run with `pytest -m slow`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,12 +38,12 @@ def stage(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[Stage]:
         pytest.param(
             scenario,
             id=scenario.__name__,
-            marks=pytest.mark.long if scenario is a_late_insert else pytest.mark.slow,
+            marks=pytest.mark.test_all if scenario is a_late_insert else pytest.mark.slow,
         )
         for scenario in SCENARIOS
     ],
 )
-def test_what_an_owner_does_not_know_is_neither_lost_nor_doubled(
+def test_inserts_of_an_owner_that_lost_its_lease_are_neither_lost_nor_doubled(
     stage: Stage, scenario: Scenario
 ) -> None:
     findings = scenario(stage)

@@ -81,6 +81,7 @@ def test_a_client_reads_over_holes_and_from_within_them(
     ]
 
 
+@pytest.mark.test_all  # a cluster
 @pytest.mark.one_broker("has a cluster of its own accord")
 def test_in_a_cluster_the_leader_removes_whichever_shard_the_batch_is_on(
     cluster: Cluster, topic: str

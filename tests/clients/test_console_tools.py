@@ -455,7 +455,7 @@ def test_kafka_producer_perf_test_writes_transactions(
     assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_kafkas_message_copier_copies_each_record_once_though_it_is_killed(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.support.broker_process import BrokerProcess
 from tests.support.debezium_source import debezium_worker, postgres_source, records
 from tests.support.postgres import Postgres
 from tests.support.restarts import BROKER_SETTINGS
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.test_all  # a worker of Kafka Connect, and PostgreSQL
 
 TABLE = (
     "CREATE TABLE orders (id bigint, shop int, name text DEFAULT 'none', paid numeric(18, 2),"

@@ -1,7 +1,7 @@
 """Each query of the dashboard runs, with Grafana's variables replaced, and shows the right data.
 
 Grafana's ClickHouse plugin (grafana-clickhouse-datasource) takes the SQL of a panel from `rawSql`,
-and its purpose from `format` and `queryType`. Its driver has tests of its own (test_go_driver.py).
+and its purpose from `format` and `queryType`. drivers/test_go_driver.py tests its driver.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ from tests.support.group_members import (
     generation,
     partitions_of,
 )
+from tests.support.pairwise import also_in_test_all
 from tests.support.records import Record
 from tests.support.waiting import until
 
@@ -146,7 +148,7 @@ def finish(group: Group, flow: Flow) -> dict[Partition, int]:
     return produced
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", also_in_test_all(["confluent-kafka", "kafkajs", "java"], CLIENTS))
 def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -167,7 +169,7 @@ def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
     }
 
 
-@pytest.mark.parametrize("name", COOPERATIVE)
+@pytest.mark.parametrize("name", also_in_test_all(["confluent-kafka"], COOPERATIVE))
 def test_members_keep_what_they_do_not_lose_when_they_rebalance_cooperatively(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -213,6 +215,7 @@ MIXED = {
 }
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize(
     "mixture",
     [
@@ -354,8 +357,12 @@ def test_a_consumer_that_chooses_its_partitions_begins_at_what_it_committed(
     assert [(message.offset(), message.value()) for message in read] == [(3, b"3"), (4, b"4")]
 
 
-@pytest.mark.parametrize("end", ["killed", "closed"])
-@pytest.mark.parametrize("name", STATIC)
+@pytest.mark.parametrize(
+    ("name", "end"),
+    also_in_test_all(
+        [("java", "killed"), ("confluent-kafka", "closed")], product(STATIC, ["killed", "closed"])
+    ),
+)
 def test_a_static_member_comes_back_without_a_rebalance(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -385,7 +392,9 @@ def test_a_static_member_comes_back_without_a_rebalance(
 
 @pytest.mark.each_change
 # aiokafka does not say in its heartbeats and commits which instance it is, so nobody can tell it.
-@pytest.mark.parametrize("name", [name for name in STATIC if name != "aiokafka"])
+@pytest.mark.parametrize(
+    "name", also_in_test_all(["java"], [name for name in STATIC if name != "aiokafka"])
+)
 def test_a_static_member_whose_twin_comes_is_fenced(
     broker: BrokerProcess,
     processes: MemberProcesses,

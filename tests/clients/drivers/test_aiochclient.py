@@ -1,7 +1,7 @@
 """aiochclient, unmodified."""
 
 import datetime
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -9,14 +9,7 @@ import pytest
 from aiochclient import ChClient, ChClientError
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import PASSWORD, USER, broker_with_writer
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = broker_with_writer(tmp_path_factory.mktemp("aiochclient") / "data")
-    yield process
-    process.stop()
+from tests.support.sql_client import PASSWORD, USER
 
 
 @pytest.fixture

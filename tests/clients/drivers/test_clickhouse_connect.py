@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-from collections.abc import Iterator
 from typing import Any
 
 import clickhouse_connect
@@ -12,17 +11,10 @@ from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureErr
 from clickhouse_connect.driver.external import ExternalData
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import PASSWORD, USER, broker_with_writer
+from tests.support.sql_client import PASSWORD, USER
 
 WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000)
 FAILS_LATE = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = broker_with_writer(tmp_path_factory.mktemp("connect") / "data")
-    yield process
-    process.stop()
 
 
 def client(server: BrokerProcess, **options: Any) -> Client:

@@ -15,6 +15,8 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperError, HelperProcess
 from tests.support.sql_client import PASSWORD, USER, read
 
+pytestmark = pytest.mark.test_all  # the driver is built
+
 LOGIN = {"User": USER, "Password": PASSWORD}
 COMPRESSION = ("", "none", "lz4", "zstd", "gzip", "deflate", "br")
 BREAKS = "SELECT throwIf(number = 3000000, 'bang'), repeat('x', 20) FROM numbers(100000000)"

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import product
 from operator import gt
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard
 from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
 from tests.support.engine_process import EngineProcess
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+from tests.support.pairwise import also_in_test_all
 from tests.support.waiting import LIMIT_S, until, until_async
 
 COLUMNS = LOG_ROWS.column_list
@@ -94,6 +96,7 @@ async def test_a_block_is_seen_at_once_through_every_listener(running: EnginePro
         assert found == [[9]]
 
 
+@pytest.mark.test_all
 async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(100):
@@ -105,6 +108,7 @@ async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
     assert int(row["n"]) <= 2
 
 
+@pytest.mark.test_all
 async def test_rows_go_into_the_tables_of_their_own_accord(tmp_path: Path) -> None:
     settings = {"journal_insert_ms": "200"}
     with EngineProcess(tmp_path / "data", settings=settings) as engine:
@@ -162,8 +166,10 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
     assert [int(row["n"]) for row in rows] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("fsync", ["false", "true"])
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize(
+    ("end", "fsync"),
+    also_in_test_all([("kill", "true")], product(["stop", "kill"], ["false", "true"])),
+)
 async def test_a_token_counts_once_also_after_a_restart(
     tmp_path: Path, fsync: str, end: str
 ) -> None:
@@ -212,7 +218,7 @@ async def send(server: ClickHouseServer, number: int) -> None:
     await server.insert_block(0, "messages", COLUMNS, data, token)
 
 
-@pytest.mark.parametrize("restart", ["", "stop", "kill"])
+@pytest.mark.parametrize("restart", also_in_test_all(["kill"], ["", "stop", "kill"]))
 async def test_a_block_that_comes_after_the_fence_vanishes(
     running: EngineProcess, restart: str
 ) -> None:
@@ -265,6 +271,7 @@ async def test_a_malformed_block_is_refused_with_the_engines_error(running: Engi
         assert seen(running) == [1]
 
 
+@pytest.mark.test_all
 async def test_after_a_crash_a_token_may_be_used_without_its_rows(
     running: EngineProcess,
 ) -> None:
@@ -307,7 +314,7 @@ async def test_what_a_table_might_refuse_is_not_acknowledged_before_it_has_taken
 # --- statements that change tables
 
 
-@pytest.mark.parametrize("restart", ["", "stop", "kill"])
+@pytest.mark.parametrize("restart", also_in_test_all(["kill"], ["", "stop", "kill"]))
 async def test_a_token_counts_once_whichever_way_its_blocks_go(
     running: EngineProcess, restart: str
 ) -> None:
@@ -358,6 +365,7 @@ async def test_columns_may_change_between_two_blocks(running: EngineProcess) -> 
         assert seen(running) == [1, 2, 3, 4]
 
 
+@pytest.mark.test_all
 async def test_a_view_of_others_sees_what_was_acknowledged(running: EngineProcess) -> None:
     running.sql(f"CREATE VIEW default.mine AS SELECT count() AS n FROM {SHARD_DATABASE}.messages")
     async with connected(running) as server:
@@ -388,6 +396,7 @@ LANES = 6
 ROUNDS = 6
 
 
+@pytest.mark.test_all
 async def test_kills_at_any_time_lose_and_double_nothing(tmp_path: Path) -> None:
     """Lanes that repeat what they are not sure of; statements that make blocks change their way.
 

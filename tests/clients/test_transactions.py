@@ -19,6 +19,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess
 from tests.support.member import Member
 from tests.support.messages import Target
+from tests.support.pairwise import also_in_test_all
 from tests.support.transactional import (
     AiokafkaProducer,
     ConfluentProducer,
@@ -26,11 +27,10 @@ from tests.support.transactional import (
     KafkaPythonProducer,
     TransactionalProducer,
 )
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tests.support.wire import Wire
 
 CLIENTS = ("java", "confluent-kafka", "aiokafka", "kafka-python", "kafkajs")
-LIMIT_S = 20.0
 BY_NAME = 9
 """The newest version of OffsetCommit that names topics."""
 FENCED = r"(?i)fenced|newer|epoch|InvalidTxnState|abortable"
@@ -349,7 +349,7 @@ def test_a_transaction_is_aborted_when_its_time_is_up(
     assert in_sql(broker, events) == ["behind"]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", also_in_test_all(["java"], CLIENTS))
 def test_a_transaction_outlives_the_broker(
     own_broker: Callable[..., BrokerProcess], opened: Opened, name: str
 ) -> None:

@@ -10,7 +10,7 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import broker_with_writer
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     process = broker_with_writer(
         tmp_path_factory.mktemp("drivers") / "data", sql_max_memory_bytes="1073741824"

@@ -54,7 +54,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def test_the_table_has_what_postgresql_has_after_each_kind_of_change(
+def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker(**BROKER_SETTINGS, **SETTINGS)

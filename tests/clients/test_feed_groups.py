@@ -74,7 +74,7 @@ def empty_groups(tables: TypedTables) -> list[dict[str, Any]]:
     return tables.sql(statement)
 
 
-def test_kafka_s_tools_show_a_running_feed_as_an_active_group_and_change_nothing(
+def test_kafkas_tools_show_a_running_feed_as_an_active_group_and_cannot_change_it(
     tables: TypedTables, jvm: HelperProcess
 ) -> None:
     run = Tools(tables.broker, jvm)
@@ -107,7 +107,9 @@ def test_commands_of_groups_show_a_running_feed_and_refuse_to_move_it(tables: Ty
     assert refused == f"group {GROUP} has active members: stop them first"
 
 
-def test_a_paused_feed_is_an_empty_group_and_a_dropped_one_is_gone(tables: TypedTables) -> None:
+def test_the_group_of_a_paused_feed_is_empty_and_that_of_a_dropped_feed_is_deleted(
+    tables: TypedTables,
+) -> None:
     assert state(tables) == [("Stable", 1)]
     tables("pause", FEED)
     await_state(tables, ("Empty", 0))
@@ -124,7 +126,7 @@ def test_a_paused_feed_is_an_empty_group_and_a_dropped_one_is_gone(tables: Typed
     assert lag(tables) == []
 
 
-def test_after_a_kill_the_feed_has_its_place_in_the_group_at_once(tables: TypedTables) -> None:
+def test_a_feed_joins_its_group_again_at_once_after_a_kill(tables: TypedTables) -> None:
     [before] = tables.sql("SELECT member_id FROM brokerhouse.group_members")
     tables.broker.kill()
     tables.broker.start()
@@ -136,7 +138,7 @@ def test_after_a_kill_the_feed_has_its_place_in_the_group_at_once(tables: TypedT
     assert after != before
 
 
-def test_a_group_follows_partitions_that_are_added(tables: TypedTables) -> None:
+def test_the_group_of_a_feed_follows_added_partitions(tables: TypedTables) -> None:
     widen(tables.broker, 3)
     tables.produce(TOPIC, '{"id": 3}', partition=2)
     until(

@@ -170,7 +170,7 @@ def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
 
 
 @pytest.mark.parametrize("name", also_in_test_all(["confluent-kafka"], COOPERATIVE))
-def test_members_keep_what_they_do_not_lose_when_they_rebalance_cooperatively(
+def test_members_keep_their_other_partitions_in_a_cooperative_rebalance(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -251,7 +251,7 @@ COMMITS = [
 
 
 @pytest.mark.parametrize(("name", "commit"), COMMITS)
-def test_a_member_goes_on_where_the_one_before_it_stopped(
+def test_a_member_continues_where_the_one_before_it_stopped(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -317,7 +317,7 @@ def offsets_of(group: Group, place: Partition, *, since_ns: int) -> list[int]:
 @pytest.mark.each_change
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("writer", CLIENTS)
-def test_what_one_client_commits_another_reads_back(
+def test_offsets_that_one_client_commits_are_read_by_another(
     broker: BrokerProcess,
     client: GetClient,
     topic: str,
@@ -395,7 +395,7 @@ def test_a_static_member_comes_back_without_a_rebalance(
 @pytest.mark.parametrize(
     "name", also_in_test_all(["java"], [name for name in STATIC if name != "aiokafka"])
 )
-def test_a_static_member_whose_twin_comes_is_fenced(
+def test_a_static_member_is_fenced_when_another_one_with_its_id_joins(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -423,7 +423,7 @@ def test_a_static_member_whose_twin_comes_is_fenced(
 # kafkajs looks for matching topics once, when it subscribes; members of kafka-python 3.0 may get
 # stuck when new metadata makes them join again (see group_member).
 @pytest.mark.parametrize("name", ["aiokafka", "confluent-kafka", "java"])
-def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
+def test_a_running_group_takes_new_topics_and_partitions(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, name: str
 ) -> None:
     first, second = f"{topic}-first", f"{topic}-second"
@@ -578,13 +578,13 @@ def test_a_history_in_order_has_no_violations() -> None:
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_check_of_histories_sees_that(what: str) -> None:
+def test_each_kind_of_violation_in_a_history_is_found(what: str) -> None:
     broken, found = BROKEN[what]
 
     assert found in violations(broken(), {PLACE: 4})[0]
 
 
-def test_the_check_sees_a_client_that_commits_before_it_works(
+def test_a_client_that_commits_before_it_processes_is_found(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, partitions: list[Partition]
 ) -> None:
     group = Group(processes, broker.kafka, topic, partitions)

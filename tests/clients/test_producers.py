@@ -46,7 +46,7 @@ def test_a_client_creates_a_topic_of_three_partitions(
 
 
 @pytest.mark.parametrize("name", [name for name in CLIENTS if name not in ("kcat", "aiokafka")])
-def test_a_client_learns_that_a_topic_is_there_already(
+def test_creating_a_topic_that_exists_fails(
     broker: BrokerProcess, client: GetClient, topic: str, name: str
 ) -> None:
     client(name).create_topic(broker.kafka, topic, 1)
@@ -109,7 +109,7 @@ def test_two_idempotent_producers_have_two_ids(
 
 @pytest.mark.each_change
 @pytest.mark.parametrize("name", ["confluent-kafka", "kafka-python", "aiokafka", "kcat", "java"])
-def test_a_topic_comes_to_be_when_somebody_writes_to_it(
+def test_writing_to_an_unknown_topic_creates_it(
     broker: BrokerProcess, client: GetClient, topic: str, name: str
 ) -> None:
     client(name).produce(broker.kafka, topic, RECORDS[:3])

@@ -55,7 +55,7 @@ def test_a_client_reads_past_removed_records_and_from_offsets_within_them(
     broker = compacted
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     made = NewTopic(topic, 1, config={"cleanup.policy": "compact"})
-    admin.create_topics([made])[topic].result(20)
+    admin.create_topics([made])[topic].result(LIMIT_S)
     records = [Record(b"%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(COUNT)]
     client(name).produce(broker.kafka, topic, records)
     chance = random.Random(name)

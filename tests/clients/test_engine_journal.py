@@ -222,6 +222,7 @@ async def send(server: ClickHouseServer, number: int) -> None:
 async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stored(
     running: EngineProcess, restart: str
 ) -> None:
+    began = wall_ms() // DAY_MS  # of the session, which may last until the next day
     async with connected(running) as server:
         for number in (1, 2, 3):
             await send(server, number)
@@ -229,7 +230,7 @@ async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stor
         getattr(running, restart)()
         running.start()
     async with connected(running, 1) as successor:
-        await fence(successor, SESSION, [1], wall_ms() // DAY_MS)
+        await fence(successor, SESSION, [1], began)
 
         async def rows_are_hidden() -> bool:
             found = await successor.rows("SELECT count() FROM messages WHERE topic = ''")
@@ -245,7 +246,7 @@ async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stor
         await send(server, 3)
         assert seen(running) == [1, 2, 3]
     async with connected(running, 1) as another:
-        await fence(another, SESSION, [1], wall_ms() // DAY_MS)
+        await fence(another, SESSION, [1], began)
     assert seen(running) == [1, 2, 3]
 
 

@@ -46,7 +46,7 @@ from tests.support.group_members import (
 )
 from tests.support.pairwise import also_in_test_all
 from tests.support.records import Record
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 PARTITIONS = 10
 RECORDS = [Record(b"key", b"value")] * 3
@@ -352,7 +352,7 @@ def test_a_consumer_that_chooses_its_partitions_begins_at_what_it_committed(
     committing(client, "java").commit(broker.kafka, topic, topic, {1: (3, "")})
     consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": topic})
     consumer.assign([TopicPartition(topic, 1)])
-    read = consumer.consume(2, timeout=20)
+    read = consumer.consume(2, timeout=LIMIT_S)
     consumer.close()
     assert [(message.offset(), message.value()) for message in read] == [(3, b"3"), (4, b"4")]
 
@@ -448,7 +448,7 @@ def test_a_running_group_takes_new_topics_and_partitions(
     ConfluentKafka().create_topic(broker.kafka, second, 2)
     group.partitions.update(partitions_of(second, 2))
     group.await_settled()
-    admin.create_partitions([NewPartitions(first, 4)])[first].result(20)
+    admin.create_partitions([NewPartitions(first, 4)])[first].result(LIMIT_S)
     broker.await_topic(first)
     group.partitions.update(partitions_of(first, 4))
     with flowing(broker.kafka, group.partitions) as flow:
@@ -482,10 +482,11 @@ class LateMember(ConfluentKafkaMember):
         self.history.add(event_from_json(line))
 
     def _process_some(self, consumer: Any) -> None:
-        assert self.may_poll.wait(60)
+        assert self.may_poll.wait(LIMIT_S)
         super()._process_some(consumer)
 
 
+@pytest.mark.one_broker("is about librdkafka, whose metadata must change once")
 def test_a_librdkafka_member_loses_an_assignment_that_another_one_replaces(
     broker: BrokerProcess, topic: str
 ) -> None:
@@ -508,14 +509,14 @@ def test_a_librdkafka_member_loses_an_assignment_that_another_one_replaces(
     )
     try:
         until(lambda: stable_generation(broker, topic) == 1)
-        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(LIMIT_S)
         until(lambda: stable_generation(broker, topic) == 2)
         late.may_poll.set()
-        late.history.wait_for(lambda: len(late.history.held["late"]) == 3, "3 partitions", 60)
+        late.history.wait_for(lambda: len(late.history.held["late"]) == 3, "3 partitions", LIMIT_S)
     finally:
         late.may_poll.set()
         late.commands.put({"verb": "leave"})
-    late.history.wait_for(lambda: bool(late.history.events("left")), "left", 60)
+    late.history.wait_for(lambda: bool(late.history.events("left")), "left", LIMIT_S)
 
     two, three = frozenset(partitions_of(topic, 2)), frozenset(partitions_of(topic, 3))
     none: frozenset[Partition] = frozenset()

@@ -11,6 +11,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureErr
 from clickhouse_connect.driver.external import ExternalData
 
 from tests.support.broker_process import BrokerProcess
+from tests.support.pairwise import also_in_test_all
 from tests.support.sql_client import PASSWORD, USER
 
 WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000)
@@ -95,7 +96,9 @@ def test_a_stream_may_be_left_early(reader: Client) -> None:
     assert reader.command("SELECT 1") == 1
 
 
-@pytest.mark.parametrize("compress", [False, "lz4", "zstd", "gzip"])
+@pytest.mark.parametrize(
+    "compress", also_in_test_all(["lz4", "gzip"], [False, "lz4", "zstd", "gzip"])
+)
 def test_rows_are_inserted_and_read_in_each_compression(
     server: BrokerProcess, writer: Client, table: str, compress: Any
 ) -> None:
